@@ -56,7 +56,6 @@ ON_PURPOSE = {
     "`setup_module(module)`. An override of the original's method is an error that says so.": """
         pytorch.strategies.*.set_world_ranks pytorch.strategies.*.configure_ddp
         pytorch.strategies.*.determine_ddp_device_ids pytorch.strategies.*.setup_distributed
-        pytorch.strategies.*.setup_precision_plugin
         pytorch.strategies.*.launcher fabric.strategies.*.launcher""",
     "DeepSpeed's engine is made when the run is set up, without a method for it.":
         "pytorch.strategies.DeepSpeedStrategy.init_deepspeed",

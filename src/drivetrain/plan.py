@@ -288,7 +288,7 @@ def _auto_strategy(
 def _environment(
     plugin: ClusterEnvironment | None, strategy: Entry[Strategy] | Strategy | None, machine: Machine
 ) -> tuple[ClusterEnvironment, str]:
-    carried = getattr(strategy, "own_environment", None)
+    carried = strategy.own_parts.environment if isinstance(strategy, Strategy) else None
     if carried is not None and plugin is not None and carried is not plugin:
         raise ConfigurationError(
             f"The strategy carries a {type(carried).__name__}, and plugins a {type(plugin).__name__}. "
@@ -362,7 +362,7 @@ def _start_method(
 
 def _accelerator(settings: Settings, strategy: Entry[Strategy] | Strategy | None) -> tuple[Accelerator, str]:
     given: Any = settings.accelerator
-    carried = strategy.own_accelerator if isinstance(strategy, Strategy) else None
+    carried = strategy.own_parts.accelerator if isinstance(strategy, Strategy) else None
     if carried is not None:
         if given != "auto" and given is not carried:
             raise ConfigurationError(
@@ -385,7 +385,7 @@ def _devices(
     environment: ClusterEnvironment,
 ) -> tuple[tuple[torch.device, ...], str]:
     given: Any = settings.devices
-    if isinstance(strategy, Strategy) and (own := strategy.own_devices):
+    if isinstance(strategy, Strategy) and (own := strategy.own_parts.devices):
         if given != "auto" or own[0].type != accelerator.autocast_device_type:
             raise ConfigurationError(
                 f"The strategy names the device {own[0]}, which contradicts devices={given!r} on the "
@@ -436,7 +436,7 @@ def _precision(
     settings: Settings, plugin: Precision | None, strategy: Entry[Strategy] | Strategy, accelerator: Accelerator
 ) -> tuple[Precision, str]:
     given = settings.precision
-    carried = strategy.own_precision if isinstance(strategy, Strategy) else None
+    carried = strategy.own_parts.precision if isinstance(strategy, Strategy) else None
     if carried is not None:
         if given is not None or (plugin is not None and plugin is not carried):
             other = f"precision={given!r}" if given is not None else f"a {type(plugin).__name__} in plugins"

@@ -89,14 +89,6 @@ def test_a_method_of_a_class_between_counts_as_overridden(cls: type[Base]) -> No
     assert not overrides(cls(), "on_batch", Base)
 
 
-def test_an_object_may_override_by_a_part_of_it() -> None:
-    base = Base()
-    base.also_overrides = frozenset({"on_batch", "no_such_name"})  # type: ignore[attr-defined]
-    assert overrides(base, "on_batch", Base)
-    assert not overrides(base, "on_start", Base)
-    assert not overrides(base, "no_such_name", Base)
-
-
 @pytest.mark.parametrize("cls", [Base, Borrowed])
 def test_the_bases_own_method_is_no_override_under_whatever_class(cls: type[Base]) -> None:
     assert not overrides(cls(), "on_start", Base)

@@ -180,7 +180,7 @@ def test_weights_that_come_apart_fail_their_row(tmp_path: Path, monkeypatch: pyt
                 child._parameters[name] = None if parameter is None else nn.Parameter(parameter.detach().clone())
         return module
 
-    monkeypatch.setattr("drivetrain.strategies.strategy.place", apart)
+    monkeypatch.setattr("drivetrain.strategies.model.place", apart)
     failed = {name for name, why in outcomes(Plain, tmp_path).items() if why == "failed"}
     assert "test_tied_weights_stay_tied" in failed
 

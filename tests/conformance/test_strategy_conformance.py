@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy
-from drivetrain.strategies.stepping import StepParts
+from drivetrain.strategies.step_parts import StepParts
 from drivetrain.testing._ranks import Ranks
 from drivetrain.testing.strategy_conformance import StrategyConformance
 

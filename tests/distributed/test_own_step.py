@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from drivetrain import Callback, LightningModule, Trainer, WeightedLoss
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies import DDPStrategy, ParallelStrategy
-from drivetrain.strategies.stepping import StepParts
+from drivetrain.strategies.step_parts import StepParts
 
 
 def loader(count: int = 48) -> DataLoader[Any]:

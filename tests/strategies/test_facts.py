@@ -16,7 +16,10 @@ def test_a_class_changes_some_facts_and_keeps_the_others() -> None:
         facts = DDPStrategy.facts.but(allows_inference_mode=False)
 
     assert Own.facts == Facts(
-        is_distributed=True, start_method="popen", splits_on_oom=True, allows_inference_mode=False
+        is_distributed=True,
+        start_method="popen",
+        local_passes="drivetrain.strategies.local_passes:of_ddp",
+        allows_inference_mode=False,
     )
     assert Own(start_method="spawn").facts == Own.facts.but(start_method="spawn")
     assert Own.facts.start_method == "popen"

@@ -85,7 +85,7 @@ def test_s4_1_it_brings_its_environment_its_store_and_its_launcher(standin: Any)
     assert (strategy.debug, strategy.sync_module_states) == (False, True)
     own = TorchCheckpointIO()
     assert XLAStrategy(checkpoint_io=own).checkpoint_io is own
-    assert XLAStrategy(precision_plugin=XLAPrecision("bf16-true")).own_precision.name == "bf16-true"  # type: ignore[union-attr]
+    assert XLAStrategy(precision_plugin=XLAPrecision("bf16-true")).own_parts.precision.name == "bf16-true"  # type: ignore[union-attr]
     assert list(inspect.signature(XLAStrategy).parameters)[:6] == [
         "accelerator", "parallel_devices", "checkpoint_io", "precision_plugin", "debug", "sync_module_states"
     ]  # fmt: skip

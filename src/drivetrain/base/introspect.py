@@ -46,15 +46,11 @@ def check_base_init(obj: object) -> None:
 
 
 def overrides(obj: object, name: str, base: type) -> bool:
-    """Whether ``obj`` has its own ``name``: from its class or, replaced on the instance, from itself.
-
-    An object may name further methods in ``also_overrides``: what they do is overridden in a part of it.
-    """
+    """Whether ``obj`` has its own ``name``: from its class or, replaced on the instance, from itself."""
     method = getattr(obj, name, None)
     if method is None:
         return False
-    own = getattr(method, "__func__", method) is not getattr(base, name, None)
-    return own or name in getattr(obj, "also_overrides", ())
+    return getattr(method, "__func__", method) is not getattr(base, name, None)
 
 
 def defined_by_user(obj: object, name: str) -> bool:

@@ -299,7 +299,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         """Let the engine clip in its steps from here on, which skips those whose gradients are not finite."""
         one = self._of(optimizer)
         with self._for(module, None if one is None else one.engine):
-            return plain.DeepSpeedStrategy.clip_gradients_norm(self, module, optimizer, max_norm, norm_type)
+            return plain.DeepSpeedStrategy.clip_gradients(self, module, optimizer, max_norm, "norm", norm_type)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 

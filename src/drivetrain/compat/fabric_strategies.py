@@ -97,8 +97,9 @@ class FabricVerbs(Verbs):
 
     def bind(self) -> None:
         super().bind()
-        if self.backward is not None:
-            self.backward = self._backward
+        strategy, precision = self.strategy, self.strategy.precision_plugin
+        scales = precision.scales_loss or overrides(precision, "backward", Precision)
+        self.backward = self._backward if scales or overrides(strategy, "backward", Strategy) else None
 
     def set_up(
         self, module: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any, move_to_device: bool
@@ -275,12 +276,6 @@ class Strategy(plain.Strategy, metaclass=_Served):
     @precision_plugin.setter
     def precision_plugin(self, precision: Precision) -> None:
         self._precision = precision
-
-    @property
-    def differentiates_plainly(self) -> bool:
-        precision = self.precision_plugin
-        own = precision.scales_loss or overrides(precision, "backward", Precision)
-        return not (own or overrides(self, "backward", Strategy))
 
     # ---- set up --------------------------------------------------------------------------------------------------
 

@@ -35,7 +35,6 @@ TABLES = {
         refused={
             "lightning_module": "Read self.lightning_module, and take it in connect(model).",
             "launcher": _START, "_configure_launcher": _START,
-            "setup_precision_plugin": "Override setup(trainer), or pass a Precision of your own.",
             "_setup_model_and_optimizers": _WRAP, "_setup_model": _WRAP, "configure_ddp": _WRAP,
             "determine_ddp_device_ids": _WRAP, "_setup_optimizer": _OPTIMIZERS,
             "setup_distributed": _JOIN, "_get_process_group_backend": "Pass process_group_backend to the constructor.",

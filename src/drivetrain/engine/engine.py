@@ -37,6 +37,7 @@ from drivetrain.errors import ConfigurationError, MissingAttributeError, WrongTy
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
 from drivetrain.settings import PrecisionName, Settings, StrategyName, documents_arguments
+from drivetrain.strategies import familiar
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.strategy import Strategy
 
@@ -295,13 +296,12 @@ class Engine(StateFiles):
                     f"Engine.setup_dataloaders got a {type(loader).__name__} with a DataLoader in it as one loader. "
                     "Pass each loader as an argument: first, second = engine.setup_dataloaders(first, second)."
                 )
-            place = self.strategy.distributed_sampler_kwargs["rank"] if self.strategy.facts.is_distributed else None
-            seed_workers(loader, place)
+            seed_workers(loader, familiar.part_of_data(self.strategy))
             make_room_for_sockets(loader)
         if not loaders:
             raise ConfigurationError("Engine.setup_dataloaders() got no loader. Pass one.")
         if use_distributed_sampler:
-            loaders = tuple(self.strategy.share(loader, pads=True) for loader in loaders)
+            loaders = tuple(familiar.share(self.strategy, loader, pads=True) for loader in loaders)
         loaders = tuple(self._verbs.process(loader) for loader in loaders)
         wrapped = [EngineLoader(loader, self.device if move_to_device else None, self._verbs) for loader in loaders]
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
@@ -341,7 +341,7 @@ class Engine(StateFiles):
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
         """A new context for a forward pass; ``None`` if the precision needs none, or a Trainer's steps enter it."""
-        if self.strategy.lightning_module is not None and self.strategy.enters_step_contexts:
+        if self.strategy.lightning_module is not None and familiar.enters_step_contexts(self.strategy):
             return None
         return self.precision.forward_context()
 

@@ -87,7 +87,7 @@ def strategy_of(plan: Plan) -> Strategy:
     if isinstance(plan.strategy, Strategy):
         return plan.strategy
     strategy = plan.strategy.build()
-    strategy.own_accelerator, strategy.own_precision = plan.accelerator, plan.precision
+    strategy.own_parts.accelerator, strategy.own_parts.precision = plan.accelerator, plan.precision
     return strategy
 
 

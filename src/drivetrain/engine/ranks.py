@@ -115,7 +115,7 @@ class Ranks(RankFacts):
                 "they need something to run. Write def main(engine): ..., and engine.launch(main)."
             )
         self._begin()
-        self.strategy.check_collectives(self._check_collectives)  # a run begins, also where this is not the first
+        self._start_checks()  # a run begins, also where this is not the first
         return None
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -132,7 +132,7 @@ class Ranks(RankFacts):
             cut_tracebacks()
             raise
         finally:
-            self.strategy.after_job()
+            self.strategy.leave_process_group()
         return result
 
     def _begin(self) -> None:
@@ -141,12 +141,16 @@ class Ranks(RankFacts):
                 self.launch()
             self._launched = True
             self.strategy.setup_environment()
-            self.strategy.check_collectives(self._check_collectives)
+            self._start_checks()
             if self.world_size > 1:
                 from drivetrain.engine import uncaught, watching  # here, so that importing the Trainer stays quick
 
                 watching.begin(self.strategy, self.stall_timeout_s)
                 uncaught.begin()
+
+    def _start_checks(self) -> None:
+        if (checks := self.strategy.world.checks) is not None:
+            checks.start_run(self._check_collectives)
 
     # ---- between processes ---------------------------------------------------------------------------------------
 

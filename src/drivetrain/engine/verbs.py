@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.compat_door import field_members
-from drivetrain.base.introspect import is_own_class, overrides
+from drivetrain.base.introspect import defined_by_user, is_own_class, overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.base.tree import move
@@ -26,7 +26,6 @@ from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
 from drivetrain.errors import CheckpointError, ConfigurationError, described
 from drivetrain.strategies import familiar
-from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.strategy import Strategy
 
 _RANK_STATE = "drivetrain_rank_state"  # what the strategy keeps of a rank, by the names of the modules
@@ -75,7 +74,7 @@ class Verbs:
     def bind(self) -> None:
         """Look up what a step calls; again after the strategy was given another verb."""
         strategy = self.strategy
-        self.backward = None if strategy.differentiates_plainly else strategy.backward
+        self.backward = None if familiar.differentiates_plainly(strategy) else strategy.backward
         self.batch_to_device = strategy.batch_to_device if self.overridden("batch_to_device") else None
         for handle in self._handles:
             plain = unwrapped(handle)
@@ -125,7 +124,9 @@ class Verbs:
         return handle
 
     def _take_step(self, optimizer: Optimizer) -> TakeStep | None:
-        if not (self.strategy.precision_plugin.scales_loss or self.overridden("optimizer_step")):
+        precision = self.strategy.precision_plugin
+        own = self.overridden("optimizer_step") or defined_by_user(precision, "optimizer_step")
+        if not (precision.scales_loss or own):
             return None
         step = self.strategy.optimizer_step
         return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
@@ -185,11 +186,8 @@ class Verbs:
         """Context in which backward passes through ``model``, as the strategy prepared it, exchange no gradients."""
         if not enabled:
             yield
-        elif self.overridden("block_backward_sync"):  # which is for the model of the run
-            with standing_for(self.strategy, model=model), self.strategy.block_backward_sync():
-                yield
         else:
-            with self.strategy.accumulating(model):
+            with (familiar.bind_accumulating(self.strategy, model) or nullcontext)():
                 yield
 
     # ---- building models -----------------------------------------------------------------------------------------

@@ -29,8 +29,7 @@ class Adapted:
     world_size: int
     precision_plugin: Any
     bind: Any
-    before_manual_backward: Any
-    after_manual_backward: Any
+    manual_backward_context: Any
     _module_step: Any
 
     @property

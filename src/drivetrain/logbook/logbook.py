@@ -137,10 +137,11 @@ class Logbook:
         """
         self.device = device
         asked = own_reduce is not None  # with one process too
-        self.own_reduce = own_reduce and partial(own_reduce, group=None if data is world else data)
+        all_ranks = data.size == world.size
+        self.own_reduce = own_reduce and partial(own_reduce, group=None if all_ranks else data)
         self.gather = data.gather_keyed if data.size > 1 or asked else None
         self.gather_world = world.gather_keyed if world.size > 1 or asked else None
-        self.sync_metric = None if data is world else lambda tensor, group=None: data.gather_objects(tensor)
+        self.sync_metric = None if all_ranks else lambda tensor, group=None: data.gather_objects(tensor)
 
     def reset(self, group: str) -> None:
         """End an epoch of ``group``: its running reductions start again, ``callback_metrics`` keep what they were."""

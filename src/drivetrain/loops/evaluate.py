@@ -23,6 +23,7 @@ from drivetrain.loops.loaders import EvalLoader, check_counts, check_orders, no_
 from drivetrain.loops.pieces import measured
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
+from drivetrain.strategies import familiar
 
 Stage = Literal["validate", "test", "predict", "sanity_check"]
 
@@ -370,7 +371,7 @@ def bind_eval_step(
             f"{type(run.module).__name__}.{name} is {described(fn)}, and the Trainer calls it for each batch. "
             f"Write def {name}(self, batch, batch_idx)."
         )
-    call = measured(run, name, run.engine.strategy.bound_step(name))
+    call = measured(run, name, familiar.bind_step_of(run.engine.strategy, name))
     if takes_iterator(fn):
         return _with_iterator(run, call, batches, 0 if index is None else index)
     parameters = inspect.signature(fn).parameters

@@ -173,10 +173,11 @@ class Loaders:
         limit: by stage, how many batches to take now; it may change during the run.
         call: calls a module's hook by name.
         epoch: which epoch it is now.
-        share: returns the loader of this process's shard of the data: :meth:`Strategy.share`.
+        share: returns the loader of this process's shard of the data: :func:`drivetrain.strategies.familiar.share`.
         splits: a loader's batch size is that of all processes together.
         data: returns the group of the ranks that see different samples; ``None`` where one is alone.
         part: returns which part of each global batch this rank gets: ranks with the same one see the same samples.
+            ``None`` with one process.
         process: a strategy's last word on each loader: :meth:`Strategy.process_dataloader`.
         overfits: training and validation draw in order, so that they see the same batches in every epoch.
     """
@@ -193,7 +194,7 @@ class Loaders:
         share: Callable[..., Any] | None = None,
         splits: bool = False,
         data: Callable[[], Group] | None = None,
-        part: Callable[[], int] | None = None,
+        part: Callable[[], int | None] | None = None,
         process: Callable[[Any], Any] | None = None,
     ) -> None:
         self._module = module

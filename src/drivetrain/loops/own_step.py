@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import overrides
 from drivetrain.errors import ConfigurationError, described
 from drivetrain.loops.pieces import (
     Step,
@@ -22,7 +21,8 @@ from drivetrain.loops.pieces import (
 )
 from drivetrain.loops.run import Run
 from drivetrain.module.losses import cannot_be_differentiated, loss_of
-from drivetrain.strategies.stepping import HOOKS_IN_A_STEP, StepParts, Stepping
+from drivetrain.strategies.step import steps_itself
+from drivetrain.strategies.step_parts import HOOKS_IN_A_STEP, StepParts
 
 
 def own_step(run: Run) -> Step | None:
@@ -152,7 +152,7 @@ def _parts(run: Run) -> StepParts:
         if (prepare := before_steps.get(id(optimizer))) is not None:
             prepare()
 
-    own_verb = strategy.optimizer_step if overrides(strategy, "optimizer_step", Stepping) else None
+    own_verb = strategy.optimizer_step if steps_itself(strategy) else None
 
     def optimizer_step(optimizer: Optimizer | None = first) -> bool:
         if optimizer is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
@@ -16,7 +15,8 @@ from drivetrain.loops.run import Run
 from drivetrain.loops.window import Window, rescale
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies.stepping import Stepping
+from drivetrain.strategies import familiar
+from drivetrain.strategies.step import Step as StepVerbs
 
 Step = Callable[[Any, int, int, bool, int], Any]
 """``step(batch, batch_idx, position, last, divisor)`` returns what ``training_step`` returned.
@@ -39,10 +39,7 @@ def measured(run: Run, action: str, call: F) -> F:
 def bind_training_step(run: Run) -> tuple[TrainingStep, AbstractContextManager[Any] | None]:
     """``training_step`` with the arguments its signature asks for, and the context to run it in."""
     strategy = run.engine.strategy
-    training_step = strategy.bound_step("training_step")
-    if overrides(strategy, "post_training_step", Stepping):
-        training_step = _then(training_step, strategy.post_training_step)
-    training_step = measured(run, "training_step", training_step)
+    training_step = measured(run, "training_step", familiar.bind_step_of(strategy, "training_step"))
     context = run.engine.forward_context()
     if (batches := run.batches) is not None:
         return batches.bound(training_step), context
@@ -56,17 +53,6 @@ def training_step_arguments(module: Any, batch: Any, batch_idx: int) -> tuple[An
     return (batch, batch_idx) if positional_arity(module.training_step) > 1 else (batch,)
 
 
-def _then(first: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
-    """Call ``first``, then ``then``; return what ``first`` did."""
-
-    def both(*args: Any, **kwargs: Any) -> Any:
-        output = first(*args, **kwargs)
-        then()
-        return output
-
-    return both
-
-
 def bind_backward(run: Run, optimizer: Optimizer | None = None) -> Backward:
     """Backward as the strategy wants it, for a loss that is ready."""
     return measured(run, "backward", _bind_backward(run, optimizer))
@@ -75,19 +61,7 @@ def bind_backward(run: Run, optimizer: Optimizer | None = None) -> Backward:
 def _bind_backward(run: Run, optimizer: Optimizer | None) -> Backward:
     strategy, differentiate = run.engine.strategy, _bind_differentiate(run)
     strategy.driver.differentiate = differentiate
-    if overrides(strategy, "backward", Stepping):
-        own = strategy.backward
-        return lambda loss, *args, **kwargs: own(loss, optimizer, *args, **kwargs)
-    before, after = (overrides(strategy, name, Stepping) for name in ("pre_backward", "post_backward"))
-    if not before and not after:
-        return differentiate
-
-    def between(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        strategy.pre_backward(loss)
-        differentiate(loss, *args, **kwargs)
-        strategy.post_backward(loss)
-
-    return between
+    return familiar.bind_backward(strategy, differentiate, optimizer)
 
 
 def _bind_differentiate(run: Run) -> Backward:
@@ -117,11 +91,9 @@ def bind_zero_grad(run: Run, optimizer: Optimizer) -> Callable[[], None]:
     """What happens when a window begins: the hook before it, then gradients are cleared."""
     progress, hooks, strategy = run.progress, run.hooks, run.engine.strategy
     before, own = hooks.bind("on_before_zero_grad"), hooks.bind_method("optimizer_zero_grad")
-    clear: Callable[[], None] = optimizer.zero_grad
+    clear = familiar.bind_zero_grad(strategy, optimizer)
     if own is not None and not strategy.facts.earlier.zero_grad:
         clear = lambda: own(progress.current_epoch, progress.batch_idx, optimizer)  # noqa: E731
-    elif overrides(strategy, "zero_grad", Stepping):
-        clear = functools.partial(strategy.zero_grad, optimizer)
 
     def zero_grad() -> None:
         for hook in before:
@@ -153,11 +125,8 @@ def as_one_of_many(
 def hold_back(run: Run) -> Callable[[], AbstractContextManager[Any]] | None:
     """The strategy's block whose gradients stay on this rank; ``None`` if it exchanges them in every backward pass."""
     strategy = run.engine.strategy
-    if overrides(strategy, "block_backward_sync", Stepping):
-        return strategy.block_backward_sync
     assert strategy.model is not None  # it was set up
-    accumulates = overrides(strategy, "accumulating", Stepping)
-    return functools.partial(strategy.accumulating, strategy.model) if accumulates else None
+    return familiar.bind_accumulating(strategy, strategy.model)
 
 
 def exchanges_always(run: Run) -> bool:
@@ -176,16 +145,9 @@ def _bind_clipping(run: Run) -> Callable[..., Any]:
 
     It is the module's method where that is overridden, then the strategy's, and otherwise the precision's itself.
     """
-    module, strategy = run.module, run.engine.strategy
-    by_value = run.settings.gradient_clip_algorithm == "value"
-    verb = "clip_gradients_value" if by_value else "clip_gradients_norm"
-    if overrides(module, "clip_gradients", TrainableModule):
-        return module.configure_gradient_clipping
-    if overrides(strategy, verb, Stepping):
-        call = getattr(strategy, verb)
-        return lambda optimizer, clip_val, algorithm: call(module, optimizer, clip_val)
-    clip = strategy.precision_plugin.clip_gradients
-    return clip if by_value else lambda optimizer, clip_val, algorithm: clip(optimizer, clip_val)
+    if overrides(run.module, "clip_gradients", TrainableModule):
+        return run.module.configure_gradient_clipping
+    return familiar.bind_clipping(run.engine.strategy, run.module, run.settings.gradient_clip_algorithm)
 
 
 def bind_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> Callable[[], None] | None:
@@ -202,7 +164,7 @@ def bind_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> C
     may_rescale = several and not run.engine.strategy.facts.handles_gradient_accumulation
     if optimizer is None or not (before_step_hooks or clip or unscale or may_rescale):
         return None
-    own = overrides(run.engine.strategy, "rescale_gradients", Stepping)
+    own = overrides(run.engine.strategy, "rescale_gradients", StepVerbs)
     rescale_complete = window.rescale if own else rescale  # complete gradients are in parameter.grad unless it says so
 
     def before_step() -> None:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from drivetrain.base.memory import is_out_of_memory
 from drivetrain.base.rank_zero import log
+from drivetrain.base.registry import load
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.tree import detach
 from drivetrain.errors import ConfigurationError
@@ -66,7 +67,7 @@ class SplitWindow:
         precision = run.engine.precision
         self._precision = precision if precision.scales_loss else None
         before: SplitWindow | None = run.splitter
-        self.passes: LocalPasses = self._strategy.local_passes() if before is None else before.passes
+        self.passes: LocalPasses = self._new_passes() if before is None else before.passes
         self._kept: list[_Kept] = [] if before is None else before._kept  # the step may be bound again in a window
         # those of a window's batches that a checkpoint had done
         self._gradients: list[Tensor | None] | None = None if before is None else before._gradients
@@ -76,6 +77,10 @@ class SplitWindow:
         run.splitter = self
 
     # ---- a batch -------------------------------------------------------------------------------------------------
+
+    def _new_passes(self) -> LocalPasses:
+        make: Callable[[Any], LocalPasses] = load(self._strategy.facts.local_passes)
+        return make(self._strategy)
 
     def step(self, batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         """Run a batch, as :data:`drivetrain.loops.pieces.Step`; the window's gradients are complete after the last."""

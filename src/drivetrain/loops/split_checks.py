@@ -39,7 +39,7 @@ def _why_not(module: Any, settings: Settings, strategy: Strategy) -> str:
         ),
         (defined_by_user(module, "optimizer_step"), f"steps the optimizer itself, and {name} has an optimizer_step."),
         (takes_iterator(module.training_step), f"splits batches, and {name}.training_step fetches them itself."),
-        (not strategy.facts.splits_on_oom, f"does not work with {kind}. It works with one device, DDP and FSDP."),
+        (not strategy.facts.local_passes, f"does not work with {kind}. It works with one device, DDP and FSDP."),
         (bool(own), f"replaces the step of the strategy, and {kind} has a {own[0] if own else ''} of its own."),
         (
             settings.sync_batchnorm or strategy.layer_sync is not None,

@@ -12,7 +12,7 @@ closure
 manual
     ``training_step`` alone. It calls ``manual_backward`` and ``step`` of the optimizers, which run their hooks.
 
-What a strategy does differently passes through its verbs (:mod:`drivetrain.strategies.stepping`): those that it
+What a strategy does differently passes through its verbs (:mod:`drivetrain.strategies.step`): those that it
 overrides are bound here in place of the plain operations. A strategy may also own the step; it gets the same parts.
 """
 
@@ -45,7 +45,8 @@ from drivetrain.loops.run import Run
 from drivetrain.loops.window import Window, rescale
 from drivetrain.module.losses import cannot_be_differentiated, check_manual_output, loss_of
 from drivetrain.module.optimizers import LightningOptimizer, parameters_of
-from drivetrain.strategies.stepping import Stepping
+from drivetrain.strategies.step import Step as StepVerbs
+from drivetrain.strategies.step import steps_itself
 
 # As integers: in Python 3.10 and 3.11, looking up the member of an enumeration is a call.
 _FORWARD, _BACKWARD, _OPTIMIZER_STEP = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OPTIMIZER_STEP)
@@ -78,7 +79,7 @@ def make_step(run: Run) -> BoundStep:
     optimizers = strategy.optimizers
     if not run.module.automatic_optimization:
         return BoundStep(_manual(run))
-    if overrides(strategy, "bind_step", Stepping):
+    if overrides(strategy, "bind_step", StepVerbs):
         from drivetrain.loops.own_step import own_step  # here, so that importing the Trainer stays quick
 
         if (step := own_step(run)) is not None:
@@ -97,8 +98,7 @@ def make_step(run: Run) -> BoundStep:
     needs_closure = requires_closure(optimizer)
     if needs_closure:
         _check_closure(run, type(optimizer).__name__)
-    steps_itself = overrides(strategy, "optimizer_step", Stepping)
-    if needs_closure or steps_itself or run.hooks.bind_method("optimizer_step") is not None:
+    if needs_closure or steps_itself(strategy) or run.hooks.bind_method("optimizer_step") is not None:
         bound = BoundStep(_closure(run, window, forward_backward, before_step, run.optimizers.handles[0]))
     else:
         handle, clear = run.optimizers.handles[0], optimizer.zero_grad
@@ -267,7 +267,7 @@ def _closure(
 
 def _closure_not_called(run: Run, optimizer: Optimizer) -> str:
     owner = run.hooks.overridden("optimizer_step")
-    if not owner and overrides(run.engine.strategy, "optimizer_step", Stepping):
+    if not owner and steps_itself(run.engine.strategy):
         owner = type(run.engine.strategy).__name__
     name = f"{owner}.optimizer_step" if owner else f"{type(optimizer).__name__}.step"
     return (
@@ -295,9 +295,8 @@ def _manual(run: Run) -> Step:
         if not shared:
             backward(loss, *args, **kwargs)
             return
-        strategy.before_manual_backward(loss)
-        backward(loss if window.factor_here == 1 else loss * window.factor_here, *args, **kwargs)
-        strategy.after_manual_backward()
+        with strategy.manual_backward_context(loss):
+            backward(loss if window.factor_here == 1 else loss * window.factor_here, *args, **kwargs)
 
     run.optimizers.manual_backward = manual_backward
 
@@ -351,7 +350,7 @@ def _attach(
         progress.global_step += graded()
         return loss
 
-    own = scales or overrides(strategy, "optimizer_step", Stepping)
+    own = scales or steps_itself(strategy)
     uncounted = False
 
     def count(*_: Any) -> None:  # at once: an exception that comes later must find it counted

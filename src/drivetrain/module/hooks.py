@@ -19,7 +19,6 @@ from drivetrain.base.tree import move
 from drivetrain.errors import HookError, RunError, SignatureError
 from drivetrain.logbook.entry import LogRule
 from drivetrain.logbook.logbook import Logbook, Scope
-from drivetrain.strategies.stepping import Stepping
 from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -451,7 +450,7 @@ def bind_transfer(
         partial(spans.wrap, "batch_to_device") if spans is not None else lambda call: call
     )
     to_device: Call = measured(partial(move, device=device))
-    own = strategy.batch_to_device if overrides(strategy, "batch_to_device", Stepping) else None
+    own = strategy.batch_to_device if overrides(strategy, "batch_to_device", Strategy) else None
     if not any(owners) and own is None:
         return to_device if convert is None else lambda batch: to_device(convert(batch)), None
     before, transfer, after = (

@@ -86,20 +86,17 @@ class XLAExecution(Strategy):
         yield
         run_recorded()
 
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = super().validation_step(*args, **kwargs)
-        run_recorded()
-        return outputs
+    def bind(self, name: str) -> Callable[..., Any]:
+        step = super().bind(name)
+        if name == "training_step":
+            return step
 
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = super().test_step(*args, **kwargs)
-        run_recorded()
-        return outputs
+        def step_that_runs(*args: Any, **kwargs: Any) -> Any:
+            outputs = step(*args, **kwargs)
+            run_recorded()
+            return outputs
 
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = super().predict_step(*args, **kwargs)
-        run_recorded()
-        return outputs
+        return step_that_runs
 
 
 def _seed() -> int:

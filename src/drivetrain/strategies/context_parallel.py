@@ -23,7 +23,7 @@ from torch import Tensor
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError, described, did_you_mean
-from drivetrain.strategies.group import Group, handle_of
+from drivetrain.strategies.group import Group
 
 Kind = Literal["ulysses", "ring"]
 KINDS = ("ulysses", "ring")
@@ -53,7 +53,7 @@ class Context:
         """
         leave_all()
         if self.kind == "ring":
-            self._open.enter_context(_ring(handle_of(self.group), self.group.size, device))
+            self._open.enter_context(_ring(self.group.handle, self.group.size, device))
         _ENTERED.append(self)
 
     def part(self, tensor: Tensor, dim: int) -> Tensor:
@@ -110,7 +110,7 @@ def attention(
     context = _ENTERED[-1] if _ENTERED else None
     if context is None or context.group.size == 1 or context.kind == "ring":
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
-    size, handle, heads = context.group.size, handle_of(context.group), query.shape[1]
+    size, handle, heads = context.group.size, context.group.handle, query.shape[1]
     key, value = (_with_heads_for(size, each, heads, enable_gqa) for each in (key, value))
     query, key, value = (_Exchange.apply(each, handle, 1, 2) for each in (query, key, value))  # type: ignore[no-untyped-call]
     if attn_mask is not None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -22,7 +22,6 @@ from drivetrain.launchers.launcher import LauncherRegistry
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies._peers import some
 from drivetrain.strategies.batchnorm import TorchSyncBatchNorm
-from drivetrain.strategies.group import handle_of
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.model_averaging import ModelAveraging, model_averaging
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy, until_thawed
@@ -31,8 +30,6 @@ from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from drivetrain.strategies.local_passes import LocalPasses
 
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"  # torch's words
 
@@ -82,7 +79,7 @@ class DDPStrategy(ParallelStrategy):
     """
 
     synchronises_batchnorm = True
-    facts = ParallelStrategy.facts.but(splits_on_oom=True)
+    facts = ParallelStrategy.facts.but(local_passes="drivetrain.strategies.local_passes:of_ddp")
 
     wrapper: type[DistributedDataParallel] = DistributedDataParallel
     """The class of the object around the module, for a subclass that runs the module in another way."""
@@ -143,14 +140,14 @@ class DDPStrategy(ParallelStrategy):
             self.share_from_rank_zero([*module.parameters(), *module.buffers()])
             return module
         if self._sync is not None:
-            self._sync.group = handle_of(self.data)
+            self._sync.group = self.data.handle
             module = self._sync.apply(module)
         return self._wrapped(module)
 
     def _wrapped(self, module: nn.Module) -> DistributedDataParallel:
         self._averaged = _trained(module)
         self._frozen = [each for each in module.parameters() if not each.requires_grad]
-        group = {} if self.data is self.world else {"process_group": handle_of(self.data)}
+        group = {} if self.data is self._plain_world else {"process_group": self.data.handle}
         wrapped = self.wrapper(module, **{**group, **self.ddp_arguments, "static_graph": False})
         if self.ddp_arguments.get("static_graph"):
             _static_from_first_exchange(wrapped)
@@ -247,22 +244,22 @@ class DDPStrategy(ParallelStrategy):
             f"{cure}."
         )
 
-    def before_manual_backward(self, loss: torch.Tensor) -> None:
+    @contextmanager
+    def manual_backward_context(self, loss: torch.Tensor) -> Iterator[None]:
         model = self.model
-        if isinstance(model, DistributedDataParallel):
-            model.require_backward_grad_sync = True
-            if self.ddp_arguments.get("static_graph") and not model.static_graph:
-                model._set_static_graph()  # type: ignore[no-untyped-call]
-            found = [loss] if model.find_unused_parameters and not model.static_graph else []
-            model.reducer.prepare_for_backward(found)
-
-    def after_manual_backward(self) -> None:
-        model = self.model
-        if isinstance(model, DistributedDataParallel):  # or the end of the forward pass would prepare it again
-            model.require_backward_grad_sync = False
-            if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
-                model._static_graph_delay_allreduce_enqueued = True
-                model.reducer._delay_all_reduce()  # type: ignore[attr-defined]  # the end of a first pass would call it
+        if not isinstance(model, DistributedDataParallel):
+            yield
+            return
+        model.require_backward_grad_sync = True
+        if self.ddp_arguments.get("static_graph") and not model.static_graph:
+            model._set_static_graph()  # type: ignore[no-untyped-call]
+        found = [loss] if model.find_unused_parameters and not model.static_graph else []
+        model.reducer.prepare_for_backward(found)
+        yield
+        model.require_backward_grad_sync = False  # or the end of the forward pass would prepare it again
+        if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
+            model._static_graph_delay_allreduce_enqueued = True
+            model.reducer._delay_all_reduce()  # type: ignore[attr-defined]  # the end of a first pass would call it
 
     # ---- optimizers ----------------------------------------------------------------------------------------------
 
@@ -291,7 +288,7 @@ class DDPStrategy(ParallelStrategy):
         if not _is_sharded(optimizer):
             return super().optimizer_state(optimizer)
         self._consolidate(optimizer, 0)
-        return super().optimizer_state(optimizer) if self.is_global_zero else {}
+        return super().optimizer_state(optimizer) if self.global_rank == 0 else {}
 
     def _consolidate(self, sharded: Any, rank: int) -> None:
         sharded.consolidate_state_dict(to=rank)
@@ -327,11 +324,6 @@ class DDPStrategy(ParallelStrategy):
     def repeat_batch(self, repeats: bool) -> None:
         if self._sync is not None:
             self._sync.count_batches(self.lightning_module, not repeats)
-
-    def local_passes(self) -> LocalPasses:
-        from drivetrain.strategies.local_passes import DDPPasses, LocalPasses  # here, because few runs need it
-
-        return DDPPasses(self) if isinstance(self.model, DistributedDataParallel) else LocalPasses()
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
         if not isinstance(model, DistributedDataParallel):

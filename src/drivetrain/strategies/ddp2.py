@@ -44,7 +44,7 @@ class DDP2Strategy(DDPStrategy):
     """
 
     synchronises_batchnorm = False
-    facts = DDPStrategy.facts.but(drives_all_devices=True, splits_on_oom=False, earlier=Earlier(step_ends=True))
+    facts = DDPStrategy.facts.but(drives_all_devices=True, local_passes="", earlier=Earlier(step_ends=True))
     wrapper = _BetweenMachines
 
     _made: Sequence[Replicas] = ()
@@ -75,7 +75,7 @@ class DDP2Strategy(DDPStrategy):
 
     @property
     def _devices(self) -> Sequence[torch.device]:
-        return self.parallel_devices or self.own_devices
+        return self.parallel_devices or self.own_parts.devices
 
     def bind(self, name: str) -> Callable[..., Any]:
         model = self.model

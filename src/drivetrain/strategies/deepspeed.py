@@ -26,11 +26,11 @@ from drivetrain.base.restoring import restoring
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError, MissingPackageError
-from drivetrain.precision.precision import Precision
+from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_scaler
 from drivetrain.strategies._deepspeed_folder import OwnFolder
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
-from drivetrain.strategies.stepping import OwnStep, StepParts
+from drivetrain.strategies.step_parts import OwnStep, StepParts
 from drivetrain.strategies.strategy import Strategy
 
 _NAMES: dict[str, dict[str, Any]] = {
@@ -362,26 +362,27 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
         if self._unit == 0:  # what is there came from weights of 0: it is 0, in any unit
             self._unit = 1.0
 
-    def clip_gradients_norm(
+    def clip_gradients(
         self,
         module: nn.Module,
         optimizer: Optimizer,
-        max_norm: float,
+        clip_val: float,
+        algorithm: ClipAlgorithm = "norm",
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
     ) -> Tensor | None:
         """Let the engine clip in the step that follows."""
+        if algorithm == "value" and clip_val:  # a limit of 0 is none
+            raise self._no_clipping_by_value()
+        if algorithm == "value":
+            return None
         if norm_type != 2 or error_if_nonfinite:
             raise ConfigurationError(
-                f"clip_gradients_norm(norm_type={norm_type}, error_if_nonfinite={error_if_nonfinite}): DeepSpeed's "
+                f"clip_gradients(norm_type={norm_type}, error_if_nonfinite={error_if_nonfinite}): DeepSpeed's "
                 "engine clips by the norm 2, and skips a step that is not finite. Leave the arguments out."
             )
-        self._engine.optimizer.clip_grad = float(max_norm)
+        self._engine.optimizer.clip_grad = float(clip_val)
         return None
-
-    def clip_gradients_value(self, module: nn.Module, optimizer: Optimizer, clip_val: float) -> None:
-        if clip_val:  # a limit of 0 is none
-            raise self._no_clipping_by_value()
 
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, model: nn.Module | None = None, **kwargs: Any

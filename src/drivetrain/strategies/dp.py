@@ -51,7 +51,7 @@ class DataParallelStrategy(Strategy):
         precision_plugin: Precision | None = None,
     ) -> None:
         super().__init__(accelerator, checkpoint_io, precision_plugin)
-        self.own_devices = tuple(torch.device(device) for device in parallel_devices or ())
+        self.own_parts.devices = tuple(torch.device(device) for device in parallel_devices or ())
         self._made: list[Replicas] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class DataParallelStrategy(Strategy):
 
     @property
     def _devices(self) -> Sequence[torch.device]:
-        if devices := self.parallel_devices or self.own_devices:
+        if devices := self.parallel_devices or self.own_parts.devices:
             return devices
         assert self.accelerator is not None  # without a plan, the caller has given one
         return self.accelerator.get_parallel_devices([0])

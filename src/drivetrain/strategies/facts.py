@@ -19,12 +19,16 @@ class Earlier:
         hooks: further methods of a module, or of a callback; others refuse a module that has one, and warn of a
             callback.
         step_arguments: further arguments of ``training_step``, by name.
+        enters_contexts: its steps enter the precision's contexts themselves.
+        reduces: its ``reduce`` also reduces what is logged.
     """
 
     step_ends: bool = False
     zero_grad: bool = False
     hooks: frozenset[str] = frozenset()
     step_arguments: frozenset[str] = frozenset()
+    enters_contexts: bool = False
+    reduces: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,9 @@ class Facts:
             divided, and they are stepped after each batch.
         honoured_hooks: for a strategy that owns its step: which hooks inside a step it calls. If another one is
             overridden, set-up is an error. ``StepParts.HOOKS`` are those that the parts call; "all": every one.
-        splits_on_oom: ``Trainer(split_on_oom=True)`` works: ``local_passes`` is there.
+        local_passes: "module:function" that returns :class:`~drivetrain.strategies.local_passes.LocalPasses` for this
+            strategy: passes without an exchange between ranks, and the exchange after them, with which
+            ``Trainer(split_on_oom=True)`` works; "": it is an error.
         cannot_compile: why ``Trainer(compile=...)`` is an error, as a sentence; "" if it works.
         engine_verbs: where the methods have other signatures, which a Trainer cannot use: the class that calls them.
             An Engine makes one in place of its own ``Verbs``.
@@ -70,7 +76,7 @@ class Facts:
     allows_inference_mode: bool = True
     handles_gradient_accumulation: bool = False
     honoured_hooks: frozenset[str] | Literal["all"] = frozenset()
-    splits_on_oom: bool = False
+    local_passes: str = ""
     cannot_compile: str = ""
     engine_verbs: Any = None
     engine_class: str | None = None

@@ -1,17 +1,30 @@
-"""Members of the field's strategies under their names there, on top of this contract."""
+"""Members of the field's strategies under their names there, on top of this contract.
+
+The class holds them, so that they can be called and overridden. The functions behind it are how the library calls what
+may be overridden under such a name: each does what the contract says unless a strategy has one of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import copy
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import overrides
+from drivetrain import parity
+from drivetrain.base.introspect import defined_by_user, overrides
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies.collectives import operation_of
 from drivetrain.strategies.facts import Facts
+from drivetrain.strategies.group import Group
 from drivetrain.strategies.placement import place
+from drivetrain.strategies.step import Step, differentiates_itself
+from drivetrain.strategies.step_parts import Driver
 
 if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy
@@ -23,19 +36,38 @@ _DECLARED = {
 }
 
 
+COLLECTIVES = frozenset({"barrier", "broadcast", "reduce_boolean_decision"})
+"""Members whose override also counts in :attr:`Strategy.world`."""
+
+
 class Familiar:
     """What the field's strategies have, and this contract says in another way: callable, and honoured if overridden."""
 
+    accumulating: Any  # these are of the contract, whose verbs the members here call
+    bind: Any
+    clip_gradients: Any
+    driver: Driver
     facts: Facts
-    lightning_module: Any
-    optimizers: list[Optimizer]
-    model: nn.Module | None
     global_rank: int
-    root_device: Any
-    data: Any
-    module_state: Any
+    lightning_module: Any
     load_module_state: Any
     load_optimizer_states: Any
+    lr_scheduler_configs: list[Any]
+    model: nn.Module | None
+    module_state: Any
+    optimizers: list[Optimizer]
+    precision_plugin: Precision
+
+    if TYPE_CHECKING:
+
+        @property
+        def _plain_world(self) -> Group: ...
+
+        @property
+        def data(self) -> Group: ...
+
+        @property
+        def root_device(self) -> torch.device: ...
 
     @property
     def is_distributed(self) -> bool:
@@ -74,6 +106,117 @@ class Familiar:
         assert self.model is not None  # connect() came first
         place(self.model, self.root_device)
 
+    @contextmanager
+    def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
+        """Context in which new tensors are made on the device and in the precision: that of ``configure_model``.
+
+        Args:
+            empty_init: not used; the caller decides whether parameters are initialized.
+        """
+        with self.root_device, self.precision_plugin.tensor_init_context() or nullcontext():
+            yield
+
+    # ---- between ranks -------------------------------------------------------------------------------------------
+
+    def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Wait for every rank. Further arguments are not used: strategies of other libraries take them."""
+        self._plain_world.barrier(name)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """Return rank ``src``'s ``obj`` on every rank."""
+        return self._plain_world.broadcast(obj, src)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Whether all ranks decide so, or any of them. Every rank gets the same answer, so all take the same branch."""
+        return self._plain_world.reduce_boolean_decision(decision, all)
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Return the reduction of ``tensor`` over the ranks of ``group``, or of all; other values are unchanged.
+
+        Raises:
+            UnknownNameError: there is no operation ``reduce_op``, also with one process.
+        """
+        operation_of(reduce_op)
+        return self._group_of(group).all_reduce(tensor, reduce_op) if isinstance(tensor, Tensor) else tensor
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """Return the tensors of all ranks of ``group``, or of all, stacked; with one process, the tensor itself."""
+        ranks = self._group_of(group)
+        return tensor if ranks.size == 1 else ranks.all_gather(tensor, sync_grads)
+
+    def _group_of(self, group: Any) -> Group:
+        """The group that an argument of a collective means: a Group, or what torch.distributed calls a group."""
+        return group if isinstance(group, Group) else self._plain_world
+
+    # ---- a step --------------------------------------------------------------------------------------------------
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's ``training_step``, with the arguments that it takes."""
+        with self.precision_plugin.train_step_context():
+            return self._module_step("training_step")(*args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's ``validation_step``."""
+        with self.precision_plugin.val_step_context():
+            return self._module_step("validation_step")(*args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's ``test_step``."""
+        with self.precision_plugin.test_step_context():
+            return self._module_step("test_step")(*args, **kwargs)
+
+    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's ``predict_step``."""
+        with self.precision_plugin.predict_step_context():
+            return self._module_step("predict_step")(*args, **kwargs)
+
+    def _module_step(self, name: str) -> Callable[..., Any]:
+        step: Callable[..., Any] = self.driver.steps.get(name) or self.bind(name)
+        return step
+
+    def post_training_step(self) -> None:
+        """A ``training_step`` has returned; its backward pass is still to come."""
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        """A backward pass begins."""
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """A backward pass is done."""
+
+    def block_backward_sync(self) -> AbstractContextManager[Any]:
+        """Context whose backward passes exchange nothing, for the model of the run."""
+        assert self.model is not None  # setup() came first
+        context: AbstractContextManager[Any] = self.accumulating(self.model)
+        return context
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Clear the gradients, on a window's first batch."""
+        optimizer.zero_grad()
+
+    def clip_gradients_norm(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor | None:
+        """Clip this optimizer's gradients by their total norm, and return the norm before."""
+        norm: Tensor | None = self.clip_gradients(module, optimizer, max_norm, "norm", norm_type, error_if_nonfinite)
+        return norm
+
+    def clip_gradients_value(self, module: nn.Module, optimizer: Optimizer, clip_val: float) -> None:
+        """Clip each element of this optimizer's gradients to ``clip_val``."""
+        self.clip_gradients(module, optimizer, clip_val, "value")
+
+    def setup_precision_plugin(self) -> None:
+        """Let the precision replace the model, the optimizers or the schedulers of the run, when they are made."""
+        precision, model = self.precision_plugin, self.model
+        if model is not None and overrides(precision, "connect", Precision):
+            self.model, self.optimizers, self.lr_scheduler_configs = precision.connect(
+                model, self.optimizers, self.lr_scheduler_configs
+            )
+
     # ---- state of the run's module and optimizers ----------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -93,6 +236,9 @@ class Familiar:
 
     def on_train_start(self) -> None:
         """After the callbacks' and the module's hook of this name; so do the others."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """A batch begins; not called unless overridden."""
 
     def on_train_end(self) -> None:
         """Training has ended."""
@@ -119,7 +265,151 @@ class Familiar:
         """The run ends by ``exception``."""
 
 
-# ---- overrides under these names, for the callers of the contract ----------------------------------------------------
+# ---- overrides under these names, for the callers of the contract: between ranks ----------------------------------
+
+
+def own_collectives(strategy: Strategy, world: Group) -> Group:
+    """Return ``world``; where ``strategy`` overrides one of :data:`COLLECTIVES`, a copy that asks it for them."""
+    if not any(overrides(strategy, name, Familiar) for name in COLLECTIVES):
+        return world
+    asks: Any = copy.copy(world)  # of the same class, whose other exchanges stay
+    asks.barrier, asks.reduce_boolean_decision = strategy.barrier, strategy.reduce_boolean_decision
+    asks.broadcast = lambda obj, src=None: strategy.broadcast(obj, world.ranks[0] if src is None else src)
+    asked: Group = asks
+    return asked
+
+
+def own_reduce(strategy: Strategy) -> Callable[..., Any] | None:
+    """Return a user's override of ``reduce``, for logged values; ``None`` if there is none."""
+    own = defined_by_user(strategy, "reduce") or strategy.facts.earlier.reduces
+    return strategy.reduce if own else None
+
+
+def share(strategy: Strategy, loader: Any, splits: bool = False, pads: bool = False) -> Any:
+    """Return ``loader``, or a copy that yields this rank's part: see :func:`drivetrain.data.samplers.share`."""
+    if not strategy.facts.is_distributed or not (mine := strategy.distributed_sampler_kwargs):
+        return loader
+    from drivetrain.data.samplers import share as shared  # here, because one process does not need it
+
+    world, pads = strategy.world, pads or parity.current().padded_evaluation
+    part = shared(loader, mine["rank"], mine["num_replicas"], world.broadcast, splits, pads, draws=world.index == 0)
+    return loader if part is None else part
+
+
+def part_of_data(strategy: Strategy) -> int | None:
+    """Return which part of the data this rank sees, in the order of parts; ``None`` with one process."""
+    if not strategy.facts.is_distributed:
+        return None
+    return int(strategy.distributed_sampler_kwargs.get("rank", strategy.data.index))
+
+
+# ---- in a step -------------------------------------------------------------------------------------------------------
+
+
+def bind_step_of(strategy: Strategy, name: str) -> Callable[..., Any]:
+    """Return what runs the step of this name: the module's, or the strategy's own if it is overridden."""
+    bound = strategy.driver.steps[name] = strategy.bind(name)
+    step: Callable[..., Any] = getattr(strategy, name) if overrides(strategy, name, Familiar) else bound
+    if enters_step_contexts(strategy) and not strategy.facts.earlier.enters_contexts:
+        step = _in_context(step, getattr(strategy.precision_plugin, _STEP_CONTEXTS[name]))
+    if name == "training_step" and overrides(strategy, "post_training_step", Familiar):
+        step = _then(step, strategy.post_training_step)
+    return step
+
+
+def enters_step_contexts(strategy: Strategy) -> bool:
+    """Whether the contexts of the four steps are made by the user, and made again for each step."""
+    own = any(
+        defined_by_user(strategy.precision_plugin, name) for name in ("forward_context", *_STEP_CONTEXTS.values())
+    )
+    return own or strategy.facts.earlier.enters_contexts
+
+
+def _in_context(step: Callable[..., Any], context: Callable[[], AbstractContextManager[Any]]) -> Callable[..., Any]:
+    def step_in_context(*args: Any, **kwargs: Any) -> Any:
+        with context():
+            return step(*args, **kwargs)
+
+    return step_in_context
+
+
+def _then(first: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
+    def both(*args: Any, **kwargs: Any) -> Any:
+        output = first(*args, **kwargs)
+        then()
+        return output
+
+    return both
+
+
+def bind_backward(
+    strategy: Strategy, differentiate: Callable[..., Any], optimizer: Optimizer | None
+) -> Callable[..., Any]:
+    """Return ``differentiate``, or what the strategy calls in its place, for a loss and further arguments."""
+    if differentiates_itself(strategy):
+        own = strategy.backward
+        return lambda loss, *args, **kwargs: own(loss, optimizer, *args, **kwargs)
+    if not _surrounds_backward(strategy):
+        return differentiate
+
+    def between(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        strategy.pre_backward(loss)
+        differentiate(loss, *args, **kwargs)
+        strategy.post_backward(loss)
+
+    return between
+
+
+def differentiates_plainly(strategy: Strategy) -> bool:
+    """Whether ``loss.backward()`` is all there is to a backward pass, where no hooks are called."""
+    precision = strategy.precision_plugin
+    scales = precision.scales_loss or overrides(precision, "backward", Precision)
+    return not (scales or differentiates_itself(strategy) or _surrounds_backward(strategy))
+
+
+def _surrounds_backward(strategy: Strategy) -> bool:
+    return any(overrides(strategy, name, Familiar) for name in ("pre_backward", "post_backward"))
+
+
+def bind_zero_grad(strategy: Strategy, optimizer: Optimizer) -> Callable[[], None]:
+    """Return what clears the gradients of ``optimizer``."""
+    own = overrides(strategy, "zero_grad", Familiar)
+    return functools.partial(strategy.zero_grad, optimizer) if own else optimizer.zero_grad
+
+
+def bind_clipping(strategy: Strategy, module: nn.Module, algorithm: Any) -> Callable[..., Any]:
+    """Return what clips, called with an optimizer, the value and ``algorithm``: the strategy's, or the precision's."""
+    verb = "clip_gradients_value" if algorithm == "value" else "clip_gradients_norm"
+    if overrides(strategy, verb, Familiar):
+        familiar = getattr(strategy, verb)
+        return lambda optimizer, clip_val, algorithm: familiar(module, optimizer, clip_val)
+    if overrides(strategy, "clip_gradients", Step):
+        return functools.partial(strategy.clip_gradients, module)
+    clip = strategy.precision_plugin.clip_gradients
+    return clip if algorithm == "value" else lambda optimizer, clip_val, algorithm: clip(optimizer, clip_val)
+
+
+def bind_accumulating(strategy: Strategy, model: nn.Module) -> Callable[[], AbstractContextManager[Any]] | None:
+    """Return what makes the context whose gradients stay on this rank; ``None`` if every backward pass exchanges."""
+    if overrides(strategy, "block_backward_sync", Familiar):  # which is for the model of the run
+        return functools.partial(_blocking, strategy, model)
+    return functools.partial(strategy.accumulating, model) if overrides(strategy, "accumulating", Step) else None
+
+
+@contextmanager
+def _blocking(strategy: Strategy, model: nn.Module) -> Iterator[None]:
+    with standing_for(strategy, model=model), strategy.block_backward_sync():
+        yield
+
+
+_STEP_CONTEXTS = {
+    "training_step": "train_step_context",
+    "validation_step": "val_step_context",
+    "test_step": "test_step_context",
+    "predict_step": "predict_step_context",
+}
+
+# ---- state -----------------------------------------------------------------------------------------------------------
 
 
 def module_state(strategy: Strategy, module: nn.Module, model: nn.Module) -> dict[str, Any]:

@@ -23,11 +23,10 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.launchers.launcher import LauncherRegistry
 from drivetrain.precision.familiar import clips_by_members
-from drivetrain.precision.precision import Precision
+from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies import fsdp_blocks, fsdp_kept, sharded_gradients
 from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.fsdp_options import FirstFSDPArguments, Options, checkpointed, hybrid_shape
-from drivetrain.strategies.group import handle_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.strategy import Strategy
@@ -35,8 +34,6 @@ from drivetrain.strategies.strategy import Strategy
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Unpack
-
-    from drivetrain.strategies.local_passes import LocalPasses
 
 LARGE = ("model.", "optimizers.")
 """How the names of tensors begin of which each rank reads its own shards."""
@@ -79,7 +76,7 @@ class FSDPStrategy(ParallelStrategy):
 
     strategy_name = "fsdp"
     facts = ParallelStrategy.facts.but(
-        splits_on_oom=True,
+        local_passes="drivetrain.strategies.local_passes:of_fsdp",
         calls_through_forward=True,  # fully_shard gathers parameters around the module's __call__
         allows_inference_mode=False,  # nor can it gather them under inference mode
         restores_after_setup=True,  # weights are loaded into the shards
@@ -157,7 +154,7 @@ class FSDPStrategy(ParallelStrategy):
             if shape is not None:
                 made = init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
             elif self.data.size < self.world_size:
-                made = DeviceMesh.from_group(handle_of(self.data), kind)
+                made = DeviceMesh.from_group(self.data.handle, kind)
             else:
                 made = init_device_mesh(kind, (self.world_size,))
             self._mesh = world, made
@@ -283,11 +280,6 @@ class FSDPStrategy(ParallelStrategy):
 
     # ---- gradients -----------------------------------------------------------------------------------------------
 
-    def local_passes(self) -> LocalPasses:
-        from drivetrain.strategies.local_passes import FSDPPasses  # here, because few runs need it
-
-        return FSDPPasses(self.lightning_module)
-
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
         return super().accumulating(model) if self.options.gradient_exchange == "batch" else _without_exchange(model)
 
@@ -317,32 +309,26 @@ class FSDPStrategy(ParallelStrategy):
                     )
                 parameter.unsharded_accumulated_grad = gradients[name].to(self.root_device, copy=True)
 
-    def clip_gradients_norm(
+    def clip_gradients(
         self,
         module: nn.Module,
         optimizer: Optimizer,
-        max_norm: float,
+        clip_val: float,
+        algorithm: ClipAlgorithm = "norm",
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
     ) -> Tensor | None:
-        if self._precision_clips():
-            return super().clip_gradients_norm(module, optimizer, max_norm, norm_type, error_if_nonfinite)
-        if max_norm <= 0:
-            return None
-        self.precision_plugin.unscale_gradients(optimizer)
-        parameters = sharded_gradients.parameters_of(optimizer)
-        return sharded_gradients.clip_by_norm(parameters, max_norm, norm_type, error_if_nonfinite)
-
-    def clip_gradients_value(self, module: nn.Module, optimizer: Optimizer, clip_val: float) -> None:
-        if self._precision_clips():
-            super().clip_gradients_value(module, optimizer, clip_val)
-        elif clip_val > 0:
-            self.precision_plugin.unscale_gradients(optimizer)
-            sharded_gradients.clip_by_value(sharded_gradients.parameters_of(optimizer), clip_val)
-
-    def _precision_clips(self) -> bool:
         precision = self.precision_plugin
-        return clips_by_members(precision) or overrides(precision, "clip_gradients", Precision)
+        if clips_by_members(precision) or overrides(precision, "clip_gradients", Precision):
+            return super().clip_gradients(module, optimizer, clip_val, algorithm, norm_type, error_if_nonfinite)
+        if clip_val <= 0:
+            return None
+        precision.unscale_gradients(optimizer)
+        parameters = sharded_gradients.parameters_of(optimizer)
+        if algorithm == "value":
+            sharded_gradients.clip_by_value(parameters, clip_val)
+            return None
+        return sharded_gradients.clip_by_norm(parameters, clip_val, norm_type, error_if_nonfinite)
 
     # ---- state ---------------------------------------------------------------------------------------------------
 

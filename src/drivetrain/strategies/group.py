@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -14,6 +15,7 @@ from torch import Tensor
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies import collectives
 from drivetrain.strategies._peers import CURES, Checks
+from drivetrain.strategies._waiting import store_of_job
 from drivetrain.strategies.collectives import differing_names, operation_of, reduction_of
 
 R = TypeVar("R")
@@ -29,10 +31,19 @@ class Group(ABC):
     Attributes:
         rank: this process.
         ranks: the members, this process among them, in the order of what is gathered.
+        handle: the process group of torch.distributed, for functions of torch; ``None``: all processes, or none.
+        checks: which calls on tensors the members compare before they run, where they do.
     """
 
     rank: int
     ranks: Sequence[int]
+    handle: Any = None
+    checks: Checks | None = None
+
+    @property
+    def store(self) -> Any:
+        """The store of a job whose ranks have met through torch.distributed; ``None`` without one."""
+        return None
 
     @property
     def size(self) -> int:
@@ -110,6 +121,10 @@ class Group(ABC):
     def barrier(self, name: str | None = None) -> None:
         """Wait until every member has come here."""
         self.gather_objects(name)
+
+    def wait_for_first(self, name: str) -> None:
+        """A barrier without a time limit, for work that the others wait for: a download, for example."""
+        self.barrier(name)
 
 
 class LoneGroup(Group):
@@ -215,6 +230,22 @@ class TorchGroup(Group):
     def barrier(self, name: str | None = None) -> None:
         self._exchange(collectives.barrier, name=name)
 
+    @property
+    def store(self) -> Any:
+        return store_of_job()
+
+    def wait_for_first(self, name: str) -> None:
+        if (store := self.store) is None:
+            self.barrier(name)
+            return
+        times = store.add(f"drivetrain/{name} by {self.rank}", 1)  # that this rank has come here in this job
+        key, pause = f"drivetrain/{name}/{times}", 0.001
+        if store.add(key, 1) == self.size:
+            store.set(f"{key}/all", "")
+        while not store.check([f"{key}/all"]):  # asked again and again, so that Ctrl-C is heard
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
+
     def _exchange(self, function: Callable[..., R], *args: Any, **options: Any) -> R:
         try:
             return function(*args, group=self.handle, device=self.device, **options)
@@ -243,11 +274,6 @@ class WaitingGroup(Group):
     def new(self, ranks: Sequence[int]) -> Group:
         _check_members(self, ranks)
         return WaitingGroup(self.rank, ranks, self._error)
-
-
-def handle_of(group: Group) -> Any:
-    """The process group behind ``group``, for functions of torch; ``None`` for all processes, and without one."""
-    return getattr(group, "handle", None)
 
 
 def _check_members(group: Group, ranks: Sequence[int]) -> None:

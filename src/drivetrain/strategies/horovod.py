@@ -21,7 +21,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.gradient_exchange import GradientExchanges
-from drivetrain.strategies.group import Group, LoneGroup, handle_of
+from drivetrain.strategies.group import Group, LoneGroup
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy, until_thawed
 from drivetrain.strategies.strategy import Strategy
 
@@ -165,7 +165,7 @@ class HorovodStrategy(ParallelStrategy):
 
     def _start(self, tensor: Tensor, name: str) -> Any:
         if self._hvd is None:
-            return dist.all_reduce(tensor, group=handle_of(self.data), async_op=True)
+            return dist.all_reduce(tensor, group=self.data.handle, async_op=True)
         return self._hvd.allreduce_async_(tensor, name=name, op=self._hvd.Sum)
 
     def _wait(self, handle: Any) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from drivetrain.strategies.ddp import DDPStrategy
+    from drivetrain.strategies.strategy import Strategy
 
 _BUCKET = 32 * 2**20  # bytes that are exchanged at once, and needed for it
 
@@ -160,3 +161,18 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         size += each.nbytes
     if bucket:
         yield bucket
+
+
+def alone(strategy: Strategy) -> LocalPasses:
+    """Return the passes of a strategy with one device."""
+    return LocalPasses()
+
+
+def of_ddp(strategy: DDPStrategy) -> LocalPasses:
+    """Return those of DDP, whose model is wrapped while it is trained."""
+    return LocalPasses() if strategy.model is strategy.lightning_module else DDPPasses(strategy)
+
+
+def of_fsdp(strategy: Strategy) -> LocalPasses:
+    """Return those of FSDP."""
+    return FSDPPasses(strategy.lightning_module)

@@ -81,7 +81,7 @@ class ModelParallelStrategy(SequenceParts, FSDPStrategy):
         ConfigurationError: an argument is wrong, or contradicts another.
     """
 
-    facts = FSDPStrategy.facts.but(splits_on_oom=False)
+    facts = FSDPStrategy.facts.but(local_passes="")
     strategy_name = "modelparallelstrategy"  # where the field's has no name, libraries take that of the class
 
     @classmethod

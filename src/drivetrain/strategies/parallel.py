@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import distributed_c10d
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.introspect import defined_by_user
@@ -22,7 +21,6 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies import collectives
 from drivetrain.strategies.group import Group, LoneGroup, TorchGroup, WaitingGroup
 from drivetrain.strategies.strategy import Strategy
 
@@ -58,9 +56,9 @@ class ParallelStrategy(Strategy):
         timeout: timedelta | None = DEFAULT_TIMEOUT,
     ) -> None:
         super().__init__(accelerator, checkpoint_io, precision_plugin)
-        self.own_devices = tuple(parallel_devices or ())
+        self.own_parts.devices = tuple(parallel_devices or ())
         self.cluster_environment = cluster_environment
-        self.own_environment = cluster_environment
+        self.own_parts.environment = cluster_environment
         self.num_nodes = 1
         self._outlived = False
         self.process_group_backend = process_group_backend
@@ -68,7 +66,7 @@ class ParallelStrategy(Strategy):
 
     @property
     def root_device(self) -> torch.device:
-        devices = self.parallel_devices or self.own_devices
+        devices = self.parallel_devices or self.own_parts.devices
         return devices[0 if self.facts.drives_all_devices else self.local_rank]
 
     def agreed_options(self) -> dict[str, Any]:
@@ -78,7 +76,7 @@ class ParallelStrategy(Strategy):
     @property
     def num_processes(self) -> int:
         """How many processes this machine has."""
-        return 1 if self.facts.drives_all_devices else len(self.parallel_devices or self.own_devices)
+        return 1 if self.facts.drives_all_devices else len(self.parallel_devices or self.own_parts.devices)
 
     synchronises_batchnorm: bool = False
     """Whether it does what ``Trainer(sync_batchnorm=True)`` asks for, and a ``LayerSync`` in ``plugins``; several
@@ -174,11 +172,8 @@ class ParallelStrategy(Strategy):
         atexit.register(_leave_group)
 
     def leave_process_group(self) -> None:
-        self._groups = None
-        _leave_group()
-
-    def after_job(self) -> None:
         self._groups, self._outlived = None, True
+        _leave_group()
 
     def _backends(self, accelerator: Accelerator) -> str:
         """The accelerator's own backend for its devices, and Gloo for what lies on the host: nothing waits then."""
@@ -203,7 +198,7 @@ class ParallelStrategy(Strategy):
 
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
         """Return the buffers of this rank; those of rank 0 are in the checkpoint."""
-        if self.is_global_zero:
+        if self.global_rank == 0:
             return {}
         own = {id(buffer) for buffer in self._own_buffers(module)}
         named = module.named_buffers()
@@ -231,7 +226,7 @@ class ParallelStrategy(Strategy):
             return WaitingGroup(self.global_rank, range(self.world_size), self._have_not_met)
         return TorchGroup(None, self.root_device, self._checks, self.timeout)
 
-    def _make_groups(self) -> tuple[Group, Group]:
+    def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if isinstance(made[0], WaitingGroup):
             self._groups = None  # the processes may have met by the next call
@@ -247,30 +242,11 @@ class ParallelStrategy(Strategy):
             f"This process is one of {self.world_size}, and they have not met yet. Call engine.launch() first."
         )
 
-    def wait_for_first(self, name: str) -> None:
-        if not isinstance(self.world, TorchGroup):
-            self.world.barrier(name)
-            return
-        store = distributed_c10d._get_default_store()
-        times = store.add(f"drivetrain/{name} by {self.global_rank}", 1)  # that this rank has come here in this job
-        key, pause = f"drivetrain/{name}/{times}", 0.001
-        if store.add(key, 1) == self.world_size:
-            store.set(f"{key}/all", "")
-        while not store.check([f"{key}/all"]):  # asked again and again, so that Ctrl-C is heard
-            time.sleep(pause)
-            pause = min(2 * pause, 1.0)
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+    def _group_of(self, group: Any) -> Group:
         if group is None or isinstance(group, Group):
-            return super().reduce(tensor, group, reduce_op)
+            return super()._group_of(group)
         self._check_met()
-        return collectives.reduce(tensor, group, reduce_op, device=self.root_device, checks=self._checks)
-
-    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        if group is None or isinstance(group, Group):
-            return super().all_gather(tensor, group, sync_grads)
-        self._check_met()
-        return collectives.all_gather(tensor, group, sync_grads, device=self.root_device, checks=self._checks)
+        return TorchGroup(group, self.root_device, self._checks, self.timeout)
 
     def share_from_rank_zero(self, tensors: Sequence[torch.Tensor], group: Group | None = None) -> None:
         """Give every rank the values that the first rank of ``group`` has, in place.

@@ -21,9 +21,9 @@ from drivetrain.base.tree import move_to_host
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, described, did_you_mean
-from drivetrain.precision.precision import Precision
+from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies.gradient_exchange import Bucket
-from drivetrain.strategies.group import Group, handle_of
+from drivetrain.strategies.group import Group
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.pipeline_schedule import Schedule, microbatches, split_batch
 from drivetrain.strategies.pipeline_stages import (
@@ -36,7 +36,7 @@ from drivetrain.strategies.pipeline_stages import (
     trained_stages,
 )
 from drivetrain.strategies.sharded_gradients import parameters_of, total_norm
-from drivetrain.strategies.stepping import OwnStep, StepParts
+from drivetrain.strategies.step_parts import OwnStep, StepParts
 from drivetrain.strategies.strategy import Strategy
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
@@ -320,7 +320,7 @@ class PipelineStrategy(ParallelStrategy):
             count = microbatches(len(inputs[0]), self.num_microbatches, self.size)
             self._schedules[key] = Schedule(
                 self.schedule, own, self.num_stages, count, self._loss if trains else None, self.root_device,
-                handle_of(self.pipeline), self.precision_plugin.forward_context, trained,
+                self.pipeline.handle, self.precision_plugin.forward_context, trained,
             )  # fmt: skip
         return self._schedules[key]
 
@@ -366,15 +366,18 @@ class PipelineStrategy(ParallelStrategy):
 
     # ---- gradients -----------------------------------------------------------------------------------------------
 
-    def clip_gradients_norm(
+    def clip_gradients(
         self,
         module: nn.Module,
         optimizer: Optimizer,
-        max_norm: float,
+        clip_val: float,
+        algorithm: ClipAlgorithm = "norm",
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
     ) -> Tensor | None:
-        if max_norm <= 0:
+        if algorithm == "value":
+            return super().clip_gradients(module, optimizer, clip_val, algorithm)
+        if clip_val <= 0:
             return None
         parameters = parameters_of(optimizer)
         gradients = [each.grad for each in parameters if each.grad is not None]
@@ -388,7 +391,7 @@ class PipelineStrategy(ParallelStrategy):
                 f"The total norm of order {norm_type} of the gradients is {float(norm)}, so they cannot be clipped. "
                 "Look for a division by zero or a learning rate that is too large, or pass error_if_nonfinite=False."
             )
-        coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        coefficient = (clip_val / (norm + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(coefficient)
         return norm

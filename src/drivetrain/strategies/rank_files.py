@@ -137,9 +137,9 @@ def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry]) -> No
     if strategy.is_global_zero:
         remove_others(strategy.checkpoint_io, path, {each["name"] for each in entries})
         return
-    earlier = strategy.rank_files_written.pop(str(path), None)
+    earlier = strategy._rank_files_written.pop(str(path), None)
     if entries:
-        strategy.rank_files_written[str(path)] = entries[strategy.global_rank - 1]["name"]
+        strategy._rank_files_written[str(path)] = entries[strategy.global_rank - 1]["name"]
     if earlier is not None:
         strategy.checkpoint_io.remove_checkpoint(_beside(path, earlier))
 

@@ -18,7 +18,7 @@ class SingleDeviceStrategy(Strategy):
         device: where the model lives; ``None`` takes the accelerator's first device.
     """
 
-    facts = Strategy.facts.but(splits_on_oom=True)
+    facts = Strategy.facts.but(local_passes="drivetrain.strategies.local_passes:alone")
     strategy_name = "single_device"
 
     @classmethod
@@ -34,11 +34,11 @@ class SingleDeviceStrategy(Strategy):
     ) -> None:
         super().__init__(accelerator, checkpoint_io, precision_plugin)
         if device is not None:
-            self.own_devices = (torch.device(device),)
+            self.own_parts.devices = (torch.device(device),)
 
     @property
     def root_device(self) -> torch.device:
-        if devices := self.parallel_devices or self.own_devices:
+        if devices := self.parallel_devices or self.own_parts.devices:
             return devices[0]
         assert self.accelerator is not None  # without a plan, the caller has given one
         return self.accelerator.get_parallel_devices([0])[0]

@@ -29,6 +29,7 @@ from drivetrain.strategies._xla import (
 from drivetrain.strategies._xla_group import XLAGroup
 from drivetrain.strategies._xla_loader import on_device
 from drivetrain.strategies.ddp import DDPStrategy
+from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.gradient_exchange import GradientExchanges
 from drivetrain.strategies.group import Group, LoneGroup
 from drivetrain.strategies.parallel import until_thawed
@@ -158,17 +159,13 @@ class XLAStrategy(XLAExecution, DDPStrategy):
             return LoneGroup(self.global_rank)
         return XLAGroup(self._device)
 
-    def _make_groups(self) -> tuple[Group, Group]:
+    def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if self._device is None:
             self._groups = None  # the replicas may run by the next call
         return made
 
     # ---- between ranks -------------------------------------------------------------------------------------------
-
-    def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Wait for every rank; nothing before the replicas run. Further arguments are not used."""
-        self.world.barrier(name)
 
     def reduce(  # type: ignore[override]  # this strategy's first argument has another name in the field
         self, output: Any = None, group: Any = None, reduce_op: Any = "mean", *, tensor: Any = None
@@ -182,7 +179,10 @@ class XLAStrategy(XLAExecution, DDPStrategy):
             reduce_op: "mean" (the default, and what ``None`` means), "sum", "min", "max", "product", or a
                 ``ReduceOp``.
         """
-        return Strategy.reduce(self, output if tensor is None else tensor, group, reduce_op)
+        return super().reduce(output if tensor is None else tensor, group, reduce_op)
+
+    def _group_of(self, group: Any) -> Group:
+        return Familiar._group_of(self, group)  # torch_xla's collectives take all replicas
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Return the tensors of all ranks, stacked to ``(world_size, *tensor.shape)``, also of one replica.
@@ -202,7 +202,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
             )
         if self._device is None:
             return tensor
-        return (group if isinstance(group, Group) else self.world).all_gather(tensor, sync_grads)
+        return self._group_of(group).all_gather(tensor, sync_grads)
 
     # ---- the model -----------------------------------------------------------------------------------------------
 

@@ -82,7 +82,7 @@ class XLASPMDStrategy(XLAExecution):
             )
         super().__init__(accelerator, checkpoint_io=checked_io(owner, checkpoint_io),
                          precision_plugin=checked_precision(owner, precision_plugin))  # fmt: skip
-        self.own_devices = tuple(parallel_devices or ())
+        self.own_parts.devices = tuple(parallel_devices or ())
         self.debug = debug
         self.sharding: Sharding = sharding
         self._mesh: Any = None
@@ -98,7 +98,7 @@ class XLASPMDStrategy(XLAExecution):
     @property
     def num_devices(self) -> int:
         """How many devices the mesh has."""
-        return len(self.parallel_devices or self.own_devices)
+        return len(self.parallel_devices or self.own_parts.devices)
 
     def setup_environment(self) -> None:
         from torch_xla import runtime

@@ -26,7 +26,9 @@ from torch.utils.data import DataLoader
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError, NotSupportedError
-from drivetrain.strategies.stepping import HOOKS_IN_A_STEP, Stepping
+from drivetrain.strategies.familiar import Familiar
+from drivetrain.strategies.step import Step
+from drivetrain.strategies.step_parts import HOOKS_IN_A_STEP
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.testing._ranks import Ranks
 from drivetrain.testing._regression import BATCHES, GLOBAL_BATCH, Small, data, plain_loop, whole
@@ -38,7 +40,12 @@ try:
 except ImportError as error:
     raise ImportError("The conformance suite runs under pytest. Write pip install pytest.") from error
 
-_VERBS = sorted(name for name, value in vars(Stepping).items() if callable(value) and not name.startswith("_"))
+_VERBS = sorted(
+    name
+    for contract in (Step, Familiar)
+    for name, value in vars(contract).items()
+    if callable(value) and not name.startswith(("_", "on_"))
+)
 _IN_A_STEP = {"training_step", "backward", "pre_backward", "post_backward", "zero_grad", "optimizer_step"}
 
 
@@ -191,7 +198,7 @@ class StrategyConformance:
             except AssertionError as error:
                 which = verbs[0] if len(verbs) == 1 else "every verb"
                 raise AssertionError(f"overriding {which} with super() changes the numbers: {error}") from error
-            if len(verbs) > 1 and type(self.make()).bind_step is Stepping.bind_step:
+            if len(verbs) > 1 and type(self.make()).bind_step is Step.bind_step:
                 assert called >= _IN_A_STEP, f"overridden and not called: {', '.join(sorted(_IN_A_STEP - called))}"
 
     @needs_every_rank

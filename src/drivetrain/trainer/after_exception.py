@@ -162,7 +162,7 @@ def _is_replica(strategy: Strategy) -> bool:
 def _alone(strategy: Strategy) -> Iterator[None]:
     """Context in which this rank exchanges nothing with the others, one of which may be dead."""
     groups, lone = strategy._groups, LoneGroup(strategy.global_rank)
-    strategy._groups = lone, lone
+    strategy._groups = lone, lone, lone
     try:
         yield
     finally:

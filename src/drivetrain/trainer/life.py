@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.base.introspect import defined_by_user, overrides
+from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.loops.evaluate import Stage, evaluate, predict
@@ -19,8 +19,9 @@ from drivetrain.loops.run import KeptStates, Run
 from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.module.module import LightningModule
-from drivetrain.strategies.familiar import read_overrides
-from drivetrain.strategies.stepping import Stepping
+from drivetrain.strategies import familiar
+from drivetrain.strategies.model import Model
+from drivetrain.strategies.step import Step
 from drivetrain.trainer import attach, checkpoint
 from drivetrain.trainer.job import Job
 from drivetrain.trainer.switches import interrupts_ignored
@@ -52,7 +53,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     if fn is TrainerFn.FITTING or strategy.lightning_module is not model:
         strategy.optimizers, strategy.lr_scheduler_configs = [], []
     strategy.connect(model)
-    read_overrides(strategy)
+    familiar.read_overrides(strategy)
     model.trainer = trainer
     if datamodule is not None:
         datamodule.trainer = trainer
@@ -60,14 +61,15 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     connect_module(trainer.callbacks, model)
     bases = (LightningModule, Callback, Checkpoint)
     hooks = trainer._hooks = HookTable(trainer, model, trainer.callbacks, strategy, bases, trainer.logbook)
+    shares = strategy.facts.is_distributed and trainer.settings.use_distributed_sampler
     loaders = Loaders(
         model, datamodule, job.passed, trainer.limits.batches, hooks.call_method, lambda: progress.current_epoch,
         overfits=bool(trainer.settings.overfit_batches),
-        share=strategy.share if strategy.facts.is_distributed and trainer.settings.use_distributed_sampler else None,
+        share=functools.partial(familiar.share, strategy) if shares else None,
         splits=trainer.settings.split_batches,
         data=(lambda: strategy.data) if strategy.facts.is_distributed else None,
-        part=(lambda: int(strategy.distributed_sampler_kwargs["rank"])) if strategy.facts.is_distributed else None,
-        process=strategy.process_dataloader if overrides(strategy, "process_dataloader", Stepping) else None,
+        part=functools.partial(familiar.part_of_data, strategy),
+        process=strategy.process_dataloader if overrides(strategy, "process_dataloader", Model) else None,
     )  # fmt: skip
     if not job.checked:
         attach.check_loaders(model, loaders, fn, validates=trainer.limits.val_batches != 0)
@@ -79,8 +81,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
 
 def join_book(book: Logbook, strategy: Strategy) -> None:
     """Let ``book`` exchange values as ``strategy`` does: by its ``reduce`` where the user has written one."""
-    own = defined_by_user(strategy, "reduce") or "reduce" in strategy.also_overrides
-    book.join(strategy.root_device, strategy.data, strategy.world, strategy.reduce if own else None)
+    book.join(strategy.root_device, strategy.data, strategy.world, familiar.own_reduce(strategy))
 
 
 def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
@@ -128,7 +129,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     if run.kept.saves_on_exception and several:
         run.kept.token = strategy.broadcast(uuid.uuid4().hex)
     run.window.gather = strategy.data.all_gather if strategy.data.size > 1 else None
-    if any(overrides(strategy, verb, Stepping) for verb in ("rescale_gradients", "open_gradients")):
+    if any(overrides(strategy, verb, Step) for verb in ("rescale_gradients", "open_gradients")):
         run.window.rescale = strategy.rescale_gradients
     if fn is TrainerFn.FITTING:
         _set_up_optimizers(trainer, run, vote)
@@ -146,7 +147,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     else:
         with vote("logging the hyperparameters"):
             attach.log_hyperparameters(trainer)
-        strategy.connect_precision()
+        strategy.setup_precision_plugin()
         if loaded is not None:
             rank_zero_info(f"{fn.value.capitalize()} runs with the weights of {job.ckpt_path}.")
     model.zero_grad()
@@ -175,7 +176,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
         for party in (job.datamodule, job.model):
             if party is not None and _prepares_data(trainer, party):
                 party.prepare_data()
-    strategy.wait_for_first("prepare_data")
+    strategy.world.wait_for_first("prepare_data")
     with vote("setup"):
         if job.datamodule is not None:
             job.datamodule.setup(stage)
@@ -240,7 +241,7 @@ def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
         from drivetrain.trainer.comparison import compare_optimizers  # here, so that importing the Trainer stays quick
 
         compare_optimizers(trainer)
-    strategy.connect_precision()
+    strategy.setup_precision_plugin()
     trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()
     make_step(run)  # raises if parts do not go together, before anything is trained

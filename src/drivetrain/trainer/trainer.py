@@ -45,7 +45,6 @@ from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
 from drivetrain.settings import PrecisionName, Settings, StrategyName, complete, documents_arguments
 from drivetrain.strategies.layer_sync import LayerSync
-from drivetrain.strategies.stepping import Stepping
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import attach, checkpoint, life
 from drivetrain.trainer.job import Job, run_elsewhere
@@ -450,7 +449,7 @@ class Trainer(TrainerView):
                     ):
                         run = life.set_up(self, job, life.connect(self, job))
                         loop = life.loop_of(self, job.fn, run)
-                        wraps = overrides(self.strategy, "run", Stepping)
+                        wraps = overrides(self.strategy, "run", Strategy)
                         with life.stoppable(self, job.fn, run):
                             results = (self.strategy.run(loop) if wraps else loop()) or []
                         life.tear_down(self, job.fn)

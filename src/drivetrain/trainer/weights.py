@@ -48,7 +48,6 @@ def restore(trainer: Any, checkpoint: dict[str, Any], fitting: bool) -> None:
             f"The checkpoint also holds averaged weights, {AVERAGED!r}. This Trainer has no callback that averages "
             "weights, so it uses those in 'state_dict', which the optimizer has trained."
         )
-    trainer.strategy.convert(module)  # or what was saved in 64 bits would pass through 32
     with restoring(f"the weights of {type(module).__name__}"):
         strict = is_strict(module)
         if "frozen_weights" in checkpoint:

@@ -196,7 +196,7 @@ class LearningRateFinder(Callback):
         run: Any = trainer.current_run
         if trainer.progress.global_step == 0:  # as if the attribute had had this value from the start
             trainer.strategy.setup_optimizers(trainer)
-            trainer.strategy.connect_precision()
+            trainer.strategy.setup_precision_plugin()
             trainer.engine.bind_optimizers(trainer.strategy.optimizers, trainer.strategy.lr_scheduler_configs)
             run.wrap_optimizers()
             return

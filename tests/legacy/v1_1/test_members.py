@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from drivetrain import LightningModule
 from drivetrain.legacy.v1_1 import Accelerator, CPUAccelerator, DataParallelAccelerator, DDPAccelerator, DDPPlugin
 from drivetrain.precision import Precision
+from drivetrain.strategies.familiar import share
 
 
 class Net(LightningModule):
@@ -356,9 +357,9 @@ def test_s3_25_the_samples_are_shared_as_the_accelerator_says() -> None:
 
     strategy = (own := Own()).strategy
     assert strategy.distributed_sampler_kwargs == {"num_replicas": 4, "rank": 3}
-    assert [len(each[0]) for each in strategy.share(loader())] == [2]
+    assert [len(each[0]) for each in share(strategy, loader())] == [2]
     own.shares = False
-    assert strategy.share(data := loader()) is data
+    assert share(strategy, data := loader()) is data
 
 
 def test_ddp_members_may_be_overridden(make_trainer: Any) -> None:

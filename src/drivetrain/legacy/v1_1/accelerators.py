@@ -173,7 +173,7 @@ class _Run(_Facts):
         strategy.launch()
         strategy.prepare()
         self.setup_optimizers(model)
-        strategy.connect_precision()
+        strategy.setup_precision_plugin()
 
     def model_to_device(self, model: Any = None, process_idx: int | None = None) -> None:
         """Move the model to the device."""

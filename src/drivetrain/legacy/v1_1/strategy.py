@@ -166,10 +166,7 @@ class Driven(_Steps):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        return dict(self.source.distributed_sampler_kwargs)
-
-    def share(self, loader: Any, splits: bool = False, pads: bool = False) -> Any:
-        return self.usual.share(loader, splits, pads) if self.source.require_distributed_sampler else loader
+        return dict(self.source.distributed_sampler_kwargs) if self.source.require_distributed_sampler else {}
 
     def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         self.usual.save_checkpoint(self.source.on_save(checkpoint), path, storage_options)

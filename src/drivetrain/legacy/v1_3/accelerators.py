@@ -159,7 +159,7 @@ class _SetUp(_Facts):
         self.setup_training_type_plugin(model)
         if not self.setup_optimizers_in_pre_dispatch:
             self.setup_optimizers(trainer)
-        self.strategy.connect_precision()
+        self.strategy.setup_precision_plugin()
 
     def setup_training_type_plugin(self, model: nn.Module) -> None:
         """Let the training-type plugin take the model."""
@@ -174,7 +174,7 @@ class _SetUp(_Facts):
         """Let the precision plugin replace the model, the optimizers and the schedulers."""
         model, optimizers, schedulers = self.precision_plugin.connect(self.model, self.optimizers, self.lr_schedulers)
         self.strategy.model, self.optimizers, self.lr_schedulers = model, optimizers, schedulers
-        self.strategy.usual.connect_precision()
+        self.strategy.usual.setup_precision_plugin()
 
     def connect_training_type_plugin(self, plugin: TrainingTypePlugin, model: nn.Module) -> None:
         """Use ``plugin`` and set it up with ``model``."""

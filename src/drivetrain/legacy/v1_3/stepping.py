@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS, call_all, log_diction
 from drivetrain.legacy.v1_3.steps import bind_step
 from drivetrain.module.optimizers import normalise
 from drivetrain.strategies.facts import Earlier
-from drivetrain.strategies.stepping import OwnStep, StepParts
+from drivetrain.strategies.step_parts import OwnStep, StepParts
 
 
 class _Beginning(Adapted):
@@ -71,8 +72,13 @@ class _Beginning(Adapted):
 class _Steps(_Beginning):
     """What happens in a step. A subclass defines :meth:`ask`."""
 
-    earlier = Earlier(True, True, EXTRA_HOOKS, frozenset({"optimizer_idx", "hiddens"}))
-    enters_step_contexts = True
+    earlier = Earlier(
+        step_ends=True,
+        zero_grad=True,
+        hooks=EXTRA_HOOKS,
+        step_arguments=frozenset({"optimizer_idx", "hiddens"}),
+        enters_contexts=True,
+    )
     further_arguments: Mapping[str, Any] = MappingProxyType({})
     outputs_of_batch: list[Any] | None = None
 
@@ -85,14 +91,13 @@ class _Steps(_Beginning):
         self.facts = self.facts.but(honoured_hooks=type(self).facts.honoured_hooks if step is None else "all")
         return step or cast("OwnStep | None", self.usual.bind_step(parts))
 
-    def bound_step(self, name: str) -> Callable[..., Any]:
-        self.driver.steps[name] = self.bind(name)
+    def bind(self, name: str) -> Callable[..., Any]:
         if name == "training_step":
             module = self.lightning_module
             asks = "optimizer_idx" in inspect.signature(module.training_step).parameters
             by_hand = asks and not module.automatic_optimization and len(self.optimizers) > 1
             self.further_arguments = {"optimizer_idx": 0} if by_hand else {}  # one call, for all optimizers
-        step: Callable[..., Any] = getattr(self, name)
+        step: Callable[..., Any] = self.usual.bind(name)
         return step
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -163,11 +168,8 @@ class Stepped(_Steps):
     def differentiate(self, loss: Tensor, optimizer: Any, accumulates: bool, *args: Any, **kwargs: Any) -> None:
         """Compute gradients as today's strategy does; while ``accumulates`` is true, they stay in this process."""
         by_hand = not (self.driver.steps or accumulates)
-        if by_hand:
-            self.before_manual_backward(loss)
-        self.usual.backward(loss, optimizer, *args, **kwargs)
-        if by_hand:
-            self.after_manual_backward()
+        with self.manual_backward_context(loss) if by_hand else nullcontext():
+            self.usual.backward(loss, optimizer, *args, **kwargs)
 
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
         self.source.barrier(name)

@@ -11,7 +11,7 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import detach
 from drivetrain.module.losses import outputs_for_hooks
 from drivetrain.module.module import LightningModule
-from drivetrain.strategies.stepping import OwnStep, StepParts
+from drivetrain.strategies.step_parts import OwnStep, StepParts
 
 
 def bind_step(strategy: Any, parts: StepParts) -> OwnStep | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ class _SetUp(Stepped):
 
     def connect(self, module: nn.Module) -> None:
         self.done, self.takes = frozenset(), {}
+        reduces = defined_by_user(self.source.training_type_plugin, "reduce")
+        self.facts = self.facts.but(earlier=replace(self.facts.earlier, reduces=reduces))
         self.source.connect(module)
 
     def setup_environment(self) -> None:
@@ -51,7 +54,7 @@ class _SetUp(Stepped):
         else:
             self.source.setup_optimizers(trainer)
 
-    def connect_precision(self) -> None:
+    def setup_precision_plugin(self) -> None:
         if self.once("precision"):
             self.source.setup_precision_plugin()
 
@@ -154,11 +157,6 @@ class Composed(_Gradients):
     def block_backward_sync(self) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = self.source.training_type_plugin.block_backward_sync()
         return context
-
-    @property
-    def also_overrides(self) -> frozenset[str]:
-        own = {"reduce"} if defined_by_user(self.source.training_type_plugin, "reduce") else set()
-        return super().also_overrides | own  # type: ignore[misc,no-any-return]
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         return self.source.training_type_plugin.reduce(tensor, group, reduce_op)

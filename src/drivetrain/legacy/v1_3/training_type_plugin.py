@@ -46,7 +46,7 @@ class _Facts:
 
         plugin: Any = self
         found = (self.accelerator or Accelerator(PrecisionPlugin(), plugin)).as_settings()
-        found["strategy"].own_precision = None  # the Trainer's arguments decide
+        found["strategy"].own_parts.precision = None  # the Trainer's arguments decide
         return dict(found)
 
     @property

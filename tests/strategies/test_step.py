@@ -14,7 +14,7 @@ from drivetrain.callbacks import OnExceptionCheckpoint
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision import MixedPrecision
 from drivetrain.strategies import SingleDeviceStrategy
-from drivetrain.strategies.stepping import HOOKS_IN_A_STEP, StepParts
+from drivetrain.strategies.step_parts import HOOKS_IN_A_STEP, StepParts
 
 VERBS = [
     "training_step", "validation_step", "test_step", "predict_step", "post_training_step", "batch_to_device",

@@ -1,0 +1,116 @@
+"""Model: how a strategy takes the user's module, and what it makes of it for its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.introspect import overrides
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.errors import ConfigurationError
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies.familiar import Familiar
+from drivetrain.strategies.placement import optimizer_to, place
+
+
+class Model:
+    """The model of a run, from the user's module to what is left when the run ends.
+
+    Attributes:
+        accelerator, precision_plugin, checkpoint_io: the strategy's parts; the plan fills in what was not passed.
+        lightning_module: the user's module.
+        model: the object that :meth:`setup` has made of it; the module itself before.
+        optimizers, lr_scheduler_configs: those of the run.
+    """
+
+    accelerator: Accelerator | None
+    precision_plugin: Precision
+    checkpoint_io: CheckpointIO
+    lightning_module: Any
+    model: nn.Module | None
+    optimizers: list[Optimizer]
+    lr_scheduler_configs: list[Any]
+
+    _converted: nn.Module | None
+
+    if TYPE_CHECKING:  # of Familiar, and of Ranks
+        model_to_device: Any
+
+        @property
+        def root_device(self) -> torch.device: ...
+
+    def connect(self, model: nn.Module) -> None:
+        """Take the user's module, before any process or device exists."""
+        self.lightning_module = self.model = model
+        self._converted = None
+
+    def model_sharded_context(self) -> AbstractContextManager[Any]:
+        """Return a context around ``configure_model``, in which a strategy may shard layers as they are created."""
+        return nullcontext()
+
+    def setup(self, trainer: Any) -> None:
+        """Convert, move and wrap the model. Afterwards optimizers may be made from its parameters."""
+        if self.accelerator is not None:
+            self.accelerator.setup(trainer)
+        module: nn.Module = self.lightning_module
+        wrapped = self.model is not module
+        if wrapped:
+            raise ConfigurationError(
+                f"{type(self).__name__} has wrapped the module before setup(), which sets up the module itself. Wrap "
+                "it in setup_module(module), or after super().setup(trainer)."
+            )
+        self.model = self.setup_module(module)
+
+    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
+        """``module`` in this precision, on the root device unless it stays, and wrapped where processes share it."""
+        own = module is self.lightning_module
+        module = self._convert(module) if own else self.precision_plugin.convert_module(module)
+        if move_to_device and overrides(self, "model_to_device", Familiar):
+            self.model = module
+            self.model_to_device()
+            return self.model
+        return place(module, self.root_device) if move_to_device else module
+
+    def _convert(self, module: nn.Module) -> nn.Module:
+        """``module`` in the precision of the run; what is so already stays."""
+        if self._converted is None or module is not self._converted:
+            self._converted = module = self.precision_plugin.convert_module(module)
+        return module
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Let the Trainer make the run's optimizers and schedulers. Called after :meth:`setup`, unless that did it."""
+        self.optimizers, self.lr_scheduler_configs = trainer.make_optimizers()
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Return the loader or what to iterate instead; called for each loader, after its sampler was set."""
+        return dataloader
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Run ``function``, which is the whole training, evaluation or prediction, and return what it returns."""
+        return function()
+
+    def explain(self, error: BaseException) -> Exception | None:
+        """Return the exception to raise instead of ``error``, if this strategy can explain it better."""
+        return None
+
+    def teardown(self) -> None:
+        """Move model and optimizer state to the host, free the device, and wait until all checkpoints are durable.
+
+        Accepts a half-built run: an exception may come at any time.
+        """
+        if self.root_device != HOST:
+            for optimizer in self.optimizers:
+                optimizer_to(optimizer, HOST)
+            if self.lightning_module is not None:
+                place(self.lightning_module, HOST)
+        self.precision_plugin.teardown()
+        if self.accelerator is not None:
+            self.accelerator.teardown()
+        self.checkpoint_io.wait()
+        self.checkpoint_io.teardown()

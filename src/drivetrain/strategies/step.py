@@ -1,0 +1,212 @@
+"""Step: the methods with which a strategy changes parts of a step, or owns the whole step.
+
+A method ("verb") that is not overridden is not called: the loop binds what it would do. An override counts on
+the class and on the instance, also one that is set during a run (from the next batch on).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.base.compiled import compiled_method
+from drivetrain.base.introspect import defined_by_user, overrides
+from drivetrain.base.restoring import WrongForm
+from drivetrain.base.tree import move
+from drivetrain.precision.familiar import differentiate, end_step
+from drivetrain.precision.precision import ClipAlgorithm, Precision
+from drivetrain.strategies.facts import Facts
+from drivetrain.strategies.redirection import redirected
+from drivetrain.strategies.step_parts import Driver, OwnStep, StepParts
+
+if TYPE_CHECKING:
+    from drivetrain.strategies.strategy import Strategy
+
+
+class Step:
+    """The verbs of a step. Each is complete: ``super()`` in an override does the usual thing.
+
+    Gradients are exchanged between ranks in the backward pass or right after it: before they are unscaled, weighted and
+    clipped. A strategy that exchanges them itself does it in :meth:`backward`, unless :meth:`accumulating` holds them.
+
+    Attributes:
+        driver: functions of the running loop.
+    """
+
+    driver: Driver
+    facts: Facts
+    lightning_module: Any
+    model: nn.Module | None
+    precision_plugin: Precision
+
+    if TYPE_CHECKING:  # of Familiar, and of Ranks
+        pre_backward: Callable[[Tensor], None]
+        post_backward: Callable[[Tensor], None]
+
+        @property
+        def root_device(self) -> torch.device: ...
+
+    def bind(self, name: str) -> Callable[..., Any]:
+        """The module's step of this name, in a form whose call goes through what is wrapped around the module."""
+        method = compiled_method(self.lightning_module, name)
+        assert self.model is not None  # setup() came first
+        return redirected(method, self.lightning_module, self.model, self.facts.calls_through_forward)
+
+    def bind_step(self, parts: StepParts) -> OwnStep | None:
+        """Return the step, for a strategy that owns it; ``None``: the loop's own. Not called in manual optimization.
+
+        Called when the run is set up, at the start of each epoch, and when a part of the run was replaced.
+        A strategy that returns one says in ``facts.honoured_hooks`` which hooks inside a step it calls.
+        """
+        return None
+
+    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        """The batch on ``device``, by the transfer hooks of module and datamodule; ``None``: on the root device."""
+        device = self.root_device if device is None else device
+        if self.driver.transfer is None:
+            return move(batch, device)
+        return self.driver.transfer(batch, device, dataloader_idx)
+
+    def repeat_batch(self, repeats: bool) -> None:
+        """Called before a batch that this rank repeats because other ranks have more: the batch must change nothing."""
+
+    # ---- gradients -----------------------------------------------------------------------------------------------
+
+    def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Compute gradients, with everything that belongs to it: scaling, the hooks, the module's own ``backward``.
+
+        Args:
+            closure_loss: the loss, not scaled yet.
+            optimizer: the optimizer of these gradients; ``None`` if it is not known.
+            args, kwargs: for ``Tensor.backward``.
+
+        Returns: ``closure_loss``.
+        """
+        precision, module = self.precision_plugin, self.lightning_module
+        self.pre_backward(closure_loss)
+        compute = self.driver.differentiate or self._differentiate
+        differentiate(precision, closure_loss, module, optimizer, compute, *args, **kwargs)
+        self.post_backward(closure_loss)
+        return closure_loss
+
+    def _differentiate(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        precision = self.precision_plugin
+        precision.backward(precision.scale(loss) if precision.scales_loss else loss, *args, **kwargs)
+
+    def manual_backward_context(self, loss: Tensor) -> AbstractContextManager[Any]:
+        """Context around a backward pass that user code starts itself, by ``manual_backward``."""
+        return nullcontext()
+
+    def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Context whose backward passes leave gradients to this process, to be exchanged by a later one.
+
+        A strategy that exchanges them in every backward pass, as sharded ones do, leaves it as it is.
+        """
+        self.driver.exchanges_always = True
+        return nullcontext()
+
+    def open_gradients(self) -> dict[str, Tensor]:
+        """Return the gradients of a window that is not complete, by parameter name: this rank's own, not copied.
+
+        For a checkpoint, and for :meth:`rescale_gradients`. Override it where :meth:`accumulating` leaves gradients
+        elsewhere than in ``parameter.grad``.
+        """
+        from drivetrain.strategies.sharded_state import local_shard  # here, so that importing the Trainer stays quick
+
+        named = ((name, parameter.grad) for name, parameter in self.lightning_module.named_parameters())
+        return {name: local_shard(gradient) for name, gradient in named if gradient is not None}
+
+    def load_open_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`open_gradients` returned.
+
+        Raises:
+            WrongForm: a gradient has another shape than this strategy's.
+        """
+        from drivetrain.strategies.sharded_state import from_local_shard, local_shard
+
+        for name, parameter in self.lightning_module.named_parameters():
+            if name in gradients and gradients[name].shape != (shape := local_shard(parameter).shape):
+                found = tuple(gradients[name].shape)
+                raise WrongForm(f"[{name!r}]", f"is a gradient of shape {found}, and {tuple(shape)} is expected")
+            parameter.grad = from_local_shard(gradients[name], parameter) if name in gradients else None
+
+    def rescale_gradients(self, optimizer: Optimizer | Sequence[Optimizer] | None, factor: float | Tensor) -> None:
+        """Multiply the gradients that are there by ``factor``.
+
+        A window does so when its losses have weights, and when it holds fewer batches than expected. Override it if the
+        strategy keeps gradients where :meth:`open_gradients` cannot return them to be multiplied in place.
+
+        Args:
+            optimizer: of whose parameters; several: of all of theirs.
+            factor: a number, or a tensor with one element.
+        """
+        if overrides(self, "open_gradients", Step):
+            for gradient in self.open_gradients().values():
+                gradient.mul_(factor)
+            return
+        optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
+        for group in (group for each in optimizers if each is not None for group in each.param_groups):
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
+    def clip_gradients(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        clip_val: float,
+        algorithm: ClipAlgorithm = "norm",
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor | None:
+        """Clip the finished gradients of this optimizer's parameters; see :meth:`Precision.clip_gradients`.
+
+        Returns: the norm before clipping; ``None`` where none was computed.
+        """
+        if algorithm == "value":
+            return self.precision_plugin.clip_gradients(optimizer, clip_val, "value")
+        return self.precision_plugin.clip_gradients(optimizer, clip_val, "norm", norm_type, error_if_nonfinite)
+
+    # ---- the optimizer -------------------------------------------------------------------------------------------
+
+    def optimizer_step(
+        self,
+        optimizer: Optimizer,
+        closure: Callable[[], Any] | None,
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Step ``optimizer`` in this precision.
+
+        Args:
+            optimizer: the user's.
+            closure: computes the loss and the gradients, unscaled and clipped, and returns the loss. ``None``: the
+                gradients are there.
+            model: whose parameters are stepped.
+            kwargs: for ``optimizer.step``.
+
+        Returns: what ``closure`` returned.
+        """
+        precision = self.precision_plugin
+        loss = precision.optimizer_step(optimizer, model, closure, **kwargs)
+        end_step(precision, optimizer)
+        return loss
+
+
+def steps_itself(strategy: Strategy) -> bool:
+    """Return whether more is done than ``optimizer.step()``: the strategy or its precision overrides it."""
+    precision = strategy.precision_plugin
+    return overrides(strategy, "optimizer_step", Step) or defined_by_user(precision, "optimizer_step")
+
+
+def differentiates_itself(strategy: Strategy) -> bool:
+    """Return whether more is done than scaling, hooks and backward: the strategy or its precision overrides it."""
+    precision = strategy.precision_plugin
+    if overrides(strategy, "backward", Step) or defined_by_user(precision, "backward"):
+        return True
+    return any(overrides(precision, name, Precision) for name in ("pre_backward", "post_backward"))

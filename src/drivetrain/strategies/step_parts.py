@@ -1,0 +1,100 @@
+"""What a loop gives to a strategy: the parts of a step, for its own step, and functions that its methods call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.precision.precision import Precision
+
+OwnStep = Callable[[Any, int, int, bool, int], "tuple[Any, int]"]
+"""``step(batch, batch_idx, index_in_window, last, size)`` of a strategy that owns its step.
+
+``index_in_window`` counts the window's batches from 0, ``last`` says that the window ends with this one, and ``size``
+is the number of batches that the window is expected to hold. Returns what ``training_step`` returned, for the hooks at
+the batch's end, and how many optimizer steps were made.
+"""
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """The operations of a training step, for a strategy that composes the step itself.
+
+    With one batch per window, the Trainer does this::
+
+        parts.begin(size=1)
+        output = parts.training_step(batch, batch_idx)
+        loss = parts.loss_of(output, index=0, last=True)
+        if loss is not None:
+            parts.backward(loss)
+            parts.before_step()
+            steps = int(parts.optimizer_step())
+
+    These operations call the hooks in :attr:`HOOKS`, in the usual places.
+
+    Attributes:
+        training_step: ``(batch, batch_idx)``: calls the module's ``training_step`` in the precision, through the
+            wrapper around the module if there is one. The batch may be a part of one.
+        begin: ``(size, optimizer)``: starts a window of ``size`` backward passes; clears the optimizer's gradients.
+        loss_of: ``(output, index, last)``: returns the loss in the output of ``training_step``, divided or weighted as
+            its share of the window; ``None`` if there is none. ``index`` counts the window's backward passes from 0.
+        backward: ``(loss)``: computes gradients, scaled if the precision scales.
+        accumulating: a context around ``training_step`` and ``backward`` in which gradients stay on this rank; the
+            window's last pass exchanges them. Outside of it every pass does. See :meth:`Step.accumulating`.
+        before_step: ``(optimizer)``: unscales and weights the finished gradients, calls the hooks, clips.
+        optimizer_step: ``(optimizer)``: steps it, by the strategy's ``optimizer_step`` if it is overridden; returns
+            whether it really stepped, because a precision may skip a step.
+        module, model: the user's module, and the object that the strategy made of it.
+        optimizers: those of the run; operations that take an optimizer use the first by default.
+        precision: that of the run.
+        data: the group of ranks that see different samples.
+    """
+
+    HOOKS: ClassVar[frozenset[str]] = frozenset(
+        {
+            "on_before_zero_grad", "optimizer_zero_grad", "on_before_backward", "backward", "on_after_backward",
+            "on_before_optimizer_step", "configure_gradient_clipping", "clip_gradients",
+        }
+    )  # fmt: skip
+
+    training_step: Callable[[Any, int], Any]
+    begin: Callable[..., None]
+    loss_of: Callable[[Any, int, bool], Tensor | None]
+    backward: Callable[..., None]
+    accumulating: Callable[[], AbstractContextManager[None]]
+    before_step: Callable[..., None]
+    optimizer_step: Callable[..., bool]
+    module: nn.Module
+    model: nn.Module
+    optimizers: Sequence[Optimizer]
+    precision: Precision
+    data: Any
+
+
+@dataclass
+class Driver:
+    """Functions of the running loop that the verbs call; unset in an Engine's loop.
+
+    Attributes:
+        differentiate: ``(loss, *args, **kwargs)``: scales it, calls the hooks around backward and the module's own.
+        transfer: ``(batch, device, dataloader_idx)``: the transfer hooks of the module and the datamodule.
+        steps: the module's steps by name, as they were bound.
+        rebind: called when a verb was replaced: bind the step again.
+        exchanges_always: :meth:`Step.accumulating` was called: gradients are exchanged in every backward pass.
+    """
+
+    differentiate: Callable[..., Any] | None = None
+    transfer: Callable[[Any, torch.device, int], Any] | None = None
+    steps: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    rebind: Callable[[], None] | None = None
+    exchanges_always: bool = False
+
+
+HOOKS_IN_A_STEP = StepParts.HOOKS | {"optimizer_step"}
+"""The hooks that run inside a step; a strategy that owns its step decides which of them it calls."""
