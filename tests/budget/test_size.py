@@ -78,6 +78,7 @@ def test_no_file_and_no_function_is_too_long_to_read_at_once() -> None:
     [
         ((Ranks, Model, Step, State, Strategy), SingleDeviceStrategy(), 59), ((Facts,), Facts(), 16),
         ((Precision,), Precision(), 20), ((CheckpointIO,), TorchCheckpointIO(), 8),
+        ((FileAnswers,), TorchCheckpointIO(), 10),
     ],
     ids=["strategy", "facts", "precision", "checkpoint_io", "file_answers"],
 )  # fmt: skip
