@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil
 from multiprocessing import util
@@ -255,6 +255,7 @@ def _ahead(
         yield current, True
 
 
+@dataclass(eq=False, repr=False)
 class BatchIterator:
     """What a step gets that takes ``dataloader_iter`` instead of a batch.
 
@@ -266,26 +267,21 @@ class BatchIterator:
         advance: told that one more batch was taken and whether it is the last; returns its index.
         transfer: brings a batch to the device where an overridden hook does that.
         dataloader_idx: of an evaluation over several loaders.
+
+    Attributes:
+        taken: how many batches the running, or the last, step has taken.
     """
 
-    def __init__(
-        self,
-        source: Iterator[tuple[Any, bool]],
-        advance: Callable[[bool], int],
-        transfer: Callable[[Any, int], Any] | None,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._source = source
-        self._advance = advance
-        self._transfer = transfer
-        self._dataloader_idx = dataloader_idx
-        self._held: tuple[Any, int, int] | None = None
-        self.taken = 0
-        """How many batches the running, or the last, step has taken."""
+    source: Iterator[tuple[Any, bool]]
+    advance: Callable[[bool], int]
+    transfer: Callable[[Any, int], Any] | None
+    dataloader_idx: int = 0
+    taken: int = field(default=0, init=False)
+    _held: tuple[Any, int, int] | None = field(default=None, init=False)
 
     def hold(self, batch: Any, batch_idx: int) -> BatchIterator:
         """Take the batch that the loop has fetched; return the iterator, which gives it first."""
-        self._held, self.taken = (batch, batch_idx, self._dataloader_idx), 1
+        self._held, self.taken = (batch, batch_idx, self.dataloader_idx), 1
         return self
 
     def bound(self, step: Callable[..., Any]) -> Callable[[Any, int], Any]:
@@ -306,11 +302,11 @@ class BatchIterator:
         if self._held is not None:
             held, self._held = self._held, None
             return held
-        batch, is_last = next(self._source)
-        if self._transfer is not None:
-            batch = self._transfer(batch, self._dataloader_idx)
+        batch, is_last = next(self.source)
+        if self.transfer is not None:
+            batch = self.transfer(batch, self.dataloader_idx)
         self.taken += 1
-        return batch, self._advance(is_last), self._dataloader_idx
+        return batch, self.advance(is_last), self.dataloader_idx
 
 
 def seed_workers(loader: Any, rank: int | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain.errors import ConfigurationError
@@ -50,6 +51,7 @@ class PaddedBatches:
             next(self._source, None)
 
 
+@dataclass(eq=False, repr=False)
 class KeptTogether:
     """``(batch, is_last)`` for as long as any rank has a batch; a rank with nothing left repeats its last one.
 
@@ -65,34 +67,28 @@ class KeptTogether:
             it is repeated, else the number of ranks for each that has a batch of its own.
     """
 
-    def __init__(
-        self,
-        source: Iterator[tuple[Any, bool]],
-        gather: Callable[[bool], list[bool]],
-        ranks: Sequence[int] | None = None,
-    ) -> None:
-        self._source = source
-        self._gather = gather
-        self._ranks = ranks
-        self.factor = 1.0
+    source: Iterator[tuple[Any, bool]]
+    gather: Callable[[bool], list[bool]]
+    ranks: Sequence[int] | None = None
+    factor: float = field(default=1.0, init=False)
 
     def __iter__(self) -> Iterator[tuple[Any, bool]]:
-        current = next(self._source, None)
-        having = self._gather(current is not None)
+        current = next(self.source, None)
+        having = self.gather(current is not None)
         if any(having) and not all(having):
-            ranks = range(len(having)) if self._ranks is None else self._ranks
+            ranks = range(len(having)) if self.ranks is None else self.ranks
             without = [rank for rank, has in zip(ranks, having, strict=True) if not has]
             raise ConfigurationError(
                 f"The loader gave no batch at all on rank {', '.join(map(str, without))}, and others have some. "
                 "Give every rank at least one batch."
             )
         while current is not None:
-            following = next(self._source, None)
+            following = next(self.source, None)
             self.factor = len(having) / sum(having)
-            having = self._gather(following is not None)
+            having = self.gather(following is not None)
             yield current[0], not any(having)
             while following is None and any(having):
                 self.factor = 0.0
-                having = self._gather(False)
+                having = self.gather(False)
                 yield current[0], not any(having)
             current = following
