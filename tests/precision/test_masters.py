@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Engine, LightningModule
+from drivetrain.errors import CheckpointError
 from drivetrain.precision import Precision
 
 DOCS = Path(__file__).parents[2] / "docs" / "own_precision.md"
@@ -170,3 +171,20 @@ def test_the_signatures_of_the_field_still_work(make_trainer: Any, tmp_path: Pat
         Module(), DataLoader(data(), batch_size=4), ckpt_path=tmp_path / "run.ckpt"
     )
     assert again.kept == 5
+
+
+def test_a_damaged_state_of_the_precision_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    engine, layer = Engine(accelerator="cpu", precision="16-mixed"), nn.Linear(2, 1)
+    model, optimizer = engine.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    state = {"model": model, "optimizer": optimizer, "precision": engine.precision}
+    engine.backward(model(torch.ones(1, 2)).sum())
+    optimizer.step()
+    engine.save(tmp_path / "loop.ckpt", state)
+    saved = torch.load(tmp_path / "loop.ckpt", weights_only=True)
+    saved["precision"]["scale"] = float("nan")
+    torch.save(saved, tmp_path / "damaged.ckpt")
+    with torch.no_grad():
+        layer.weight.zero_()
+    with pytest.raises(CheckpointError, match="scale"):
+        engine.load(tmp_path / "damaged.ckpt", state)
+    assert layer.weight.tolist() == [[0.0, 0.0]]

@@ -161,11 +161,13 @@ def _restore(
 ) -> None:
     """Give each object its state; if one refuses, those before it get back what they had.
 
-    Modules and optimizers, which were looked at, come late and are not copied. A precision comes last, as in a Trainer.
+    Modules and optimizers, which were looked at, come late and are not copied. A precision comes before them, because
+    it alone knows whether its state is damaged, and once more after them, as in a Trainer.
     """
-    late = (Optimizer, nn.Module, Precision)
+    late = (Precision, Optimizer, nn.Module)
     undo: list[tuple[Any, Any]] = []
-    for name in sorted(pairs, key=lambda name: [isinstance(pairs[name][0], kind) for kind in reversed(late)]):
+    names = sorted(pairs, key=lambda name: [isinstance(pairs[name][0], kind) for kind in reversed(late)])
+    for name in (*names, *(name for name in names if isinstance(pairs[name][0], Precision))):
         target, value = pairs[name]
         try:
             if not isinstance(target, late):
