@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +12,11 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.data.feed import sized_length
 from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
+from drivetrain.loops.evaluate import Predictions, evaluate
+from drivetrain.loops.fit import fit
 from drivetrain.loops.run import ENDLESS
 from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
+from drivetrain.tuner.trial import trial
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -161,8 +163,6 @@ class _Trials:
         return max(1, int(fits * (1 - reserve)))
 
     def _fits(self, size: int) -> bool:
-        from drivetrain.trainer.trial import trial
-
         finder, trainer, module, stage = self._finder, self._trainer, self._module, self._stage
         self.count += 1
         steps = finder.steps_per_trial
@@ -175,7 +175,7 @@ class _Trials:
         with trial(trainer, [], **limits) as run:
             set_tuned(trainer, module, self._name, size)
             try:
-                _loop(run, stage)()
+                _try_steps(run, stage)
             except RuntimeError as error:  # torch.OutOfMemoryError is one
                 if not is_out_of_memory(error):
                     raise
@@ -192,12 +192,9 @@ class _Trials:
         return not failed
 
 
-def _loop(run: Any, stage: str) -> Callable[[], Any]:
+def _try_steps(run: Any, stage: Any) -> None:
     if stage == "fit":
-        from drivetrain.loops.fit import fit
-
-        return lambda: fit(run)
-    from drivetrain.loops.evaluate import Predictions, evaluate
-
-    predictions = Predictions(keeps=False) if stage == "predict" else None
-    return lambda: evaluate(run, stage, run.loaders.evaluation(stage), predictions)  # type: ignore[arg-type]
+        fit(run)
+    else:
+        predictions = Predictions(keeps=False) if stage == "predict" else None
+        evaluate(run, stage, run.loaders.evaluation(stage), predictions)

@@ -11,8 +11,10 @@ from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError, MissingPackageError, is_count, is_number, wrong_value
+from drivetrain.loops.fit import fit
 from drivetrain.loops.run import ENDLESS
 from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
+from drivetrain.tuner.trial import trial
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -166,9 +168,6 @@ class LearningRateFinder(Callback):
 
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the learning rate now, from any hook outside of a step."""
-        from drivetrain.loops.fit import fit
-        from drivetrain.trainer.trial import trial
-
         if trainer.fast_dev_run:
             rank_zero_warn("LearningRateFinder does nothing with fast_dev_run.")
             return
