@@ -6,17 +6,31 @@ own says what to do, so nothing below that line is shown of it.
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from drivetrain.base.registry import load
+import torch
+
 from drivetrain.errors import DrivetrainError
+
+OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_NOT_THE_USERS = (OURS, os.path.dirname(torch.__file__), os.path.dirname(os.__file__))
+_PACKAGES = ("site-packages", "dist-packages")  # below Python's own folder, and not part of it
 
 _Print = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 _before: list[_Print] = []  # what prints exceptions otherwise; empty until cut_tracebacks() is called
+
+
+def is_library(path: str) -> bool:
+    """Return whether the code of that file is drivetrain's, torch's or Python's own."""
+    found = next((each for each in _NOT_THE_USERS if path.startswith(each + os.sep)), None)
+    if found is None:
+        return path.startswith("<frozen ")
+    return found != _NOT_THE_USERS[-1] or not any(f"{os.sep}{each}{os.sep}" in path for each in _PACKAGES)
 
 
 def cut_tracebacks() -> None:
@@ -36,15 +50,13 @@ def traceback_of_user(error: BaseException) -> str:
 
 def place_of_user(error: BaseException) -> str:
     """Return file, line and function of the innermost line of the user's code that ``error`` passed through; or ""."""
-    outside = load("drivetrain.trainer.error_notes:is_library")
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if not outside(each.filename)]
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not is_library(each.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
 
 
 def _kept(error: BaseException, files: Sequence[str]) -> list[int]:
     """Return which of a traceback's frames are shown, by number; ``files`` holds the file of each."""
-    outside = load("drivetrain.trainer.error_notes:is_library")
-    users = [index for index, file in enumerate(files) if not outside(file)]
+    users = [index for index, file in enumerate(files) if not is_library(file)]
     if isinstance(error, DrivetrainError):
         return users
     return [*users, *range(users[-1] + 1, len(files))] if users else list(range(len(files)))

@@ -332,7 +332,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
         if overrides(module, method, LightningModule):
             _check_step(name, method, getattr(module, method), strategy.facts.earlier.step_arguments)
     if fn is TrainerFn.FITTING and not module.automatic_optimization:
-        from drivetrain.trainer.overlooked import check_manual  # here, so that importing the Trainer stays quick
+        from drivetrain.advice.overlooked import check_manual  # here, so that importing the Trainer stays quick
 
         check_manual(name, settings)
 

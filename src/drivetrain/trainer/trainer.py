@@ -86,7 +86,7 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
 
 def _unknown(fn: TrainerFn, unknown: Mapping[str, Any]) -> UnknownArgumentError:
     """Return the error for an argument that the entry point of ``fn`` does not have."""
-    from drivetrain.trainer.overlooked import unknown_of  # here, so that importing the Trainer stays quick
+    from drivetrain.advice.overlooked import unknown_of  # here, so that importing the Trainer stays quick
 
     return unknown_of(fn, unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:])
 
@@ -185,7 +185,7 @@ class Trainer(TrainerView):
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self.predictions = Predictions()
         self.ranks_of_job: list[dict[str, Any]] = []  # see Outcome.ranks
-        self._program: dict[str, str] = {}  # of the newest fit: see last.py
+        self._program: dict[str, str] = {}  # of the newest fit: see last.py; the last attribute, for __setattr__
 
     # ---- entry points --------------------------------------------------------------------------------------------
 
@@ -402,11 +402,11 @@ class Trainer(TrainerView):
         attach.check_module(model, fn, self.settings, self.strategy)
         attach.check_hooks([model, datamodule, *self.callbacks], self.strategy.facts.earlier.hooks)
         if fn is TrainerFn.FITTING:
-            from drivetrain.trainer import overlooked  # here, so that the import stays quick
+            from drivetrain.advice import overlooked  # here, so that the import stays quick
 
             overlooked.warn_of_the_overlooked(model, self.settings)
             if ckpt_path is None:  # else their states come from there
-                overlooked.warn_of_used_callbacks(self, model)
+                overlooked.warn_of_used_callbacks(self, model, Callback)
         if not is_own_class(type(precision := self.strategy.precision_plugin)):
             from drivetrain.trainer.precision_checks import check_precision  # here, so that the import stays quick
 
@@ -460,7 +460,7 @@ class Trainer(TrainerView):
                     raise
                 raise SystemExit(128 + signal.SIGINT) from interrupt
             except BaseException as error:
-                from drivetrain.trainer.error_notes import note_place  # here, so that importing the Trainer stays quick
+                from drivetrain.advice.error_notes import note_place  # here, so that importing the Trainer stays quick
 
                 note_place(error, self.progress, self.strategy.global_rank, self._run_parts)
                 life.abort(self, error)
@@ -471,8 +471,8 @@ class Trainer(TrainerView):
     def __setattr__(self, name: str, value: Any) -> None:
         # Once the constructor is done, a new name may be a misspelt one; the loops set no attribute in a step.
         own = self.__dict__
-        if name not in own and "_set_ckpt_path" in own and not hasattr(type(self), name):
-            from drivetrain.trainer.overlooked import warn_of_attribute  # here, so that the import stays quick
+        if name not in own and "_program" in own and not hasattr(type(self), name):
+            from drivetrain.advice.overlooked import warn_of_attribute  # here, so that the import stays quick
 
             warn_of_attribute(self, name, (each for each in (*dir(type(self)), *own) if not each.startswith("_")))
         object.__setattr__(self, name, value)

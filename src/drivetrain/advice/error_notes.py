@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import traceback
 from types import FrameType
@@ -15,16 +14,12 @@ from torch.optim.lr_scheduler import LRScheduler
 from drivetrain.base.introspect import overrides
 from drivetrain.base.memory import is_out_of_memory
 from drivetrain.base.rank_zero import log
-from drivetrain.base.registry import load
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.errors import DrivetrainError, did_you_mean, text_of
+from drivetrain.launchers.tracebacks import OURS, is_library
 from drivetrain.loops.progress import Phase, Progress, RunningStage
 from drivetrain.loops.run import Run
 from drivetrain.module.trainable import TrainableModule
-
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_NOT_THE_USERS = (_OURS, os.path.dirname(torch.__file__), os.path.dirname(os.__file__))
-_PACKAGES = ("site-packages", "dist-packages")  # below Python's own folder, and not part of it
 
 
 def note_place(error: BaseException, progress: Progress, rank: int, run: Run | None = None) -> None:
@@ -42,10 +37,10 @@ def note_place(error: BaseException, progress: Progress, rank: int, run: Run | N
     scheduler = _scheduler_of(error)
     hook = _hook_of(error) or (f"{scheduler}.step" if scheduler else _PARTS.get(progress.phase, ""))
     note = f"{f'in {hook}, ' if hook else ''}{_place(progress, fetching=not hook)}, on rank {rank}."
-    cures = [_cure_of_log(error), _cure_of_backward(error, progress), _cure_of_schedule(error, scheduler)]
+    cures = [_cure_of_backward(error, progress), _cure_of_schedule(error, scheduler)]
     if run is not None:
-        cures += [_cure_of_batch(error, run), _cure_of_no_gradient(error, run), _cure_of_half(error, run)]
-        cures.append(_memory(error, run))
+        looks = (_cure_of_log, _cure_of_batch, _cure_of_no_gradient, _cure_of_half, _memory)
+        cures += [look(error, run) for look in looks]
     for text in (*cures, note[0].upper() + note[1:]):
         if not text:
             continue
@@ -60,7 +55,7 @@ _WRONG_LOG = re.compile(
 )
 
 
-def _cure_of_log(error: Exception) -> str:
+def _cure_of_log(error: Exception, run: Run) -> str:
     """Return what to write instead of a call of ``self.log`` that Python refuses; "" for another error.
 
     The cure is found here, and not by ``log`` itself, so that a right call costs nothing more.
@@ -71,8 +66,7 @@ def _cure_of_log(error: Exception) -> str:
     method, keyword = found.groups()
     if keyword is None:
         return "self.log takes a name and a value. Write self.log_dict(...) for a dictionary of names and values."
-    module = load("drivetrain.module.module:LightningModule")  # in this way, because that module knows the Trainer
-    arguments = list(inspect.signature(getattr(module, method)).parameters)[1:]
+    arguments = list(inspect.signature(getattr(run.module, method)).parameters)
     return f"self.{method} has no argument {keyword!r}. {did_you_mean(keyword, arguments)}"
 
 
@@ -159,7 +153,7 @@ def _memory(error: Exception, run: Run) -> str:
     """Return what took the memory, and what to change; "" for another error."""
     if not is_out_of_memory(error):
         return ""
-    from drivetrain.trainer.memory_note import memory_note  # here, because few errors need it
+    from drivetrain.advice.memory_note import memory_note  # here, because few errors need it
 
     return memory_note(error, run)
 
@@ -176,18 +170,10 @@ def _hook_of(error: Exception) -> str:
     entered = False
     for frame, _ in traceback.walk_tb(error.__traceback__):
         path = frame.f_code.co_filename
-        entered = entered or path.startswith(_OURS)
+        entered = entered or path.startswith(OURS)
         if entered and not is_library(path):
             return _name_of(frame)
     return ""
-
-
-def is_library(path: str) -> bool:
-    """Return whether the code of that file is drivetrain's, torch's or Python's own."""
-    found = next((each for each in _NOT_THE_USERS if path.startswith(each + os.sep)), None)
-    if found is None:
-        return path.startswith("<frozen ")
-    return found != _NOT_THE_USERS[-1] or not any(f"{os.sep}{each}{os.sep}" in path for each in _PACKAGES)
 
 
 def _name_of(frame: FrameType) -> str:

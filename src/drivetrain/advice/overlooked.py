@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary, ref
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, closest, shown, unknown_argument
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.trainable import TrainableModule
@@ -33,9 +32,8 @@ def warn_of_attribute(owner: Any, name: str, known: Iterable[str]) -> None:
 _FITTED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()  # with which Trainer, on which module
 
 
-def warn_of_used_callbacks(trainer: Any, module: TrainableModule) -> None:
-    """Warn of callbacks that still have the state of another model's fit with another Trainer."""
-    base = load("drivetrain.callback:Callback")  # in this way, because that module knows the Trainer
+def warn_of_used_callbacks(trainer: Any, module: TrainableModule, base: type) -> None:
+    """Warn of callbacks, subclasses of ``base``, with the state of another model's fit with another Trainer."""
     for callback in trainer.callbacks:
         if not overrides(callback, "state_dict", base):
             continue
