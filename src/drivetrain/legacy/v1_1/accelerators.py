@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.choice import choose
 from drivetrain.legacy.adapted import adapted
+from drivetrain.legacy.parts import AsksStrategy, calls, reads
 from drivetrain.legacy.v1_1.plugins import DDPPlugin
 from drivetrain.legacy.v1_1.strategy import Driven
 from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
@@ -34,13 +33,20 @@ class _LateBound(type):
         return super().__call__(*args, **kwargs)
 
 
-class _Parts(metaclass=_LateBound):
-    """What an accelerator is made of.
+class Accelerator(AsksStrategy, metaclass=_LateBound):
+    """An accelerator of the 1.1 generation: a subclass may override any method, and call ``super()`` for the rest.
+
+    A ``trainer`` that the constructor of a subclass requires may be left out: a Trainer that takes the accelerator
+    sets it. ``setup`` and the three steps may be written without ``model`` and ``args``.
+
+    Args:
+        trainer: kept as an attribute.
+        cluster_environment: which process of the job this is; ``None``: as the Trainer is told, or as it is detected.
+        ddp_plugin: how DDP wraps the model.
 
     Attributes:
         trainer: the Trainer that runs; one that has taken the accelerator replaces what the constructor was given.
         nickname: what ``distributed_backend`` says.
-        ddp_plugin: how DDP wraps the model.
         train_loop, validation_loop, test_loop: other names of :meth:`train_or_test`.
         step_args: the arguments of the step that runs: batch, batch_idx and what else it takes.
         hardware: the name of today's accelerator.
@@ -54,7 +60,6 @@ class _Parts(metaclass=_LateBound):
     nickname: str | None = None
     optimizer_frequencies: Any = ()
     step_args: list[Any]
-    train_or_test: Callable[[], Any]
     _strategy: Any = None
     _cluster: Any = None
     _dist: Any = None
@@ -104,9 +109,7 @@ class _Parts(metaclass=_LateBound):
     def cluster_environment(self, given: Any) -> None:
         self._cluster = given
 
-
-class _Facts(_Parts):
-    """What an accelerator knows."""
+    # ---- what an accelerator knows -----------------------------------------------------------------------------------
 
     @property
     def dist(self) -> Any:
@@ -117,32 +120,16 @@ class _Facts(_Parts):
     def dist(self, given: Any) -> None:
         self._dist = given
 
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """The optimizers of the run."""
-        found: list[Optimizer] = self.strategy.optimizers
-        return found
-
-    @property
-    def root_device(self) -> torch.device:
-        """The device of this process."""
-        device: torch.device = self.strategy.root_device
-        return device
+    optimizers = reads("strategy.optimizers")
+    """The optimizers of the run."""
 
     @property
     def rpc_enabled(self) -> bool:
         """Whether processes call each other by RPC: they never do."""
         return False
 
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """The arguments ``num_replicas`` and ``rank`` of a DistributedSampler."""
-        return dict(self.strategy.usual.distributed_sampler_kwargs)
-
-    @property
-    def require_distributed_sampler(self) -> bool:
-        """Whether each rank gets its part of the samples."""
-        return bool(self.strategy.facts.is_distributed)
+    require_distributed_sampler = reads("strategy.facts.is_distributed")
+    """Whether each rank gets its part of the samples."""
 
     def get_reference_model(self, model: Any) -> Any:
         """Return the user's module in place of what is wrapped around it."""
@@ -153,9 +140,7 @@ class _Facts(_Parts):
         index = self.root_device.index
         return None if index is None else [index]
 
-
-class _Run(_Facts):
-    """Set-up, the run and its end."""
+    # ---- set-up, the run and its end ---------------------------------------------------------------------------------
 
     def setup(self, model: Any = None) -> None:
         """Take the model and make the run ready: processes, device, precision, the wrapper around the model.
@@ -184,9 +169,8 @@ class _Run(_Facts):
         environment = self.cluster_environment
         self.ddp_plugin.init_ddp_connection(self.trainer, environment, global_rank, world_size, is_slurm_managing_tasks)
 
-    def configure_ddp(self, model: Any, device_ids: list[int] | None) -> Any:
-        """Return the object around ``model`` that exchanges gradients."""
-        return self.ddp_plugin.configure_ddp(model, device_ids)
+    configure_ddp = calls("ddp_plugin.configure_ddp")
+    """``configure_ddp(model, device_ids)``: return what exchanges gradients around ``model``."""
 
     def setup_optimizers(self, model: Any = None) -> None:
         """Make the optimizers of a fit, once; a run that does not train has none."""
@@ -203,17 +187,7 @@ class _Run(_Facts):
         """Run the loop of this run: a training, or a validation or a test; return its results."""
         return self.strategy.run_stage()
 
-    def teardown(self) -> None:
-        """Free the device; the model is on the host afterwards."""
-        self.strategy.usual.teardown()
-
-    def barrier(self, name: str | None = None) -> None:
-        """Wait for every rank."""
-        self.strategy.usual.barrier(name)
-
-
-class _Steps(_Run):
-    """What happens in a step. ``args`` is a list: the batch, its index and what else the module's step takes."""
+    # ---- a step: ``args`` is the batch, its index and what else the module's step takes ------------------------------
 
     def training_step(self, args: list[Any] | None = None) -> Any:
         """Run the module's ``training_step``, in the precision of the run.
@@ -239,18 +213,6 @@ class _Steps(_Run):
         with getattr(strategy.precision_plugin, context)():
             return strategy.run_module(name, batch, *others)
 
-    def training_step_end(self, output: Any) -> Any:
-        """Return the output of ``training_step``; a module's own ``training_step_end`` replaces this."""
-        return output
-
-    def validation_step_end(self, output: Any) -> Any:
-        """The same for ``validation_step``."""
-        return output
-
-    def test_step_end(self, output: Any) -> Any:
-        """The same for ``test_step``."""
-        return output
-
     def batch_to_device(self, batch: Any, device: torch.device) -> Any:
         """Return the batch on ``device``, by the transfer hook of the module."""
         return self.strategy.usual.batch_to_device(batch, device, self.strategy.dataloader_idx)
@@ -275,19 +237,6 @@ class _Steps(_Run):
         epoch = 0 if trainer is None else trainer.current_epoch
         self.strategy.lightning_module.optimizer_zero_grad(epoch, batch_idx, optimizer)
 
-
-class Accelerator(_Steps):
-    """An accelerator of the 1.1 generation: a subclass may override any method, and call ``super()`` for the rest.
-
-    A ``trainer`` that the constructor of a subclass requires may be left out: a Trainer that takes the accelerator
-    sets it. ``setup`` and the three steps may be written without ``model`` and ``args``.
-
-    Args:
-        trainer: kept as an attribute.
-        cluster_environment: which process of the job this is; ``None``: as the Trainer is told, or as it is detected.
-        ddp_plugin: how DDP wraps the model.
-    """
-
     def clip_gradients(self, optimizer: Optimizer, clip_val: float | None = None) -> Any:
         """Clip the gradients of the optimizer by their norm; ``None``: as the Trainer is told; 0 clips nothing."""
         strategy = self.strategy
@@ -298,40 +247,19 @@ class Accelerator(_Steps):
         args, kwargs = strategy.norm_options
         return strategy.usual.clip_gradients_norm(strategy.lightning_module, optimizer, clip_val, *args, **kwargs)
 
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return rank ``src``'s ``obj`` on every rank."""
-        return self.strategy.usual.broadcast(obj, src)
-
     def sync_tensor(self, tensor: Tensor, group: Any = None, reduce_op: Any = None) -> Tensor:
         """Return one tensor for all ranks: their sum, or what ``reduce_op`` says."""
         reduced: Tensor = self.strategy.usual.reduce(tensor, group, "sum" if reduce_op is None else reduce_op)
         return reduced
 
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Return the tensors of all ranks as (world_size, ...); without a process group, the tensor itself."""
-        gathered: Tensor = self.strategy.stack(tensor, group, sync_grads)
-        return gathered
-
     def early_stopping_should_stop(self, pl_module: nn.Module) -> bool:
         """Whether the run ends, because any rank was asked to stop."""
         return bool(self.strategy.usual.reduce_boolean_decision(self.trainer.should_stop, all=False))
 
-    def block_ddp_plugin_sync_behaviour(self) -> AbstractContextManager[Any]:
-        """Return a context whose backward passes leave gradients to this process."""
-        context: AbstractContextManager[Any] = self.strategy.usual.block_backward_sync()
-        return context
-
-    def process_dataloader(self, dataloader: Any) -> Any:
-        """Return the loader to iterate in place of ``dataloader``."""
-        return self.strategy.usual.process_dataloader(dataloader)
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return an optimizer's complete state; every rank must call it."""
-        return dict(self.ddp_plugin.optimizer_state(optimizer))
-
-    def on_save(self, checkpoint: Any) -> Any:
-        """Return the checkpoint to write in place of ``checkpoint``."""
-        return checkpoint
+    block_ddp_plugin_sync_behaviour = calls("block_backward_sync")
+    """Return a context whose backward passes leave gradients to this process."""
+    optimizer_state = calls("ddp_plugin.optimizer_state")
+    """``optimizer_state(optimizer)``: return the complete state; every rank must call it."""
 
     def on_train_epoch_end(self, outputs: Any = None) -> None:
         """An epoch of training has ended: called after the callbacks' and the module's hook of this name."""

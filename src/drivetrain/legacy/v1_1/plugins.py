@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from drivetrain.errors import ConfigurationError
+from drivetrain.legacy.parts import OfAccelerator, calls
 from drivetrain.legacy.v1_3.training_type_plugins import shard_optimizers
 
 
-class DDPPlugin:
+class DDPPlugin(OfAccelerator):
     """How DDP wraps the model; a subclass may override :meth:`configure_ddp` and :meth:`init_ddp_connection`.
 
     Args:
         kwargs: arguments of ``DistributedDataParallel``. ``find_unused_parameters`` is True by default, as it was.
     """
 
-    accelerator: Any = None
+    passing = "Pass it to a Trainer, in plugins=[{name}()]."
 
     def __init__(self, **kwargs: Any) -> None:
         self._ddp_kwargs: dict[str, Any] = {"find_unused_parameters": True, **kwargs}
@@ -25,20 +25,6 @@ class DDPPlugin:
         from drivetrain.legacy.v1_1.named import DDPAccelerator  # here, because it imports this file
 
         return DDPAccelerator(ddp_plugin=self).as_settings()
-
-    @property
-    def strategy(self) -> Any:
-        """Today's strategy, whose methods call the accelerator of this plugin.
-
-        Raises:
-            ConfigurationError: the plugin is not part of an accelerator.
-        """
-        if self.accelerator is None:
-            raise ConfigurationError(
-                f"{type(self).__name__} is not part of an accelerator yet. Pass it to a Trainer, in "
-                f"plugins=[{type(self).__name__}()]."
-            )
-        return self.accelerator.strategy
 
     def configure_ddp(self, model: Any, device_ids: list[int] | None) -> Any:
         """Return the object around ``model`` that exchanges gradients."""
@@ -54,9 +40,8 @@ class DDPPlugin:
     def on_after_setup_optimizers(self, trainer: Any) -> None:
         """The optimizers are there, and the processes have met."""
 
-    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Return the complete state of an optimizer; every rank must call it."""
-        return dict(self.strategy.usual.optimizer_state(optimizer))
+    optimizer_state = calls("strategy.usual.optimizer_state")
+    """``optimizer_state(optimizer)``: return the complete state; every rank must call it."""
 
 
 class DDPShardedPlugin(DDPPlugin):

@@ -6,7 +6,6 @@ A method of the accelerator that the user does not override calls ``strategy.usu
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,14 +15,15 @@ from torch.optim import Optimizer
 from drivetrain.base.introspect import defined_by_user
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import ConfigurationError
+from drivetrain.legacy.parts import calls
 from drivetrain.legacy.v1_1.results import Result
 from drivetrain.legacy.v1_1.synced_log import log_through
 from drivetrain.legacy.v1_1.wrappers import that_runs_steps
 from drivetrain.legacy.v1_3.stepping import Stepped
 
 
-class _Run(Stepped):
-    """Set-up, the run and its end."""
+class Driven(Stepped):
+    """The mixin: ``adapted(Driven, "ddp", accelerator)`` is ``DDPStrategy`` whose methods call ``accelerator``."""
 
     epoch_ends_last = False
     environment: Any = None
@@ -89,9 +89,7 @@ class _Run(Stepped):
         super().teardown()
         self.trainer = None  # the accelerator's next set-up may be in a loop of the user's
 
-
-class _Steps(_Run):
-    """What happens in a step."""
+    # ---- what happens in a step --------------------------------------------------------------------------------------
 
     asked: str | None = None
     dataloader_idx = 0
@@ -113,8 +111,7 @@ class _Steps(_Run):
     def epoch_outputs(self, name: str, outputs: list[Any]) -> Any:
         return Result.of_epoch(outputs) if name in self.results_of else outputs
 
-    def predict_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self.usual.predict_step(*args, **kwargs)
+    predict_step = calls("usual.predict_step")
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
         self.dataloader_idx = dataloader_idx
@@ -137,10 +134,6 @@ class _Steps(_Run):
         self.norm_options = args, kwargs
         return self.source.clip_gradients(optimizer, max_norm)
 
-
-class Driven(_Steps):
-    """The mixin: ``adapted(Driven, "ddp", accelerator)`` is ``DDPStrategy`` whose methods call ``accelerator``."""
-
     def _wrapped(self, module: nn.Module) -> Any:
         wrapped = self.source.configure_ddp(module, self.source.get_device_ids())
         self._averaged = {id(parameter) for parameter in module.parameters() if parameter.requires_grad}
@@ -152,12 +145,8 @@ class Driven(_Steps):
             return module
         return that_runs_steps(wrapped, module, self)  # DDP leaves the module as it is in an evaluation
 
-    def block_backward_sync(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self.source.block_ddp_plugin_sync_behaviour()
-        return context
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        return self.source.sync_tensor(tensor, group, reduce_op)
+    block_backward_sync = calls("source.block_ddp_plugin_sync_behaviour")
+    reduce = calls("source.sync_tensor")
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         if all or self.loop is None or not defined_by_user(self.source, "early_stopping_should_stop"):

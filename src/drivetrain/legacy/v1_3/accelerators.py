@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from drivetrain.accelerators.accelerator import HOST
 from drivetrain.accelerators.choice import choose
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.legacy.adapted import adapted
+from drivetrain.legacy.parts import calls, reads
 from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
 from drivetrain.legacy.v1_3.precision_plugins import PrecisionPlugin, precision_plugin_of
 from drivetrain.legacy.v1_3.strategy import Composed
@@ -22,8 +22,13 @@ from drivetrain.legacy.v1_3.training_type_plugins import training_type_plugin_of
 from drivetrain.loops.progress import TrainerStatus
 
 
-class _Parts:
-    """What an accelerator is made of."""
+class Accelerator:
+    """An accelerator of the 1.3 generation; the Trainer fills in devices, ranks and cluster when it takes it.
+
+    Args:
+        precision_plugin: how numbers are kept: a plugin, one of today's precisions, or its name.
+        training_type_plugin: how the model is spread over devices: a plugin, or the name of a strategy.
+    """
 
     hardware = "auto"
     """The name of today's accelerator."""
@@ -70,89 +75,37 @@ class _Parts:
         own = {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [EpochEnds()]}
         return {**own, **self.training_type_plugin.settings()}
 
+    # ---- what an accelerator knows -----------------------------------------------------------------------------------
 
-class _Facts(_Parts):
-    """What an accelerator knows."""
-
-    @property
-    def model(self) -> nn.Module:
-        """The model as it is wrapped."""
-        model: nn.Module = self.training_type_plugin.model
-        return model
-
-    @model.setter
-    def model(self, model: nn.Module) -> None:
-        self.training_type_plugin.model = model
-
-    @property
-    def lightning_module(self) -> Any:
-        """The user's module."""
-        return self.training_type_plugin.lightning_module
-
-    @property
-    def root_device(self) -> torch.device:
-        """The device of this process."""
-        device: torch.device = self.training_type_plugin.root_device
-        return device
-
-    @property
-    def optimizers(self) -> list[Optimizer]:
-        """The optimizers of the run."""
-        found: list[Optimizer] = self.strategy.optimizers
-        return found
-
-    @optimizers.setter
-    def optimizers(self, optimizers: list[Optimizer]) -> None:
-        self.strategy.optimizers = optimizers
-
-    @property
-    def lr_schedulers(self) -> list[Any]:
-        """The configurations of the run's schedulers."""
-        found: list[Any] = self.strategy.lr_scheduler_configs
-        return found
-
-    @lr_schedulers.setter
-    def lr_schedulers(self, schedulers: list[Any]) -> None:
-        self.strategy.lr_scheduler_configs = schedulers
-
-    @property
-    def results(self) -> Any:
-        """What the last run returned."""
-        return self.training_type_plugin.results
-
-    @property
-    def setup_optimizers_in_pre_dispatch(self) -> bool:
-        """Whether optimizers are made after the model was wrapped."""
-        return bool(self.training_type_plugin.setup_optimizers_in_pre_dispatch)
-
-    @property
-    def call_configure_sharded_model_hook(self) -> bool:
-        """Whether ``configure_sharded_model`` is still to be called."""
-        return bool(self.training_type_plugin.call_configure_sharded_model_hook)
-
-    @call_configure_sharded_model_hook.setter
-    def call_configure_sharded_model_hook(self, calls: bool) -> None:
-        self.training_type_plugin.call_configure_sharded_model_hook = calls
+    model = reads("training_type_plugin.model", writable=True)
+    """The model as it is wrapped."""
+    lightning_module = reads("training_type_plugin.lightning_module")
+    """The user's module."""
+    root_device = reads("training_type_plugin.root_device")
+    """The device of this process."""
+    optimizers = reads("strategy.optimizers", writable=True)
+    """The optimizers of the run."""
+    lr_schedulers = reads("strategy.lr_scheduler_configs", writable=True)
+    """The configurations of the run's schedulers."""
+    results = reads("training_type_plugin.results")
+    """What the last run returned."""
+    setup_optimizers_in_pre_dispatch = reads("training_type_plugin.setup_optimizers_in_pre_dispatch")
+    """Whether optimizers are made after the model was wrapped."""
+    call_configure_sharded_model_hook = reads("training_type_plugin.call_configure_sharded_model_hook", writable=True)
+    """Whether ``configure_sharded_model`` is still to be called."""
 
     def calls_sharded_hook(self, module: Any) -> bool:
         """Whether ``configure_sharded_model`` of ``module`` is called: once for a module, whatever trains it."""
         return self.call_configure_sharded_model_hook and getattr(module, "call_configure_sharded_model_hook", True)
 
+    # ---- set-up, in the order in which its methods are called --------------------------------------------------------
 
-class _SetUp(_Facts):
-    """Set-up, in the order in which its methods are called."""
-
-    def connect(self, model: nn.Module) -> None:
-        """Take the user's module, before :meth:`setup_environment`."""
-        self.training_type_plugin.connect(model)
-
-    def setup_environment(self) -> None:
-        """Start the processes and make the device current."""
-        self.training_type_plugin.setup_environment()
-
-    def model_sharded_context(self) -> AbstractContextManager[Any]:
-        """Return the context in which ``configure_sharded_model`` runs."""
-        return self.training_type_plugin.model_sharded_context()
+    connect = calls("training_type_plugin.connect")
+    """``connect(model)``: take the user's module, before :meth:`setup_environment`."""
+    setup_environment = calls("training_type_plugin.setup_environment")
+    """Start the processes and make the device current."""
+    model_sharded_context = calls("training_type_plugin.model_sharded_context")
+    """Return the context in which ``configure_sharded_model`` runs."""
 
     def setup(self, trainer: Any, model: nn.Module) -> None:
         """Set up the plugins and, unless they come later, the optimizers."""
@@ -161,9 +114,8 @@ class _SetUp(_Facts):
             self.setup_optimizers(trainer)
         self.strategy.setup_precision_plugin()
 
-    def setup_training_type_plugin(self, model: nn.Module) -> None:
-        """Let the training-type plugin take the model."""
-        self.training_type_plugin.setup(model)
+    setup_training_type_plugin = calls("training_type_plugin.setup")
+    """``setup_training_type_plugin(model)``: let the training-type plugin take the model."""
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Make the optimizers of a fit; a run that does not train has none."""
@@ -199,9 +151,7 @@ class _SetUp(_Facts):
         self.strategy.precision_plugin = self.precision_plugin.today
         self.setup_precision_plugin()
 
-
-class _Life(_SetUp):
-    """The run and its end."""
+    # ---- the run and its end -----------------------------------------------------------------------------------------
 
     def pre_dispatch(self, trainer: Any) -> None:
         """Let the plugins prepare the run, with the optimizers' states on the device."""
@@ -213,17 +163,12 @@ class _Life(_SetUp):
             self.setup_optimizers(trainer)
         self.precision_plugin.pre_dispatch()
 
-    def start_training(self, trainer: Any) -> None:
-        """Run the training."""
-        self.training_type_plugin.start_training(trainer)
-
-    def start_evaluating(self, trainer: Any) -> None:
-        """Run a validation or a test."""
-        self.training_type_plugin.start_evaluating(trainer)
-
-    def start_predicting(self, trainer: Any) -> None:
-        """Run a prediction."""
-        self.training_type_plugin.start_predicting(trainer)
+    start_training = calls("training_type_plugin.start_training")
+    """``start_training(trainer)``: run the training."""
+    start_evaluating = calls("training_type_plugin.start_evaluating")
+    """``start_evaluating(trainer)``: run a validation or a test."""
+    start_predicting = calls("training_type_plugin.start_predicting")
+    """``start_predicting(trainer)``: run a prediction."""
 
     def dispatch(self, trainer: Any) -> None:
         """Called in each process, before the loop."""
@@ -235,9 +180,8 @@ class _Life(_SetUp):
         self.training_type_plugin.post_dispatch(trainer)
         self.precision_plugin.post_dispatch()
 
-    def barrier(self, name: str | None = None) -> None:
-        """Wait for every rank."""
-        self.training_type_plugin.barrier(name)
+    barrier = calls("training_type_plugin.barrier")
+    """``barrier(name=None)``: wait for every rank."""
 
     def teardown(self) -> None:
         """Wait for all ranks, unless this one has failed, and free the device."""
@@ -246,9 +190,7 @@ class _Life(_SetUp):
             self.barrier("teardown")
         self.training_type_plugin.teardown()
 
-
-class _Steps(_Life):
-    """What happens in a step. ``step_kwargs`` has "batch", "batch_idx" and what else the module's step takes."""
+    # ---- a step: ``step_kwargs`` has "batch", "batch_idx" and what else the module's step takes ----------------------
 
     def to_device(self, step_kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return ``step_kwargs`` with its batch on the device; a Trainer has moved it already."""
@@ -283,21 +225,14 @@ class _Steps(_Life):
         with getattr(precision, context)(), getattr(plugin, context)():
             return getattr(plugin, name)(*step_kwargs.values())
 
-    def post_training_step(self) -> None:
-        """The module's ``training_step`` has run: called before :meth:`training_step_end`."""
-        self.training_type_plugin.post_training_step()
-
-    def training_step_end(self, output: Any) -> Any:
-        """Return the output of ``training_step``; a module's own ``training_step_end`` replaces this."""
-        return self.training_type_plugin.training_step_end(output)
-
-    def validation_step_end(self, output: Any) -> Any:
-        """The same for ``validation_step``."""
-        return self.training_type_plugin.validation_step_end(output)
-
-    def test_step_end(self, output: Any) -> Any:
-        """The same for ``test_step``."""
-        return self.training_type_plugin.test_step_end(output)
+    post_training_step = calls("training_type_plugin.post_training_step")
+    """``training_step`` has run: called before :meth:`training_step_end`."""
+    training_step_end = calls("training_type_plugin.training_step_end")
+    """Return the output of ``training_step``; a module's own replaces this."""
+    validation_step_end = calls("training_type_plugin.validation_step_end")
+    """The same for ``validation_step``."""
+    test_step_end = calls("training_type_plugin.test_step_end")
+    """The same for ``test_step``."""
 
     def backward(
         self,
@@ -317,15 +252,6 @@ class _Steps(_Life):
         )
         plugin.post_backward(closure_loss, should_accumulate, *parties)
         return loss.detach()
-
-
-class Accelerator(_Steps):
-    """An accelerator of the 1.3 generation; the Trainer fills in devices, ranks and cluster when it takes it.
-
-    Args:
-        precision_plugin: how numbers are kept: a plugin, one of today's precisions, or its name.
-        training_type_plugin: how the model is spread over devices: a plugin, or the name of a strategy.
-    """
 
     def optimizer_step(
         self, optimizer: Optimizer, opt_idx: int = 0, lambda_closure: Callable[[], Any] | None = None, **kwargs: Any
@@ -357,29 +283,18 @@ class Accelerator(_Steps):
         """Clip the gradients of this optimizer's parameters; ``None`` and 0 clip nothing."""
         return self.precision_plugin.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
 
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """Return rank ``src``'s ``obj`` on every rank."""
-        return self.training_type_plugin.broadcast(obj, src)
-
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Return the tensors of all ranks as (world_size, ...); without a process group, the tensor itself."""
-        return self.training_type_plugin.all_gather(tensor, group, sync_grads)
-
-    def process_dataloader(self, dataloader: Any) -> Any:
-        """Return the loader to iterate in place of ``dataloader``."""
-        return self.training_type_plugin.process_dataloader(dataloader)
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any) -> None:
-        """Write ``checkpoint`` on rank 0, atomically; every rank calls it."""
-        self.training_type_plugin.save_checkpoint(checkpoint, filepath)
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the module's complete state; every rank must call it."""
-        return self.training_type_plugin.lightning_module_state_dict()
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return an optimizer's complete state; every rank must call it."""
-        return self.training_type_plugin.optimizer_state(optimizer)
+    broadcast = calls("training_type_plugin.broadcast")
+    """``broadcast(obj, src=0)``: return rank ``src``'s ``obj`` on every rank."""
+    all_gather = calls("training_type_plugin.all_gather")
+    """``all_gather(tensor, group=None, sync_grads=False)``: return (world_size, ...)."""
+    process_dataloader = calls("training_type_plugin.process_dataloader")
+    """``process_dataloader(dataloader)``: return what to iterate in its place."""
+    save_checkpoint = calls("training_type_plugin.save_checkpoint")
+    """``save_checkpoint(checkpoint, filepath)``: write on rank 0; every rank calls it."""
+    lightning_module_state_dict = calls("training_type_plugin.lightning_module_state_dict")
+    """Return the module's complete state; every rank must call it."""
+    optimizer_state = calls("training_type_plugin.optimizer_state")
+    """``optimizer_state(optimizer)``: return the complete state; every rank must call it."""
 
     def on_train_start(self) -> None:
         """Called after the callbacks' and the module's hook of this name; so are the two others."""

@@ -41,6 +41,20 @@ def from_argparse_args(cls: Any, args: Namespace | ArgumentParser, **kwargs: Any
     return cls(**{**{name: found[name] for name in own if name in found}, **kwargs})
 
 
+class FromCommandLine:
+    """A class whose constructor's arguments may come from a command line."""
+
+    @classmethod
+    def add_argparse_args(cls, parent_parser: ArgumentParser) -> ArgumentParser:
+        """Return a parser with an option for each argument of the constructor."""
+        return add_argparse_args(cls, parent_parser)
+
+    @classmethod
+    def from_argparse_args(cls, args: Namespace | ArgumentParser, **kwargs: Any) -> Any:
+        """Return an object made with those of its arguments that ``args`` has; ``kwargs`` win."""
+        return from_argparse_args(cls, args, **kwargs)
+
+
 def _value(text: str) -> Any:
     """Return what an option's text means: a Python literal where it is one."""
     words = {"true": True, "false": False, "none": None, "yes": True, "no": False}

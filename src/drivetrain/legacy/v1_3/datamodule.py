@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from typing import Any
 
 import drivetrain.module.datamodule
-from drivetrain.legacy.v1_3 import arguments, hooks
+from drivetrain.legacy.v1_3 import hooks
+from drivetrain.legacy.v1_3.arguments import FromCommandLine
 
 _STAGES = ("fit", "validate", "test", "predict")
 
@@ -68,7 +68,7 @@ def _once(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     return once
 
 
-class LightningDataModule(_DoneOnce):
+class LightningDataModule(FromCommandLine, _DoneOnce):
     """Today's, with the arguments that every one had, and options for a command line.
 
     Args:
@@ -102,13 +102,3 @@ class LightningDataModule(_DoneOnce):
     def size(self, dim: int | None = None) -> Any:
         """The shape of a sample, or one dimension of it."""
         return self.dims if dim is None else self.dims[dim]
-
-    @classmethod
-    def add_argparse_args(cls, parent_parser: ArgumentParser) -> ArgumentParser:
-        """Return a parser with an option for each argument of the constructor."""
-        return arguments.add_argparse_args(cls, parent_parser)
-
-    @classmethod
-    def from_argparse_args(cls, args: Namespace | ArgumentParser, **kwargs: Any) -> Any:
-        """Return a data module with those of its arguments that ``args`` has; ``kwargs`` win."""
-        return arguments.from_argparse_args(cls, args, **kwargs)

@@ -17,18 +17,7 @@ EXTRA_HOOKS = frozenset({
 """The hooks of modules and callbacks that are called for accelerators of these generations, and nowhere else."""
 
 
-class _OfCallbacks(Callback):
-    """Hooks that modules did not have."""
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        _call_callbacks(trainer, "on_batch_start")
-
-    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        if isinstance(exception, KeyboardInterrupt):
-            _call_callbacks(trainer, "on_keyboard_interrupt")
-
-
-class EpochEnds(_OfCallbacks):
+class EpochEnds(Callback):
     """Keeps what the steps return, for a module that has ``training_epoch_end`` or one of the others.
 
     These come before the callbacks' ``on_train_epoch_end`` and ``on_validation_epoch_end``, which see what they log.
@@ -36,6 +25,13 @@ class EpochEnds(_OfCallbacks):
     Args:
         in_evaluation: call ``on_epoch_start`` and ``on_epoch_end`` in evaluations too, not only in training.
     """
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        _call_callbacks(trainer, "on_batch_start")
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        if isinstance(exception, KeyboardInterrupt):
+            _call_callbacks(trainer, "on_keyboard_interrupt")
 
     position = "first"
 

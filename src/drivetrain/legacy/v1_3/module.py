@@ -21,8 +21,12 @@ from drivetrain.legacy.v1_3.loggers import as_one
 from drivetrain.module.hparams import AttributeDict
 
 
-class _Asked(drivetrain.module.module.LightningModule):
-    """What a module of that time could be asked besides."""
+class LightningModule(drivetrain.module.module.LightningModule):
+    """Today's, with the calls of that time.
+
+    Attributes:
+        truncated_bptt_steps: train on this many time steps of a batch at once; 0: on all of them.
+    """
 
     _datamodule: Any = None
 
@@ -68,9 +72,7 @@ class _Asked(drivetrain.module.module.LightningModule):
             several = self.trainer.world_size > 1
             torch.save(rows, f"{root}_rank_{self.global_rank}{ending}" if several else filename)
 
-
-class _Steps(_Asked):
-    """What a step calls, with the arguments of that time."""
+    # ---- what a step calls, with the arguments of that time ----------------------------------------------------------
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         """Step ``optimizer`` with the closure, wherever it is among the arguments."""
@@ -98,14 +100,6 @@ class _Steps(_Asked):
         """Undo :meth:`toggle_optimizer` for an optimizer, or for its index."""
         is_index = isinstance(optimizer_idx, int)
         super().untoggle_optimizer(self.trainer.optimizers[optimizer_idx] if is_index else optimizer_idx)
-
-
-class LightningModule(_Steps):
-    """Today's, with the calls of that time.
-
-    Attributes:
-        truncated_bptt_steps: train on this many time steps of a batch at once; 0: on all of them.
-    """
 
     truncated_bptt_steps: int = 0
 

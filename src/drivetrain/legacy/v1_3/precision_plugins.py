@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,36 +10,33 @@ from torch.optim import Optimizer
 
 from drivetrain.base.introspect import defined_by_user, is_own_class
 from drivetrain.errors import ConfigurationError, described, did_you_mean
+from drivetrain.legacy.parts import calls, reads
 from drivetrain.precision.precision import Precision, PrecisionRegistry
 
 _APEX = {"O0": "32-true", "O1": "16-mixed", "O2": "16-mixed", "O3": "16-true"}
 _BITS = {16: "16-mixed", "16": "16-mixed", "bf16": "bf16-mixed", 32: "32-true", 64: "64-true"}
 
 
-class _Contexts:
-    """What a precision plugin is asked for outside of a step."""
+class PrecisionPlugin:
+    """Full 32-bit precision, and the base of all others: a subclass may override any method.
 
-    today: Any
+    Attributes:
+        precision: what users write for it.
+        accelerator: the accelerator that this plugin is part of.
+    """
 
-    def train_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``training_step``; the three others are the same for theirs."""
-        context: AbstractContextManager[Any] = self.today.train_step_context()
-        return context
+    precision: int | str = 32
+    accelerator: Any = None
+    _today: Precision | None = None
 
-    def val_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``validation_step``."""
-        context: AbstractContextManager[Any] = self.today.val_step_context()
-        return context
-
-    def test_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``test_step``."""
-        context: AbstractContextManager[Any] = self.today.test_step_context()
-        return context
-
-    def predict_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``predict_step``."""
-        context: AbstractContextManager[Any] = self.today.predict_step_context()
-        return context
+    train_step_context = calls("today.train_step_context")
+    """Return a new context for one ``training_step``."""
+    val_step_context = calls("today.val_step_context")
+    """Return a new context for one ``validation_step``."""
+    test_step_context = calls("today.test_step_context")
+    """Return a new context for one ``test_step``."""
+    predict_step_context = calls("today.predict_step_context")
+    """Return a new context for one ``predict_step``."""
 
     def pre_dispatch(self) -> None:
         """The run is prepared."""
@@ -51,12 +47,7 @@ class _Contexts:
     def post_dispatch(self) -> None:
         """The loop has ended."""
 
-
-class _Clipping(_Contexts):
-    """How gradients are clipped."""
-
-    accelerator: Any = None
-    master_params: Callable[[Any], Iterator[nn.Parameter]]
+    # ---- how gradients are clipped -----------------------------------------------------------------------------------
 
     def clip_gradients(
         self, optimizer: Any, clip_val: float | None, gradient_clip_algorithm: str = "norm", model: Any = None
@@ -79,18 +70,7 @@ class _Clipping(_Contexts):
             return nn.utils.clip_grad_norm_(list(self.master_params(optimizer)), clip_val)
         return strategy.usual.clip_gradients_norm(strategy.lightning_module, optimizer, clip_val)
 
-
-class PrecisionPlugin(_Clipping):
-    """Full 32-bit precision, and the base of all others: a subclass may override any method.
-
-    Attributes:
-        precision: what users write for it.
-        accelerator: the accelerator that this plugin is part of.
-    """
-
-    precision: int | str = 32
-    accelerator: Any = None
-    _today: Precision | None = None
+    # ---- today's precision, and a step -------------------------------------------------------------------------------
 
     def make_today(self) -> Precision:
         """Return the precision of today that computes."""
@@ -103,10 +83,8 @@ class PrecisionPlugin(_Clipping):
             self._today = self.make_today()
         return self._today
 
-    @property
-    def scaler(self) -> Any:
-        """The gradient scaler, if there is one."""
-        return self.today.scaler
+    scaler = reads("today.scaler")
+    """The gradient scaler, if there is one."""
 
     def connect(self, model: nn.Module, optimizers: list[Any], lr_schedulers: list[Any]) -> tuple[Any, Any, Any]:
         """Return the model, the optimizers and the schedulers to use."""

@@ -28,8 +28,14 @@ def _none_for_unlimited(name: str, doc: str) -> Any:
     )
 
 
-class _Devices(drivetrain.trainer.trainer.Trainer):
-    """On what is trained, and how."""
+_BITS = {"16-mixed": 16, "16-true": 16, "bf16-mixed": "bf16", "bf16-true": "bf16", "32-true": 32, "64-true": 64}
+
+
+_EPOCH_OVER = (Phase.BETWEEN_EPOCHS, Phase.TRAIN_END, Phase.NONE)
+
+
+class Asked(drivetrain.trainer.trainer.Trainer):
+    """Where the run is, its parts, and the flags as they were passed."""
 
     def _is_on(self, kind: str) -> bool:
         return self.strategy.root_device.type == kind
@@ -87,15 +93,7 @@ class _Devices(drivetrain.trainer.trainer.Trainer):
         """Whose automatic mixed precision is used: torch's own, or none."""
         return "native" if self.use_amp else None
 
-
-_BITS = {"16-mixed": 16, "16-true": 16, "bf16-mixed": "bf16", "bf16-true": "bf16", "32-true": 32, "64-true": 64}
-
-
-_EPOCH_OVER = (Phase.BETWEEN_EPOCHS, Phase.TRAIN_END, Phase.NONE)
-
-
-class _Limits(_Devices):
-    """How long it trains, as a Trainer of that time answered; what is set means the same as today."""
+    # ---- how long it trains, as a Trainer of that time answered; what is set means the same as today -----------------
 
     _flags: dict[str, Any]
 
@@ -112,9 +110,7 @@ class _Limits(_Devices):
     def min_epochs(self, value: Any) -> None:
         _today("min_epochs").fset(self, value)
 
-
-class _Progress(_Limits):
-    """Where the run is, as a Trainer of that time counted: a step was over when its validation was."""
+    # ---- where the run is, as a Trainer of that time counted: a step was over when its validation was ----------------
 
     validates_last = True
 
@@ -134,10 +130,6 @@ class _Progress(_Limits):
         progress = self.progress
         epoch = _today("current_epoch").fget(self)
         return max(0, int(epoch) - (progress.slot[0] in _EPOCH_OVER or progress.fn is not TrainerFn.FITTING))
-
-
-class Asked(_Progress):
-    """Where the run is, its parts, and the flags as they were passed."""
 
     def __getattr__(self, name: str) -> Any:
         """A flag that is no attribute of today's Trainer."""

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
 
 from drivetrain.base.introspect import positional_arity
 from drivetrain.engine.engine import Engine
 from drivetrain.legacy.adapted import Adapted
+from drivetrain.legacy.parts import calls
 from drivetrain.legacy.v1_3.defaults import hook_of
 from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS, call_all, log_dictionaries
 from drivetrain.legacy.v1_3.steps import bind_step
@@ -23,8 +23,13 @@ from drivetrain.strategies.facts import Earlier
 from drivetrain.strategies.step_parts import OwnStep, StepParts
 
 
-class _Beginning(Adapted):
-    """Set-up."""
+def _asks_for(step: str) -> Any:
+    """Return the strategy's method of this name, which lets the accelerator run the step."""
+    return lambda self, *args, **kwargs: self._step(step, args, kwargs)
+
+
+class Stepped(Adapted):
+    """The mixin's gradients, exchange, and what else both generations' accelerators are asked for in the same way."""
 
     trainer: Any = None
     engine: Engine | None = None
@@ -55,8 +60,7 @@ class _Beginning(Adapted):
         else:
             self.usual.setup_optimizers(trainer)
 
-    def teardown(self) -> None:
-        self.source.teardown()
+    teardown = calls("source.teardown")
 
     def __getstate__(self) -> dict[str, Any]:
         own: dict[str, Any] = {
@@ -68,9 +72,7 @@ class _Beginning(Adapted):
         }
         return {**self.usual.__getstate__(), **own}
 
-
-class _Steps(_Beginning):
-    """What happens in a step. A subclass defines :meth:`ask`."""
+    # ---- a step; a subclass defines ``ask`` --------------------------------------------------------------------------
 
     earlier = Earlier(
         step_ends=True,
@@ -100,14 +102,9 @@ class _Steps(_Beginning):
         step: Callable[..., Any] = self.usual.bind(name)
         return step
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._step("training_step", args, kwargs)
-
-    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._step("validation_step", args, kwargs)
-
-    def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        return self._step("test_step", args, kwargs)
+    training_step = _asks_for("training_step")
+    validation_step = _asks_for("validation_step")
+    test_step = _asks_for("test_step")
 
     def _step(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "training_step":
@@ -136,10 +133,6 @@ class _Steps(_Beginning):
             return step(*args)
         with self.usual.accumulating(self.model):  # the backward pass exchanges the gradients
             return step(*args)
-
-
-class Stepped(_Steps):
-    """The mixin's gradients, exchange, and what else both generations' accelerators are asked for in the same way."""
 
     storage_options: Any = None
     epoch_ends_last = True
@@ -174,12 +167,10 @@ class Stepped(_Steps):
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
         self.source.barrier(name)
 
-    def broadcast(self, obj: Any, src: int = 0) -> Any:
-        return self.source.broadcast(obj, src)
-
-    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        gathered: Tensor = self.source.all_gather(tensor, group, sync_grads)
-        return gathered
+    broadcast = calls("source.broadcast")
+    all_gather = calls("source.all_gather")
+    process_dataloader = calls("source.process_dataloader")
+    optimizer_state = calls("source.optimizer_state")
 
     def stack(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
         """Return the tensors of all ranks as (world_size, ...); without a process group, the tensor itself."""
@@ -188,12 +179,6 @@ class Stepped(_Steps):
             return tensor.unsqueeze(0)
         gathered: Tensor = usual.all_gather(tensor, group, sync_grads)
         return gathered
-
-    def process_dataloader(self, loader: Any) -> Any:
-        return self.source.process_dataloader(loader)
-
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        return dict(self.source.optimizer_state(optimizer))
 
     def on_fit_start(self) -> None:
         call_all(self.trainer, "on_pretrain_routine_start")

@@ -6,23 +6,21 @@ A method of a plugin that the user does not override calls ``strategy.usual``: t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import defined_by_user
+from drivetrain.legacy.parts import calls, reads
 from drivetrain.legacy.v1_3.defaults import hook_of
 from drivetrain.legacy.v1_3.stepping import Stepped, named
 
 
-class _SetUp(Stepped):
-    """Set-up."""
-
-    pre_dispatch: Callable[[Any], None]
+class Composed(Stepped):
+    """The mixin: ``adapted(Composed, "ddp", accelerator)`` is ``DDPStrategy`` whose methods call ``accelerator``."""
 
     def connect(self, module: nn.Module) -> None:
         self.done, self.takes = frozenset(), {}
@@ -58,9 +56,7 @@ class _SetUp(Stepped):
         if self.once("precision"):
             self.source.setup_precision_plugin()
 
-
-class _Life(_SetUp):
-    """The run and its end."""
+    # ---- the run and its end -----------------------------------------------------------------------------------------
 
     def pre_dispatch(self, trainer: Any) -> None:
         """Let the accelerator prepare the run, once."""
@@ -81,9 +77,7 @@ class _Life(_SetUp):
         self.source.dispatch(self.trainer)
         return self.loop()
 
-
-class _Steps(_Life):
-    """What happens in a step."""
+    # ---- what happens in a step --------------------------------------------------------------------------------------
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         return self.ask("predict_step", named(args, kwargs))
@@ -94,12 +88,7 @@ class _Steps(_Life):
             self.source.post_training_step()
         return output
 
-    def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        return self.source.batch_to_device(batch, device, dataloader_idx)
-
-
-class _Gradients(_Steps):
-    """Backward pass and optimizer step."""
+    # ---- backward pass and optimizer step ----------------------------------------------------------------------------
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         index = self.index_of(optimizer)
@@ -113,21 +102,14 @@ class _Gradients(_Steps):
     def optimizer_step(self, optimizer: Optimizer, closure: Any, model: Any = None, **kwargs: Any) -> Any:
         return self.source.optimizer_step(optimizer, self.index_of(optimizer), closure, **kwargs)
 
-
-class Composed(_Gradients):
-    """The mixin: ``adapted(Composed, "ddp", accelerator)`` is ``DDPStrategy`` whose methods call ``accelerator``."""
-
-    @property
-    def root_device(self) -> torch.device:
-        device: torch.device = self.source.training_type_plugin.root_device
-        return device
-
-    @property
-    def is_global_zero(self) -> bool:
-        return bool(self.source.training_type_plugin.is_global_zero)
-
-    def model_to_device(self) -> None:
-        self.source.training_type_plugin.model_to_device()
+    root_device = reads("source.training_type_plugin.root_device")
+    is_global_zero = reads("source.training_type_plugin.is_global_zero")
+    distributed_sampler_kwargs = reads("source.training_type_plugin.distributed_sampler_kwargs")
+    model_to_device = calls("source.training_type_plugin.model_to_device")
+    block_backward_sync = calls("source.training_type_plugin.block_backward_sync")
+    reduce = calls("source.training_type_plugin.reduce")
+    batch_to_device = calls("source.batch_to_device")
+    lightning_module_state_dict = calls("source.lightning_module_state_dict")
 
     def _meet(self) -> None:
         plugin = self.source.training_type_plugin
@@ -154,23 +136,9 @@ class Composed(_Gradients):
     def clip_gradients_value(self, module: nn.Module, optimizer: Optimizer, clip_val: float) -> None:
         self.source.clip_gradients(optimizer, clip_val, "value")
 
-    def block_backward_sync(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self.source.training_type_plugin.block_backward_sync()
-        return context
-
-    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        return self.source.training_type_plugin.reduce(tensor, group, reduce_op)
-
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         decide = self.source.training_type_plugin.reduce_boolean_decision
         return bool(decide(decision) if all else self.usual.reduce_boolean_decision(decision, all))
-
-    @property
-    def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        return dict(self.source.training_type_plugin.distributed_sampler_kwargs)
-
-    def lightning_module_state_dict(self) -> dict[str, Any]:
-        return dict(self.source.lightning_module_state_dict())
 
     def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         self.storage_options = storage_options

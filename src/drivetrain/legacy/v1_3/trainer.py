@@ -13,8 +13,9 @@ import drivetrain.callbacks
 from drivetrain.base.introspect import near_misses, overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.data.combined import CombinedLoader
-from drivetrain.legacy.v1_3 import arguments, flags
+from drivetrain.legacy.v1_3 import flags
 from drivetrain.legacy.v1_3._callbacks import ModelCheckpoint
+from drivetrain.legacy.v1_3.arguments import FromCommandLine
 from drivetrain.legacy.v1_3.last_steps import LastSteps, with_last_steps
 from drivetrain.legacy.v1_3.loggers import LoggerCollection, as_one
 from drivetrain.legacy.v1_3.properties import Asked
@@ -24,8 +25,8 @@ from drivetrain.module.optimizers import LRSchedulerConfig, normalise
 from drivetrain.trainer.job import Job
 
 
-class _Flagged(Asked):
-    """The constructor with the flags of that time."""
+class FlaggedTrainer(FromCommandLine, Asked):
+    """What the Trainers of both earlier generations have beside their calls."""
 
     flags_of_that_time: ClassVar[Mapping[str, Any]] = flags.FLAGS
     default_checkpoint: ClassVar[Any] = ModelCheckpoint
@@ -70,9 +71,7 @@ class _Flagged(Asked):
     def logger(self, value: Any) -> None:
         self.loggers = list(value) if isinstance(value, LoggerCollection) else [] if value is None else [value]
 
-
-class _Tunes(_Flagged):
-    """The flags ``auto_lr_find`` and ``auto_scale_batch_size``, on today's Tuner."""
+    # ---- the flags ``auto_lr_find`` and ``auto_scale_batch_size``, on today's Tuner ----------------------------------
 
     @property
     def tuner(self) -> Any:
@@ -110,9 +109,7 @@ class _Tunes(_Flagged):
             rank_zero_warn("trainer.tune does nothing: write Trainer(auto_lr_find=True, auto_scale_batch_size=True).")
         return found
 
-
-class _Remembers(_Tunes):
-    """What a fit was given: its loaders were bound to the model, where ``trainer.test()`` found them."""
+    # ---- what a fit was given: its loaders were bound to the model, where ``trainer.test()`` found them --------------
 
     _fitted: tuple[Any, Any, Any] = (None, None, None)  # the model, its datamodule and its validation loaders
 
@@ -156,9 +153,7 @@ class _Remembers(_Tunes):
             if progress.current_epoch < epochs and self._ended_fit:  # it had nothing to train
                 progress.count_epochs_as(epochs)
 
-
-class _Calls(_Remembers):
-    """The entry points with the arguments of that time."""
+    # ---- the entry points with the arguments of that time ------------------------------------------------------------
 
     def fit(  # type: ignore[override]
         self,
@@ -222,21 +217,7 @@ class _Calls(_Remembers):
             accelerator.optimizer_frequencies = found if len(found) == len(returned) else ()
         return normalise(returned, by_hand=not self.lightning_module.automatic_optimization)
 
-
-class FlaggedTrainer(_Calls):
-    """What the Trainers of both earlier generations have beside their calls."""
-
     # ---- command lines -------------------------------------------------------------------------------------------
-
-    @classmethod
-    def add_argparse_args(cls, parent_parser: ArgumentParser) -> ArgumentParser:
-        """Return a parser with an option for each flag."""
-        return arguments.add_argparse_args(cls, parent_parser)
-
-    @classmethod
-    def from_argparse_args(cls, args: Namespace | ArgumentParser, **kwargs: Any) -> Any:
-        """Return a Trainer with the flags among ``args``; ``kwargs`` win."""
-        return arguments.from_argparse_args(cls, args, **kwargs)
 
     @classmethod
     def parse_argparser(cls, arg_parser: ArgumentParser | Namespace) -> Namespace:
@@ -302,4 +283,4 @@ def signature_of(of_that_time: Mapping[str, Any]) -> inspect.Signature:
     return inspect.Signature([*empty, *own])
 
 
-_Flagged.__init__.__signature__ = signature_of(flags.FLAGS)  # type: ignore[attr-defined]
+FlaggedTrainer.__init__.__signature__ = signature_of(flags.FLAGS)  # type: ignore[attr-defined]

@@ -1,0 +1,92 @@
+"""What accelerators and plugins of earlier generations share: members that ask another object, and their strategy."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+from drivetrain.errors import ConfigurationError
+
+
+def reads(path: str, writable: bool = False) -> Any:
+    """Return a property: what is at ``path``, such as "strategy.usual.root_device", of the object."""
+    owner, _, name = path.rpartition(".")
+
+    def write(part: Any, value: Any) -> None:
+        setattr(attrgetter(owner)(part), name, value)
+
+    return property(attrgetter(path), write if writable else None)
+
+
+def calls(path: str) -> Any:
+    """Return a method that passes its arguments to the one at ``path`` of the object, and returns what that returns."""
+    find = attrgetter(path)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return find(self)(*args, **kwargs)
+
+    method.__name__ = method.__qualname__ = path.rpartition(".")[2]  # for tracebacks
+    return method
+
+
+class AsksStrategy:
+    """What accelerators of 1.1 and training-type plugins of 1.3 leave to today's strategy in the same way.
+
+    Attributes:
+        strategy: today's, whose methods call the accelerator; ``strategy.usual`` has those of the strategy itself.
+    """
+
+    strategy: Any
+
+    root_device = reads("strategy.usual.root_device")
+    """The device of this process."""
+    distributed_sampler_kwargs = reads("strategy.usual.distributed_sampler_kwargs")
+    """The arguments ``num_replicas`` and ``rank`` of a sampler."""
+    teardown = calls("strategy.usual.teardown")
+    """Free the device; the model is on the host afterwards."""
+    barrier = calls("strategy.usual.barrier")
+    """``barrier(name=None)``: wait for every rank."""
+    broadcast = calls("strategy.usual.broadcast")
+    """``broadcast(obj, src=0)``: return rank ``src``'s ``obj`` on every rank."""
+    all_gather = calls("strategy.stack")
+    """``all_gather(tensor, group=None, sync_grads=False)``: return (world_size, ...) from all ranks."""
+    process_dataloader = calls("strategy.usual.process_dataloader")
+    """``process_dataloader(dataloader)``: return the loader to iterate in its place."""
+    block_backward_sync = calls("strategy.usual.block_backward_sync")
+    """Return a context whose backward passes leave gradients to this process."""
+
+    def training_step_end(self, output: Any) -> Any:
+        """Return the output of ``training_step``; a module's own ``training_step_end`` replaces this."""
+        return output
+
+    validation_step_end = test_step_end = training_step_end
+
+    def on_save(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """Return the checkpoint to write in place of ``checkpoint``."""
+        return checkpoint
+
+
+class OfAccelerator:
+    """A plugin that is part of an accelerator.
+
+    Attributes:
+        accelerator: that accelerator.
+        passing: how such a plugin is passed to a Trainer, with "{name}" for its class.
+    """
+
+    accelerator: Any = None
+    passing: str
+
+    @property
+    def strategy(self) -> Any:
+        """Today's strategy, whose methods call the accelerator of this plugin.
+
+        Raises:
+            ConfigurationError: the plugin is not part of an accelerator.
+        """
+        if self.accelerator is None:
+            name = type(self).__name__
+            raise ConfigurationError(
+                f"{name} is not part of an accelerator yet. {self.passing.replace('{name}', name)}"
+            )
+        return self.accelerator.strategy
