@@ -98,14 +98,7 @@ class BoringModel(LightningModule):
     def train_dataloader(self) -> Any:
         return DataLoader(RandomDataset(_FEATURES, _SAMPLES))
 
-    def val_dataloader(self) -> Any:
-        return DataLoader(RandomDataset(_FEATURES, _SAMPLES))
-
-    def test_dataloader(self) -> Any:
-        return DataLoader(RandomDataset(_FEATURES, _SAMPLES))
-
-    def predict_dataloader(self) -> Any:
-        return DataLoader(RandomDataset(_FEATURES, _SAMPLES))
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
 
 
 class ManualOptimBoringModel(BoringModel):
@@ -142,16 +135,33 @@ class DemoModel(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=self.learning_rate)
 
 
-class BoringDataModule(LightningDataModule):
+class _OneSetPerStage(LightningDataModule):
+    """A loader for each stage over the data set that ``setup`` has made for it."""
+
+    random_train: Dataset[Tensor]
+    random_val: Dataset[Tensor]
+    random_test: Dataset[Tensor]
+    random_predict: Dataset[Tensor]
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.random_train)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.random_val)
+
+    def test_dataloader(self) -> Any:
+        return DataLoader(self.random_test)
+
+    def predict_dataloader(self) -> Any:
+        return DataLoader(self.random_predict)
+
+
+class BoringDataModule(_OneSetPerStage):
     """Random vectors for :class:`BoringModel`, a part of one data set for each stage."""
 
     def __init__(self) -> None:
         super().__init__()
         self.random_full = RandomDataset(_FEATURES, 4 * _SAMPLES)
-        self.random_train: Dataset[Tensor]
-        self.random_val: Dataset[Tensor]
-        self.random_test: Dataset[Tensor]
-        self.random_predict: Dataset[Tensor]
 
     def setup(self, stage: str) -> None:
         """Cut the parts that ``stage`` needs."""
@@ -161,47 +171,18 @@ class BoringDataModule(LightningDataModule):
                 part = Subset(self.random_full, range(position * _SAMPLES, (position + 1) * _SAMPLES))
                 setattr(self, f"random_{name}", part)
 
-    def train_dataloader(self) -> Any:
-        return DataLoader(self.random_train)
-
-    def val_dataloader(self) -> Any:
-        return DataLoader(self.random_val)
-
-    def test_dataloader(self) -> Any:
-        return DataLoader(self.random_test)
-
-    def predict_dataloader(self) -> Any:
-        return DataLoader(self.random_predict)
-
 
 _STREAMED = {"train": 512, "val": 128, "test": 256, "predict": 64}  # samples by stage
 _STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
 
 
-class BoringDataModuleNoLen(LightningDataModule):
+class BoringDataModuleNoLen(_OneSetPerStage):
     """Random vectors for :class:`BoringModel`, from data sets without a length."""
-
-    random_train: Dataset[Tensor]
-    random_val: Dataset[Tensor]
-    random_test: Dataset[Tensor]
-    random_predict: Dataset[Tensor]
 
     def setup(self, stage: str) -> None:
         """Make the data sets that ``stage`` needs."""
         for name in _STAGES[stage]:
             setattr(self, f"random_{name}", RandomIterableDataset(_FEATURES, _STREAMED[name]))
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(self.random_train)
-
-    def val_dataloader(self) -> Any:
-        return DataLoader(self.random_val)
-
-    def test_dataloader(self) -> Any:
-        return DataLoader(self.random_test)
-
-    def predict_dataloader(self) -> Any:
-        return DataLoader(self.random_predict)
 
 
 class IterableBoringDataModule(LightningDataModule):

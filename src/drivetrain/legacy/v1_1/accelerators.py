@@ -33,6 +33,14 @@ class _LateBound(type):
         return super().__call__(*args, **kwargs)
 
 
+def _runs(step: str, context: str) -> Any:
+    """Return the method ``step(args=None)``, which runs the module's step of this name in the precision of the run.
+
+    Its ``args`` are :attr:`Accelerator.step_args`, those of the step that runs, if none are passed.
+    """
+    return lambda self, args=None: self._step(step, context, args)
+
+
 class Accelerator(AsksStrategy, metaclass=_LateBound):
     """An accelerator of the 1.1 generation: a subclass may override any method, and call ``super()`` for the rest.
 
@@ -189,21 +197,9 @@ class Accelerator(AsksStrategy, metaclass=_LateBound):
 
     # ---- a step: ``args`` is the batch, its index and what else the module's step takes ------------------------------
 
-    def training_step(self, args: list[Any] | None = None) -> Any:
-        """Run the module's ``training_step``, in the precision of the run.
-
-        Args:
-            args: ``None``: :attr:`step_args`, those of the step that runs.
-        """
-        return self._step("training_step", "train_step_context", args)
-
-    def validation_step(self, args: list[Any] | None = None) -> Any:
-        """Run the module's ``validation_step``."""
-        return self._step("validation_step", "val_step_context", args)
-
-    def test_step(self, args: list[Any] | None = None) -> Any:
-        """Run the module's ``test_step``."""
-        return self._step("test_step", "test_step_context", args)
+    training_step = _runs("training_step", "train_step_context")
+    validation_step = _runs("validation_step", "val_step_context")
+    test_step = _runs("test_step", "test_step_context")
 
     def _step(self, name: str, context: str, args: list[Any] | None) -> Any:
         batch, *others = self.step_args if args is None else args

@@ -50,17 +50,11 @@ class Trainer(FlaggedTrainer):
         """Whether several devices train together."""
         return self.strategy.facts.is_distributed or self.distributed_backend == "dp"
 
-    def train(self) -> Any:
+    def train(self, *args: Any, **kwargs: Any) -> Any:
         """Run the loop of the run that :meth:`fit` has begun: for an accelerator's ``train``; so are the two others."""
         return self.accelerator_backend.train_or_test()
 
-    def run_test(self) -> Any:
-        """Run the loop of a test."""
-        return self.accelerator_backend.train_or_test()
-
-    def run_evaluation(self, test_mode: bool = False, max_batches: Any = None) -> Any:
-        """Run the loop of a validation."""
-        return self.accelerator_backend.train_or_test()
+    run_test = run_evaluation = train
 
 
 Trainer.__init__.__signature__ = signature_of(flags.FLAGS)  # type: ignore[attr-defined]

@@ -22,6 +22,11 @@ from drivetrain.legacy.v1_3.training_type_plugins import training_type_plugin_of
 from drivetrain.loops.progress import TrainerStatus
 
 
+def _runs(step: str, context: str) -> Any:
+    """Return the method ``step(step_kwargs)``, which runs the module's step of this name in the plugins' contexts."""
+    return lambda self, step_kwargs: self._step(step, context, step_kwargs)
+
+
 class Accelerator:
     """An accelerator of the 1.3 generation; the Trainer fills in devices, ranks and cluster when it takes it.
 
@@ -203,21 +208,10 @@ class Accelerator:
         """Return the batch on ``device``, by the transfer hooks of the module."""
         return self.strategy.usual.batch_to_device(batch, device, dataloader_idx or 0)
 
-    def training_step(self, step_kwargs: dict[str, Any]) -> Any:
-        """Run the module's ``training_step``."""
-        return self._step("training_step", "train_step_context", step_kwargs)
-
-    def validation_step(self, step_kwargs: dict[str, Any]) -> Any:
-        """Run the module's ``validation_step``."""
-        return self._step("validation_step", "val_step_context", step_kwargs)
-
-    def test_step(self, step_kwargs: dict[str, Any]) -> Any:
-        """Run the module's ``test_step``."""
-        return self._step("test_step", "test_step_context", step_kwargs)
-
-    def predict_step(self, step_kwargs: dict[str, Any]) -> Any:
-        """Run the module's ``predict_step``."""
-        return self._step("predict_step", "predict_step_context", step_kwargs)
+    training_step = _runs("training_step", "train_step_context")
+    validation_step = _runs("validation_step", "val_step_context")
+    test_step = _runs("test_step", "test_step_context")
+    predict_step = _runs("predict_step", "predict_step_context")
 
     def _step(self, name: str, context: str, step_kwargs: dict[str, Any]) -> Any:
         step_kwargs = self.to_device(step_kwargs)

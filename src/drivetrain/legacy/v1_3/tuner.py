@@ -6,6 +6,10 @@ from typing import Any
 
 from drivetrain import tuner
 
+_LR_FIND = ("min_lr", "max_lr", "num_training", "mode", "early_stop_threshold", "update_attr")
+_SCALE_BATCH_SIZE = ("mode", "steps_per_trial", "init_val", "max_trials", "batch_arg_name")
+"""Arguments in the order of that time, after the model and its data; their defaults are today's."""
+
 
 class Tuner(tuner.Tuner):
     """Finds learning rates and batch sizes; ``lr_find`` sets no attribute unless it is told to."""
@@ -16,28 +20,17 @@ class Tuner(tuner.Tuner):
         train_dataloader: Any = None,
         val_dataloaders: Any = None,
         datamodule: Any = None,
-        min_lr: float = 1e-08,
-        max_lr: float = 1,
-        num_training: int = 100,
-        mode: str = "exponential",
-        early_stop_threshold: float | None = 4.0,
-        update_attr: bool = False,
+        *args: Any,
         **more: Any,
     ) -> Any:
-        """Train with growing learning rates, and return the losses; ``more`` are arguments of today's Tuner."""
-        return super().lr_find(
-            model,
-            more.pop("train_dataloaders", train_dataloader),
-            val_dataloaders,
-            datamodule=datamodule,
-            min_lr=min_lr,
-            max_lr=max_lr,
-            num_training=num_training,
-            mode=mode,
-            early_stop_threshold=early_stop_threshold,
-            update_attr=update_attr,
-            **more,
-        )
+        """Train with growing learning rates, and return the losses.
+
+        ``args`` are ``min_lr``, ``max_lr``, ``num_training``, ``mode``, ``early_stop_threshold`` and ``update_attr``;
+        ``more`` are these by name, and arguments of today's Tuner.
+        """
+        given = {"update_attr": False, **dict(zip(_LR_FIND, args, strict=False)), **more}
+        loader = given.pop("train_dataloaders", train_dataloader)
+        return super().lr_find(model, loader, val_dataloaders, datamodule=datamodule, **given)
 
     def scale_batch_size(  # type: ignore[override]
         self,
@@ -45,24 +38,14 @@ class Tuner(tuner.Tuner):
         train_dataloader: Any = None,
         val_dataloaders: Any = None,
         datamodule: Any = None,
-        mode: str = "power",
-        steps_per_trial: int = 3,
-        init_val: int = 2,
-        max_trials: int = 25,
-        batch_arg_name: str = "batch_size",
+        *args: Any,
         **more: Any,
     ) -> Any:
-        """Find the largest batch size that fits, and set it; ``more`` are arguments of today's Tuner."""
-        more.setdefault("margin", 0)
-        return super().scale_batch_size(
-            model,
-            more.pop("train_dataloaders", train_dataloader),
-            val_dataloaders,
-            datamodule=datamodule,
-            mode=mode,
-            steps_per_trial=steps_per_trial,
-            init_val=init_val,
-            max_trials=max_trials,
-            batch_arg_name=batch_arg_name,
-            **more,
-        )
+        """Find the largest batch size that fits, and set it.
+
+        ``args`` are ``mode``, ``steps_per_trial``, ``init_val``, ``max_trials`` and ``batch_arg_name``; ``more`` are
+        these by name, and arguments of today's Tuner.
+        """
+        given = {"margin": 0, **dict(zip(_SCALE_BATCH_SIZE, args, strict=False)), **more}
+        loader = given.pop("train_dataloaders", train_dataloader)
+        return super().scale_batch_size(model, loader, val_dataloaders, datamodule=datamodule, **given)
