@@ -145,7 +145,7 @@ def test_the_core_names_compat_in_one_file() -> None:
 PRIVATE_YET = {
     "base.rank_zero._RANK_VARIABLES", "loggers._folder",
     "strategies._deepspeed_config", "strategies._deepspeed_optimizers", "strategies._deepspeed_state",
-    "strategies._failing", "strategies._peers", "strategies._waiting", "strategies._xla",
+    "strategies._xla",
 }  # fmt: skip
 """Private files and names that other folders use. None may be added."""
 
@@ -166,6 +166,77 @@ def private_names_of_others(path: Path) -> set[str]:
 
 def test_folders_use_no_private_names_of_each_other() -> None:
     assert {name for path in SOURCES for name in private_names_of_others(path)} <= PRIVATE_YET
+
+
+ROOMS = {"accelerators", "checkpoints", "clusters", "launchers", "precision", "strategies"}
+CONTRACTS = {
+    "Accelerator",
+    "CheckpointIO",
+    "ClusterEnvironment",
+    "Group",
+    "Launcher",
+    "LayerSync",
+    "Precision",
+    "Strategy",
+}
+PARTS = {
+    "accelerator", "checkpoint_io", "environment", "group", "launcher", "precision", "precision_plugin", "store",
+    "strategy", "world",
+}  # fmt: skip
+"""How the objects of these folders are called elsewhere."""
+
+
+def side_doors(room: str, source: str) -> set[str]:
+    """Where a file of the folder ``room`` asks a part for its class, or for what its contract does not have."""
+    tree = ast.parse(source)
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    origin = {alias.name: (node.module or "").split(".")[:2] for node in froms for alias in node.names}
+    made = {name_of(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    found = set()
+    for node in ast.walk(tree):
+        private = isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr)
+        if private and name_of(node.value).strip("_") in PARTS and room not in ROOMS:
+            found.add(ast.unparse(node))
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        asked, of_part = name_of(node.func), name_of(node.args[0]).strip("_") in PARTS and room not in ROOMS
+        if asked in ("getattr", "hasattr") and of_part and isinstance(node.args[1], ast.Constant):
+            found.add(ast.unparse(node))
+        if asked == "isinstance":
+            classes = {name_of(each) for each in ast.walk(node.args[1])} - CONTRACTS - made  # its own default it knows
+            parts = {each for each in classes if each.endswith((*CONTRACTS, "IO", "Environment"))}
+            found |= {ast.unparse(node) for each in parts if origin.get(each, [""])[-1] in ROOMS - {room}}
+    return found
+
+
+def name_of(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def test_no_part_is_asked_for_its_class_or_for_what_its_contract_does_not_have() -> None:
+    """Only what builds on a part may: programs of other libraries and earlier generations, and the suites of tests."""
+    rooms = {path: path.relative_to(PACKAGE).parts[0] for path in SOURCES}
+    core = {path: room for path, room in rooms.items() if room not in ("compat", "legacy", "testing")}
+    found = {path.name: side_doors(room, path.read_text(encoding="utf-8")) for path, room in core.items()}
+    assert {name: doors for name, doors in found.items() if doors} == {}
+
+
+@pytest.mark.parametrize(
+    "door",
+    ["isinstance(strategy, DDPStrategy)", "getattr(trainer.strategy, 'options', None)", "hasattr(store, 'folder')",
+     "run.engine.strategy._groups"],
+)  # fmt: skip
+def test_a_side_door_is_found(door: str) -> None:
+    source = f"from drivetrain.strategies.ddp import DDPStrategy\nanswer = {door}\n"
+    assert side_doors("trainer", source) == {door}
+    assert side_doors("strategies", source) == set()
+
+
+def test_sharded_tensors_are_known_to_the_strategies_and_to_one_other_file() -> None:
+    naming = {path.relative_to(PACKAGE) for path in SOURCES if "DTensor" in path.read_text(encoding="utf-8")}
+    assert {path.as_posix() for path in naming if path.parts[0] not in ("compat", "strategies", "testing")} == {
+        "base/tree.py"
+    }
 
 
 def imports_of(path: Path, modules: dict[str, Path]) -> set[str]:

@@ -76,7 +76,7 @@ def test_no_file_and_no_function_is_too_long_to_read_at_once() -> None:
 @pytest.mark.parametrize(
     ("contract", "built", "most"),
     [
-        ((Ranks, Model, Step, State, Strategy), SingleDeviceStrategy(), 59), ((Facts,), Facts(), 16),
+        ((Ranks, Model, Step, State, Strategy), SingleDeviceStrategy(), 60), ((Facts,), Facts(), 16),
         ((Precision,), Precision(), 20), ((CheckpointIO,), TorchCheckpointIO(), 8),
         ((FileAnswers,), TorchCheckpointIO(), 10),
     ],

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from drivetrain import Engine, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies import TorchGroup
-from drivetrain.strategies._peers import Checks
+from drivetrain.strategies.peers import Checks
 
 FIRST = 100
 

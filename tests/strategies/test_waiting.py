@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from drivetrain.strategies import _waiting
+from drivetrain.strategies import waiting
 
 
 class EndsAfterALook:
@@ -33,10 +33,10 @@ class EndsAfterALook:
 
 def test_an_exchange_that_succeeds_right_after_a_look_has_succeeded() -> None:
     work = EndsAfterALook(None)
-    _waiting.finish(work, None, [0, 1], "barrier()")
+    waiting.finish(work, None, [0, 1], "barrier()")
     assert work.waits == 2
 
 
 def test_an_exchange_that_fails_right_after_a_look_raises_its_own_error() -> None:
     with pytest.raises(RuntimeError, match="Connection closed by peer"):
-        _waiting.finish(EndsAfterALook("Connection closed by peer"), None, [0, 1], "barrier()")
+        waiting.finish(EndsAfterALook("Connection closed by peer"), None, [0, 1], "barrier()")

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from drivetrain import LightningModule, Trainer
 from drivetrain.errors import CheckpointError, PeerError, SIGTERMException
 from drivetrain.loops.progress import Progress
-from drivetrain.strategies import _waiting
+from drivetrain.strategies import waiting
 from drivetrain.strategies.group import LoneGroup
 from drivetrain.trainer import votes
 
@@ -133,7 +133,7 @@ def test_a_rank_that_cannot_read_its_checkpoint_frees_its_peers(pool: Any, tmp_p
 
 def in_an_exchange(hook: str) -> str:
     text = failed(hook, rank=1)
-    store = _waiting.store_of_job()
+    store = waiting.store_of_job()
     store.set(f"done {torch.distributed.get_rank()}", "")  # a rank that left would break the other's connection
     store.wait(["done 0", "done 1"])
     return text
@@ -151,7 +151,7 @@ def slow() -> float:
     """The failures of an earlier run do not count, and a rank that is slow is waited for."""
     failed("setup", rank=1)
     if torch.distributed.get_rank() == 1:
-        time.sleep(2.5 * _waiting._FIRST_LOOK_S)  # so long that the others look where this rank is
+        time.sleep(2.5 * waiting._FIRST_LOOK_S)  # so long that the others look where this rank is
     trainer().fit(Model())
     return 1.0
 

@@ -19,7 +19,9 @@ def run(tmp_path: Path, stall_timeout_s: float | None) -> Any:
     """What the watching needs of a Trainer."""
     settings = SimpleNamespace(stall_timeout_s=stall_timeout_s)
     names = {"log_dir": str(tmp_path), "default_root_dir": ""}
-    return SimpleNamespace(settings=settings, progress=Progress(), strategy=SimpleNamespace(), **names)
+    strategy = SimpleNamespace(world=SimpleNamespace(store=None))
+    plan = SimpleNamespace(environment=SimpleNamespace(creates_processes_externally=False))
+    return SimpleNamespace(settings=settings, progress=Progress(), strategy=strategy, plan=plan, **names)
 
 
 @pytest.fixture

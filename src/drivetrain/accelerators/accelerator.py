@@ -125,16 +125,17 @@ class Accelerator(ABC):
     @property
     def autocast_device_type(self) -> str:
         """The ``device_type`` that ``torch.autocast`` gets on this accelerator."""
-        return self._device.type
+        return self.first_device.type
 
     @property
     def process_group_backend(self) -> str:
         """The backend of ``torch.distributed`` for these devices: by default torch's choice for their type."""
-        return torch.distributed.get_default_backend_for_device(self._device)
+        return torch.distributed.get_default_backend_for_device(self.first_device)
 
     @cached_property
-    def _device(self) -> torch.device:
-        return self.get_parallel_devices([0])[0]  # all have one type; a plan sets one that is not refused
+    def first_device(self) -> torch.device:
+        """A device that tells the type of all; a plan sets one that it has chosen."""
+        return self.get_parallel_devices([0])[0]
 
     @classmethod
     def why_unavailable(cls) -> str:

@@ -91,23 +91,26 @@ def was_there(batch: Any, moved: Any) -> bool:
     return moved is batch and (kind is list or kind is tuple or isinstance(batch, Tensor))
 
 
+def dtensor() -> Any:
+    """Return torch's class of tensors of which each process has a part; ``()`` while nobody has imported it."""
+    return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+
+
 def is_dtensor(value: Any) -> bool:
-    """Whether ``value`` is a DTensor. It does not import DTensor: whoever made one has imported it."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
+    """Whether each process has a part of ``value``."""
+    return isinstance(value, dtensor())
 
 
 def first_dtensor(tree: Any) -> str | None:
-    """Return the path of a DTensor in lists, tuples and mappings, as :func:`leaves` names it; ``None``: there is none.
+    """Return the path of a sharded tensor in lists, tuples and mappings, as :func:`leaves` names it; ``None``: none.
 
     A checkpoint holds thousands of numbers, most of them random states, so this makes no call for each.
     """
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None:  # whoever made one has imported it
+    if not (sharded := dtensor()):
         return None
     waiting: list[tuple[tuple[Any, ...], Any]] = [((), tree)]
     for path, value in waiting:  # which grows meanwhile
-        if isinstance(value, module.DTensor):
+        if isinstance(value, sharded):
             return "/".join(map(str, path))
         if isinstance(value, Mapping):
             waiting += [((*path, key), item) for key, item in value.items() if type(item) not in _NUMBERS]

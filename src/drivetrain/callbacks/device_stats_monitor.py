@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from drivetrain.accelerators.accelerator import HOST
 from drivetrain.accelerators.cpu import CPUAccelerator
 from drivetrain.callback import Callback
 from drivetrain.errors import wrong_value
@@ -87,8 +86,8 @@ class DeviceStatsMonitor(Callback):
             tell_one(trainer, logger, "log_metrics", metrics=values, step=step)
 
     def _figures(self, trainer: Trainer) -> dict[str, float]:
-        accelerator = trainer.accelerator
-        if isinstance(accelerator, CPUAccelerator):
-            return {} if self.cpu_stats is False else accelerator.get_device_stats(torch.device("cpu"))
-        figures = accelerator.get_device_stats(trainer.strategy.root_device)
-        return {**figures, **CPUAccelerator().get_device_stats(torch.device("cpu"))} if self.cpu_stats else figures
+        accelerator, device = trainer.accelerator, trainer.strategy.root_device
+        if device == HOST:
+            return {} if self.cpu_stats is False else accelerator.get_device_stats(HOST)
+        figures = accelerator.get_device_stats(device)
+        return {**figures, **CPUAccelerator().get_device_stats(HOST)} if self.cpu_stats else figures

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import sys
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 from drivetrain.base import configs
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.tree import dtensor
 from drivetrain.checkpoints import values
 from drivetrain.checkpoints.foreign import Placeholder
 from drivetrain.checkpoints.references import find, find_open, name_of
@@ -250,14 +250,13 @@ class _Encoder(_Walk):
         super().__init__(where, references)
         self._describe = describe
         self._tried: dict[Any, bool] = {}
-        # What becomes of a DTensor, the strategy decides, which all ranks ask to save.
-        self._dtensor = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+        self._sharded = dtensor()  # what becomes of one, the strategy decides, which all ranks ask to save
 
     def passes(self, value: Any) -> bool:
         kind = type(value)
         if kind is Tensor or kind is nn.Parameter:
             return not value.__dict__
-        if kind is self._dtensor:
+        if kind is self._sharded:
             return True
         if kind is int:
             return bool(value.bit_length() < _MOST_BITS)

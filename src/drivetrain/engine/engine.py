@@ -123,7 +123,7 @@ class Engine(StateFiles):
         self.strategy.parallel_devices = plan.devices
         self.strategy.set_ranks(plan.environment, plan.num_nodes)
         self.strategy.precision_plugin = plan.precision
-        plan.accelerator._device = plan.devices[0]
+        plan.accelerator.first_device = plan.devices[0]
         plan.precision.device_type = plan.accelerator.autocast_device_type
         if plan.checkpoint_io is not None:
             self.strategy.checkpoint_io = plan.checkpoint_io

@@ -145,7 +145,8 @@ class Ranks(RankFacts):
             if self.world_size > 1:
                 from drivetrain.engine import uncaught, watching  # here, so that importing the Trainer stays quick
 
-                watching.begin(self.strategy, self.stall_timeout_s)
+                elsewhere = self.plan.environment.creates_processes_externally
+                watching.begin(self.strategy, elsewhere, self.stall_timeout_s)
                 uncaught.begin()
 
     def _start_checks(self) -> None:

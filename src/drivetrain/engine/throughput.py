@@ -130,7 +130,7 @@ class EngineThroughput(Throughput):
 
 def compute_dtype(precision: Any) -> torch.dtype:
     """Return what most operations compute in under ``precision``, a plugin of the run."""
-    name = str(getattr(precision, "precision", "32-true"))
+    name = str(precision.name)
     if name.startswith("bf16") or "transformer-engine" in name:
         return torch.bfloat16
     return torch.float16 if name.startswith("16") else torch.float64 if name.startswith("64") else torch.float32

@@ -13,7 +13,7 @@ from typing import Any
 
 from drivetrain.launchers.board import ENGINE, own_sheet
 from drivetrain.launchers.tracebacks import cut_tracebacks
-from drivetrain.strategies import _failing, _waiting
+from drivetrain.strategies import failing, waiting
 
 
 def begin() -> None:
@@ -29,7 +29,7 @@ def begin() -> None:
 @contextmanager
 def told() -> Iterator[None]:
     """Context around a function that every rank runs; an exception of it is told."""
-    _waiting.begin_run()
+    waiting.begin_run()
     if (sheet := own_sheet()) is not None:
         sheet.forget_failure()
     try:
@@ -46,8 +46,8 @@ _before: list[_Print] = []  # what prints exceptions otherwise; empty until begi
 def _tell(error: BaseException) -> None:
     if isinstance(error, Exception):
         failed = error
-        _failing.tell_ranks(failed, lambda: _failing.summary(failed, "in a program on the Engine"))
-    _failing.write_for_report(own_sheet(), error)
+        failing.tell_ranks(failed, lambda: failing.summary(failed, "in a program on the Engine"))
+    failing.write_for_report(own_sheet(), error)
 
 
 def _tell_and_print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

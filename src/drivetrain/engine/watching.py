@@ -11,8 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from drivetrain.launchers import stacks, watcher
 from drivetrain.launchers.board import FOLDER, STALL, Board, Sheet, join_board, own_sheet
 from drivetrain.launchers.folder import hold, sweep
@@ -21,14 +19,15 @@ from drivetrain.launchers.launcher import LAUNCHER
 _MEETING_S = 30.0  # that local rank 0 has to make the board
 
 
-def begin(strategy: Any, stall_timeout_s: float | None) -> None:
+def begin(strategy: Any, starts_elsewhere: bool, stall_timeout_s: float | None) -> None:
     """Let a program that drives an Engine be watched until this process ends.
 
     Args:
         strategy: of the Engine.
+        starts_elsewhere: whether a cluster or another program has started the processes.
         stall_timeout_s: seconds that a rank may wait in a collective before it is said; ``None``: nothing is watched.
     """
-    if not stall_timeout_s or (sheet := join(strategy)) is None:
+    if not stall_timeout_s or (sheet := join(strategy, starts_elsewhere)) is None:
         return
     with suppress(OSError):  # the folder is gone: the launching process was killed, or something cleans up
         if sheet.local_rank == 0:
@@ -42,21 +41,16 @@ def _end(sheet: Sheet) -> None:
     sheet.words[STALL] = 0
 
 
-def join(strategy: Any) -> Sheet | None:
+def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
     """Return this rank's part of the board; where there is none, local rank 0 makes it, with a process that watches.
 
     ``None`` where a launcher of drivetrain's has started the ranks without one (torch_xla; Ray on other machines than
     the program's), where the processes did not meet at a store, and on systems without what the watching needs.
     """
     sheet = own_sheet()
-    environment = getattr(strategy, "cluster_environment", None)
-    if environment is None or not environment.creates_processes_externally or LAUNCHER in os.environ:
+    store: Any = strategy.world.store
+    if store is None or not starts_elsewhere or LAUNCHER in os.environ or not watcher.can_watch():
         return sheet
-    if not watcher.can_watch() or not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
-        return sheet
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    store: Any = _get_default_store()
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store
     key = f"drivetrain/board/{restart}/{strategy.node_rank}"
     with suppress(RuntimeError, OSError, ValueError):  # watching is no reason for a run to fail

@@ -126,7 +126,7 @@ def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None
         ConfigurationError: they do not, so samples would be left out or seen twice.
     """
     if len(set(orders)) > 1:
-        from drivetrain.strategies._peers import by_rank  # here, so that importing the Trainer stays quick
+        from drivetrain.strategies.peers import by_rank  # here, so that importing the Trainer stays quick
 
         raise ConfigurationError(
             f"The {word} loaders of the ranks differ, and the Trainer divides one order of samples among all: "

@@ -21,6 +21,7 @@ from drivetrain.loops.pieces import (
 )
 from drivetrain.loops.run import Run
 from drivetrain.module.losses import cannot_be_differentiated, loss_of
+from drivetrain.strategies.redirection import leaves_gradients
 from drivetrain.strategies.step import steps_itself
 from drivetrain.strategies.step_parts import HOOKS_IN_A_STEP, StepParts
 
@@ -119,7 +120,7 @@ def _parts(run: Run) -> StepParts:
         if shared:
             loss, weight = as_one_of_many(window, loss, weight)
             if not last:
-                stays = held or not getattr(strategy.model, "require_backward_grad_sync", True)
+                stays = held or leaves_gradients(strategy.model)
                 if index == 0:
                     window.exchanges_always = not stays
                 elif window.exchanges_always is stays:

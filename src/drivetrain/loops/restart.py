@@ -16,7 +16,6 @@ they describe files, and files that were written do not go away.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import Form, count, number
 from drivetrain.base.seed import rng_state
+from drivetrain.base.tree import is_dtensor
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.metrics import copied_states, metrics_in, state_of
 from drivetrain.loops.progress import RunningStage, TrainerStatus, copied
@@ -123,12 +123,12 @@ def shard_places(module: nn.Module) -> dict[str, list[list[int]]]:
 
     Shards of one shape may be of other places where another strategy has made them.
     """
-    if "torch.distributed.tensor" not in sys.modules:  # whoever has made a DTensor has imported it
+    sharded = {name: parameter for name, parameter in module.named_parameters() if is_dtensor(parameter)}
+    if not sharded:
         return {}
-    from drivetrain.strategies.sharded_state import boxes_of, is_dtensor
+    from drivetrain.strategies.sharded_state import boxes_of  # here, so that importing the Trainer stays quick
 
-    named = ((name, parameter) for name, parameter in module.named_parameters() if is_dtensor(parameter))
-    return {name: [list(offsets) for offsets, _ in boxes_of(parameter)] for name, parameter in named}
+    return {name: [list(offsets) for offsets, _ in boxes_of(each)] for name, each in sharded.items()}
 
 
 def _window_start(run: Run) -> State | None:

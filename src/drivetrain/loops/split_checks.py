@@ -28,9 +28,7 @@ def check_split(module: Any, settings: Settings, strategy: Strategy) -> None:
 
 def _why_not(module: Any, settings: Settings, strategy: Strategy) -> str:
     name, kind = type(module).__name__, type(strategy).__name__
-    options: Any = getattr(strategy, "options", None)
-    arguments: dict[str, Any] = getattr(strategy, "ddp_arguments", {})
-    comm = getattr(strategy, "comm", (None, None, None))
+    refused = strategy.facts.refuses.get("split_on_oom")
     own = [verb for verb in _VERBS if defined_by_user(strategy, verb)]
     reasons = (
         (
@@ -45,14 +43,6 @@ def _why_not(module: Any, settings: Settings, strategy: Strategy) -> str:
             settings.sync_batchnorm or strategy.layer_sync is not None,
             "lets ranks run batches again by themselves, and batch norm over all processes would wait for the others.",
         ),
-        (comm[1] is not None, f"exchanges gradients itself, and {kind} has a ddp_comm_hook."),
-        (
-            bool(arguments.get("static_graph")),
-            f"exchanges gradients itself, which static_graph=True of {kind} rules out.",
-        ),
-        (
-            options is not None and options.gradient_exchange == "window",
-            f'keeps the gradients of a window itself, which {kind}(gradient_exchange="window") does too.',
-        ),
+        (refused is not None, str(refused)),
     )
     return next((text for holds, text in reasons if holds), "")

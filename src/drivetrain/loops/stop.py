@@ -33,7 +33,7 @@ from drivetrain.data.sampled_passes import workers_outlive_sigterm
 from drivetrain.errors import SIGTERMException
 from drivetrain.launchers import stacks
 from drivetrain.loops.run import Run
-from drivetrain.strategies import _waiting
+from drivetrain.strategies import waiting
 
 TIME_LIMIT = "the time limit"
 REQUEUE = "the cluster's signal"
@@ -274,7 +274,7 @@ class Stop:
             self._pipe = os.pipe()
             for end in self._pipe:
                 os.set_blocking(end, False)
-        _waiting.show_place(self._place)
+        waiting.show_place(self._place)
         self._thread = threading.Thread(target=self._watch, name="drivetrain stop", daemon=True)
         self._thread.start()
 
@@ -289,7 +289,7 @@ class Stop:
 
     def _watch(self) -> None:
         """What the thread does until the fit is over."""
-        answers = _waiting.Answers(self._store, self._rank)
+        answers = waiting.Answers(self._store, self._rank)
         try:
             for turn in itertools.count():
                 if self._over:
@@ -343,7 +343,7 @@ class Stop:
         if self._thread is None:
             return
         self._over = True
-        _waiting.show_place(None)
+        waiting.show_place(None)
         self._acted.set()
         if self._pipe is not None:
             with contextlib.suppress(BlockingIOError):

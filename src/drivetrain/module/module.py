@@ -257,7 +257,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     @property
     def device_mesh(self) -> Any:
         """The mesh of devices of a strategy that shards the model; ``None`` otherwise."""
-        return None if self._driver is None else getattr(self._driver.strategy, "device_mesh", None)
+        return None if self._driver is None else self._driver.strategy.device_mesh
 
     def attach_engine(self, engine: Any, optimizers: Sequence[Any]) -> None:
         """Connect logging, backward and optimizers of this module to an Engine; the Engine calls it.

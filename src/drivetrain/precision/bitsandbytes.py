@@ -158,7 +158,7 @@ def _layer_classes() -> tuple[Any, Any]:
             state = self.state
             state.is_training = self.training or state.has_fp16_weights  # on CPUs, only these can be differentiated
             if state.has_fp16_weights:
-                if hasattr(self.weight, "placements"):  # a DTensor, of which each process has a part
+                if hasattr(self.weight, "placements"):  # a sharded tensor, of which each process has a part
                     raise ConfigurationError(
                         f'BitsandbytesPrecision("int8-training") cannot pack the weight of shape '
                         f"{tuple(self.weight.shape)} that tensor parallelism has split. Leave the layer out of the "

@@ -360,3 +360,11 @@ def _multiply_gradients(optimizer: Optimizer, factor: Tensor) -> None:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
+
+
+def torch_scaler(precision: Precision) -> Any:
+    """Return torch's scaler, with which ``precision`` scales losses; ``None`` if it does not, or in its own way."""
+    if not (precision.scales_loss and isinstance(precision, MixedPrecision)):
+        return None
+    precision.forward_context()  # makes the scaler
+    return precision.scaler

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-from drivetrain.precision.mixed import MixedPrecision
+from drivetrain.precision.mixed import torch_scaler
 
 _LEFT_TO_THE_ENGINE = ("scale", "unscale", "unscale_gradients")
 
@@ -52,11 +52,9 @@ class EngineScaler:
 
 def hand_over(precision: Any, zero: Any) -> None:
     """Let the engine's optimizer scale and unscale with the scaler of ``precision``, which then does neither."""
-    if not (isinstance(precision, MixedPrecision) and precision.scales_loss):
+    if (scaler := torch_scaler(precision)) is None:
         return
-    precision.forward_context()  # makes the scaler
-    assert precision.scaler is not None
-    zero.loss_scaler, zero.dynamic_loss_scale = EngineScaler(precision.scaler), True
+    zero.loss_scaler, zero.dynamic_loss_scale = EngineScaler(scaler), True
     vars(precision).update(dict.fromkeys(_LEFT_TO_THE_ENGINE, _as_it_is))
 
 

@@ -39,7 +39,7 @@ class XLAExecution(Strategy):
     """
 
     facts = Strategy.facts.but(
-        cannot_compile="torch_xla compiles what it records by itself.",
+        refuses={"compile": "torch_xla compiles what it records by itself."},
         accelerators=frozenset({"xla"}),
         allows_inference_mode=False,  # tensors of that mode cannot be recorded with others
     )

@@ -15,8 +15,8 @@ from torch.optim import Optimizer
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, shown
-from drivetrain.strategies._peers import COMPARISON, peers_of, some
 from drivetrain.strategies.group import Group, TorchGroup
+from drivetrain.strategies.peers import COMPARISON, peers_of, some
 from drivetrain.strategies.strategy import Strategy
 
 _MOST = 8  # differences in a message

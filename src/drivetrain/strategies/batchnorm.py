@@ -25,8 +25,8 @@ from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError
-from drivetrain.strategies._peers import Peers, peers_of
 from drivetrain.strategies.layer_sync import LayerSync
+from drivetrain.strategies.peers import Peers, peers_of
 
 
 class TorchSyncBatchNorm(LayerSync):

@@ -20,11 +20,12 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers.launcher import LauncherRegistry
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies._peers import some
+from drivetrain.strategies.alone import Alone, alone, whole_here
 from drivetrain.strategies.batchnorm import TorchSyncBatchNorm
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.model_averaging import ModelAveraging, model_averaging
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy, until_thawed
+from drivetrain.strategies.peers import some
 from drivetrain.strategies.placement import optimizer_to
 from drivetrain.strategies.strategy import Strategy
 
@@ -115,10 +116,19 @@ class DDPStrategy(ParallelStrategy):
         self.facts = self.facts.but(start_method=start_method)
         self.ddp_arguments = ddp_arguments
         self.comm = (ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper)
+        self.facts = self.facts.but(refuses={**self.facts.refuses, **self._refused()})
         self._wraps = True
         self._sync: LayerSync | None = None  # of a fit that runs
         self._averaged: set[int] = set()  # parameters, by identity
         self._frozen: list[nn.Parameter] = []  # the others
+
+    def _refused(self) -> dict[str, str]:
+        name = type(self).__name__
+        if self.comm[1] is not None:
+            return {"split_on_oom": f"exchanges gradients itself, and {name} has a ddp_comm_hook."}
+        if self.ddp_arguments.get("static_graph"):
+            return {"split_on_oom": f"exchanges gradients itself, which static_graph=True of {name} rules out."}
+        return {}
 
     def agreed_options(self) -> dict[str, Any]:
         state, hook, wrapper = self.comm
@@ -309,6 +319,9 @@ class DDPStrategy(ParallelStrategy):
                 if rank == self.global_rank:
                     whole.load_state_dict(sharded.state_dict())
         return whole
+
+    def alone(self) -> AbstractContextManager[Alone]:
+        return alone(self, whole_here(self, DDPStrategy))
 
     def teardown(self) -> None:
         self.model, self._frozen = self.lightning_module, []  # the wrapper belongs to the run

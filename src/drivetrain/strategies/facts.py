@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from drivetrain.errors import ConfigurationError
@@ -58,7 +59,8 @@ class Facts:
         local_passes: "module:function" that returns :class:`~drivetrain.strategies.local_passes.LocalPasses` for this
             strategy: passes without an exchange between ranks, and the exchange after them, with which
             ``Trainer(split_on_oom=True)`` works; "": it is an error.
-        cannot_compile: why ``Trainer(compile=...)`` is an error, as a sentence; "" if it works.
+        refuses: arguments of the Trainer that do not work with it, each with why, as a sentence: "compile",
+            "save_trainable_only", "split_on_oom".
         engine_verbs: where the methods have other signatures, which a Trainer cannot use: the class that calls them.
             An Engine makes one in place of its own ``Verbs``.
         engine_class: for a strategy that only a Trainer can use: "module:class", which an Engine builds under the same
@@ -77,7 +79,7 @@ class Facts:
     handles_gradient_accumulation: bool = False
     honoured_hooks: frozenset[str] | Literal["all"] = frozenset()
     local_passes: str = ""
-    cannot_compile: str = ""
+    refuses: Mapping[str, str] = field(default_factory=dict)
     engine_verbs: Any = None
     engine_class: str | None = None
     earlier: Earlier = Earlier()

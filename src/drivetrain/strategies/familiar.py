@@ -101,6 +101,11 @@ class Familiar:
         """Arguments for a DistributedSampler; ranks with the same ``rank`` get the same samples, augmented alike."""
         return {"num_replicas": self.data.size, "rank": self.data.index}
 
+    @property
+    def device_mesh(self) -> Any:
+        """The mesh of devices of a strategy that shards the model; ``None`` of others."""
+        return None
+
     def model_to_device(self) -> None:
         """Move the model to the root device."""
         assert self.model is not None  # connect() came first

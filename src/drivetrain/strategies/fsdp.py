@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -14,10 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.rank_zero import lightning_deprecation, rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import Registry
 from drivetrain.base.restoring import WrongForm, shown_error
+from drivetrain.checkpoints.file import writes_files
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError
@@ -26,6 +28,7 @@ from drivetrain.precision.familiar import clips_by_members
 from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies import fsdp_blocks, fsdp_kept, sharded_gradients
 from drivetrain.strategies import sharded_state as sharded
+from drivetrain.strategies.alone import STATE_VERBS, Alone, alone
 from drivetrain.strategies.fsdp_options import FirstFSDPArguments, Options, checkpointed, hybrid_shape
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.placement import place
@@ -132,9 +135,25 @@ class FSDPStrategy(ParallelStrategy):
             cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing_policy, sharding_strategy,
             state_dict_type, device_mesh, gradient_exchange, shard_placement_fn, others,
         )  # fmt: skip
+        self._refuse_arguments()
         self.init_on_meta = init_on_meta
         self._loads = False  # a checkpoint will be loaded after the set-up
         self._mesh: tuple[Any, DeviceMesh] | None = None
+
+    def _refuse_arguments(self) -> None:
+        """Declare which arguments of the Trainer contradict those of the constructor."""
+        refused = dict(self.facts.refuses)
+        if self.options.gradient_exchange == "window":
+            refused["split_on_oom"] = (
+                "keeps the gradients of a window itself, which "
+                f'{type(self).__name__}(gradient_exchange="window") does too.'
+            )
+        if self.saves_shards:
+            refused["save_trainable_only"] = (
+                "needs complete weights, and this strategy saves shards. Write "
+                f'{type(self).__name__}(state_dict_type="full").'
+            )
+        self.facts = self.facts.but(refuses=refused)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_mesh": None}
@@ -367,6 +386,20 @@ class FSDPStrategy(ParallelStrategy):
     def saves_shards(self) -> bool:
         """Whether checkpoints are folders into which each process writes its shards."""
         return self.options.state_dict_type == "sharded"
+
+    @contextmanager
+    def alone(self) -> Iterator[Alone]:
+        own = any(defined_by_user(self, name) for name in STATE_VERBS)
+        if own or not writes_files(self.checkpoint_io):
+            yield ""
+            return
+        options = self.options
+        self.options = dataclasses.replace(options, state_dict_type="sharded")
+        try:
+            with alone(self, "shards") as what:
+                yield what
+        finally:
+            self.options = options
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         if self.saves_shards:

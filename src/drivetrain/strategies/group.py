@@ -14,9 +14,9 @@ from torch import Tensor
 
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies import collectives
-from drivetrain.strategies._peers import CURES, Checks
-from drivetrain.strategies._waiting import store_of_job
 from drivetrain.strategies.collectives import differing_names, operation_of, reduction_of
+from drivetrain.strategies.peers import CURES, Checks
+from drivetrain.strategies.waiting import store_of_job
 
 R = TypeVar("R")
 

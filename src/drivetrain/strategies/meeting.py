@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, DrivetrainError
-from drivetrain.strategies._peers import some
+from drivetrain.strategies.peers import some
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # where Gloo listens; torch reads it whenever a group is created
 _LOOPBACK_INTERFACES = {"linux": "lo", "darwin": "lo0"}

@@ -19,7 +19,7 @@ from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
-from drivetrain.precision.mixed import MixedPrecision
+from drivetrain.precision.mixed import torch_scaler
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
 from drivetrain.strategies import sharded_state as sharded
@@ -129,6 +129,9 @@ class ModelParallelStrategy(SequenceParts, FSDPStrategy):
         self._split_sequences(context_parallel_size, sequence_dims, context_parallel_attention)
         self._own_plan = tp_plan
         self._compile: Mapping[str, Any] | None = {} if compile is True else compile or None
+        if self._compile is not None:
+            why = f"{type(self).__name__}(compile=...) compiles layers already."
+            self.facts = self.facts.but(refuses={**self.facts.refuses, "compile": why})
         self._checkpointing = activation_checkpointing_policy  # applied here, because compilation comes after it
         self._hooks: list[Any] = []  # on parameters, for this run
         self._scaler: Any = None  # whose unscaling is replaced, for this run
@@ -222,9 +225,8 @@ class ModelParallelStrategy(SequenceParts, FSDPStrategy):
             self._complete_gradients(module)
         self._draw_alike()
         precision = self.precision_plugin
-        if precision.scales_loss and isinstance(precision, MixedPrecision):
-            precision.forward_context()  # makes the scaler
-            self._scaler = precision.scaler
+        if (scaler := torch_scaler(precision)) is not None:
+            self._scaler = scaler
             vars(self._scaler)["_unscale_grads_"] = self._unscale_shards
         return module
 

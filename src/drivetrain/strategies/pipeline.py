@@ -65,7 +65,7 @@ class PipelineStrategy(ParallelStrategy):
     """
 
     facts = ParallelStrategy.facts.but(
-        cannot_compile="It runs the stages that configure_pipeline returns; compile their layers there.",
+        refuses={"compile": "It runs the stages that configure_pipeline returns; compile their layers there."},
         allows_inference_mode=False,  # what ranks receive takes part in autograd later
         restores_after_setup=True,  # each rank loads its own stages
         honoured_hooks=StepParts.HOOKS - {"on_before_backward", "backward", "on_after_backward"},

@@ -49,3 +49,8 @@ def redirected(
                     attributes["forward"] = own
 
     return through
+
+
+def leaves_gradients(model: nn.Module | None) -> bool:
+    """Return whether ``model`` is torch's wrapper inside its ``no_sync()``: its backward passes exchange nothing."""
+    return not getattr(model, "require_backward_grad_sync", True)

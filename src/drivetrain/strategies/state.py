@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -73,6 +74,17 @@ class State:
 
     def load_rank_state(self, module: nn.Module, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`rank_state` returned on this rank; not called where nothing was stored."""
+
+    def alone(self) -> AbstractContextManager[Literal["whole", "shards", ""]]:
+        """Context in which this rank exchanges nothing, to save by itself after an exception: another may be dead.
+
+        It yields what this rank can then save: "whole": the module's and the optimizers' whole states, and its own
+        part; "shards": its shards of them; "": nothing without the others.
+        """
+        from drivetrain.strategies.alone import alone, whole_here  # here, because it knows this file
+
+        strategy: Any = self
+        return alone(strategy, whole_here(strategy))
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         """Write on global rank 0; every rank calls it, with its own ``checkpoint``.

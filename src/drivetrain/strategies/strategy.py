@@ -15,12 +15,12 @@ from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies._peers import Checks
 from drivetrain.strategies.facts import Facts, check_declared
 from drivetrain.strategies.familiar import COLLECTIVES, Familiar, own_collectives
 from drivetrain.strategies.group import Group
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.model import Model
+from drivetrain.strategies.peers import Checks
 from drivetrain.strategies.ranks import Ranks
 from drivetrain.strategies.state import State
 from drivetrain.strategies.step import Step

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import sys
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.rank_zero import any_rank_info
-from drivetrain.checkpoints.file import writes_files
 from drivetrain.checkpoints.io import wait_for
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies import rank_files
-from drivetrain.strategies.group import LoneGroup
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer.checkpoint import dump
 from drivetrain.trainer.rank_parts import own_part
 from drivetrain.trainer.shown import saving
-
-# What a strategy overrides whose ranks need each other for the state of the model; the first is the field's name.
-_STATE_VERBS = (
-    "lightning_module_state_dict", "module_state", "optimizer_state", "open_gradients", "save_checkpoint",
-)  # fmt: skip
 
 
 def save_after_exception(trainer: Any, path: str, weights_only: bool = False) -> str:
@@ -46,23 +34,20 @@ def save_after_exception(trainer: Any, path: str, weights_only: bool = False) ->
     if strategy.world_size == 1 or run.stopping.ends_together:
         trainer.save_checkpoint(path, weights_only)
         return f"Saved {path}."
-    if is_sharded := _is_sharded(strategy):
-        save, how = _save_shards, "a folder into which each rank has written its shards"
-    elif _is_replica(strategy):
-        save, how = _save_replica, "each rank by itself"
-    else:
-        return (
-            f"{path} was not saved: {type(strategy).__name__} would need the state of the rank that has failed. "
-            "The newest complete checkpoint stays."
-        )
-    with saving(), _alone(strategy):
-        missing = save(trainer, path, weights_only)
+    with saving(), strategy.alone() as what:
+        if not what:
+            return (
+                f"{path} was not saved: {type(strategy).__name__} would need the state of the rank that has failed. "
+                "The newest complete checkpoint stays."
+            )
+        missing = (_save_shards if what == "shards" else _save_replica)(trainer, path, weights_only)
+    how = "a folder into which each rank has written its shards" if what == "shards" else "each rank by itself"
     if missing:
         return (
             f"{path} is not complete yet: rank {strategy.global_rank} has written its part, and {missing} is missing. "
             "The last rank completes it; if one of them is dead, the newest complete checkpoint stays."
         )
-    if not strategy.is_global_zero and (is_sharded or not weights_only):
+    if strategy.global_rank != 0 and (what == "shards" or not weights_only):
         any_rank_info(f"Saved {path}, {how}.")  # the callbacks log what rank 0 has done
     return f"Saved {path}, {how}."
 
@@ -72,17 +57,17 @@ def _save_replica(trainer: Any, path: str, weights_only: bool) -> str:
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
     state = dump(trainer, weights_only)
     if weights_only:
-        if strategy.is_global_zero:
+        if strategy.global_rank == 0:
             store.save_checkpoint(state, path)
             wait_for(store, path)
         return ""
     save_id = _place_of(trainer, state)
     begun, parts = rank_files.unfinished(path, save_id), _parts(strategy, path, save_id)
-    if strategy.is_global_zero:
+    if strategy.global_rank == 0:
         rank_files.remove_unfinished(store, path, begun)
         state["rank_files"] = [{"name": os.path.basename(part)} for part in parts]
-    own = begun if strategy.is_global_zero else parts[strategy.global_rank - 1]
-    store.save_checkpoint(state if strategy.is_global_zero else own_part(state), own)
+    own = begun if strategy.global_rank == 0 else parts[strategy.global_rank - 1]
+    store.save_checkpoint(state if strategy.global_rank == 0 else own_part(state), own)
     wait_for(store, own)
     missing = next((each for each in (*parts, begun) if not store.exists(each)), "")
     if missing:
@@ -106,22 +91,17 @@ def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
     from drivetrain.strategies import sharded_files  # here, because few runs need it
 
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
-    options = strategy.options
-    strategy.options = dataclasses.replace(options, state_dict_type="sharded")
-    try:
-        state = dump(trainer, weights_only)
-        save_id = _place_of(trainer, state)
-        parts = [] if weights_only else _parts(strategy, path, save_id)
-        if strategy.is_global_zero:
-            rank_files.remove_unfinished(store, path, rank_files.unfinished(path, save_id))
-        elif parts:
-            store.save_checkpoint(own_part(state), parts[strategy.global_rank - 1])
-        if parts:
-            state["rank_files"] = [{"name": os.path.basename(part)} for part in parts]
-        if not (missing := sharded_files.save_alone(strategy, state, path, save_id)):
-            rank_files.remove_others(store, path, set(map(os.path.basename, parts)))
-    finally:
-        strategy.options = options
+    state = dump(trainer, weights_only)
+    save_id = _place_of(trainer, state)
+    parts = [] if weights_only else _parts(strategy, path, save_id)
+    if strategy.global_rank == 0:
+        rank_files.remove_unfinished(store, path, rank_files.unfinished(path, save_id))
+    elif parts:
+        store.save_checkpoint(own_part(state), parts[strategy.global_rank - 1])
+    if parts:
+        state["rank_files"] = [{"name": os.path.basename(part)} for part in parts]
+    if not (missing := sharded_files.save_alone(strategy, state, path, save_id)):
+        rank_files.remove_others(store, path, set(map(os.path.basename, parts)))
     return missing
 
 
@@ -131,39 +111,3 @@ def _place_of(trainer: Any, state: dict[str, Any]) -> str:
     counters = [place.get(name) for name in ("current_epoch", "batches_done", "global_step")]
     at = (trainer.current_run.kept.token, *counters)
     return f"{zlib.crc32(repr(at).encode()):08x}"
-
-
-def _is_sharded(strategy: Strategy) -> bool:
-    """Return whether each rank can write its shards of the model and of the optimizers' states into local files."""
-    if "drivetrain.strategies.fsdp" not in sys.modules:  # whoever has such a strategy has imported it
-        return False
-    from drivetrain.strategies.fsdp import FSDPStrategy
-
-    if not isinstance(strategy, FSDPStrategy) or not writes_files(strategy.checkpoint_io):
-        return False
-    return not any(defined_by_user(strategy, name) for name in _STATE_VERBS)
-
-
-def _is_replica(strategy: Strategy) -> bool:
-    """Return whether each rank has the whole model and the whole states of its optimizers.
-
-    That is what a strategy says which leaves the verbs for them as they are; DDP's own leave them so too, but for
-    optimizers that are spread over the ranks.
-    """
-    from drivetrain.strategies.ddp import DDPStrategy  # here, so that importing the Trainer stays quick
-
-    if all(any(overrides(strategy, name, base) for name in _STATE_VERBS) for base in (Strategy, DDPStrategy)):
-        return False
-    shards = any(hasattr(optimizer, "consolidate_state_dict") for optimizer in strategy.optimizers)
-    return not shards and strategy.data.size == strategy.world_size
-
-
-@contextmanager
-def _alone(strategy: Strategy) -> Iterator[None]:
-    """Context in which this rank exchanges nothing with the others, one of which may be dead."""
-    groups, lone = strategy._groups, LoneGroup(strategy.global_rank)
-    strategy._groups = lone, lone, lone
-    try:
-        yield
-    finally:
-        strategy._groups = groups

@@ -256,11 +256,9 @@ def check_at_start(trainer: Trainer) -> None:
         CheckpointError: a state cannot be stored, and a callback will try.
     """
     savers = trainer.checkpoint_callbacks
-    if trainer.settings.save_trainable_only and getattr(trainer.strategy, "saves_shards", False):
-        raise ConfigurationError(
-            "Trainer(save_trainable_only=True) needs complete weights, and this strategy saves shards. Write "
-            'FSDPStrategy(state_dict_type="full"), or leave save_trainable_only out.'
-        )
+    refused = trainer.strategy.facts.refuses.get("save_trainable_only")
+    if refused and trainer.settings.save_trainable_only:
+        raise ConfigurationError(f"Trainer(save_trainable_only=True) {refused} Or leave save_trainable_only out.")
     if parity.current().pickle:
         return  # anything can be stored
     try:

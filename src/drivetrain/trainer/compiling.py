@@ -44,21 +44,15 @@ def check(trainer: Any, model: Any, compiled_by: Any) -> Any:
     options = CompileOptions.of(asked)
     if options is None:
         return compiled_by
-    strategy = type(trainer.strategy)
+    strategy = trainer.strategy
     if compiled_by is not None:
         raise ConfigurationError(
             f"Trainer(compile={shown(asked)}) compiles the model, and trainer.fit got one that torch.compile has "
             "compiled. Leave one of them out."
         )
-    if strategy.facts.cannot_compile:
+    if why := strategy.facts.refuses.get("compile"):
         raise ConfigurationError(
-            f"Trainer(compile={shown(asked)}) does not work with {strategy.__name__}: {strategy.facts.cannot_compile} "
-            "Leave compile out."
-        )
-    if getattr(trainer.strategy, "_compile", None) is not None:
-        raise ConfigurationError(
-            f"Trainer(compile={shown(asked)}) and {strategy.__name__}(compile=...) both compile layers. "
-            "Leave one of them out."
+            f"Trainer(compile={shown(asked)}) does not work with {type(strategy).__name__}: {why} Leave compile out."
         )
     _check_compiler(trainer.strategy.root_device, options, asked)
     return None

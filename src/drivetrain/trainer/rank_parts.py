@@ -18,7 +18,6 @@ from drivetrain.errors import CheckpointError
 from drivetrain.loops.restart import capture
 from drivetrain.module.loading import decode_parts
 from drivetrain.strategies import rank_files
-from drivetrain.strategies.group import TorchGroup
 
 if TYPE_CHECKING:
     from drivetrain.loops.run import Run
@@ -54,7 +53,7 @@ def meet(strategy: Strategy) -> None:
     A save is a series of exchanges. Some of them are torch's own, in which a rank waits until a time-out for one that
     does something else meanwhile.
     """
-    if isinstance(strategy.world, TorchGroup):
+    if strategy.world.store is not None:
         strategy.world.barrier("trainer.save_checkpoint")
 
 

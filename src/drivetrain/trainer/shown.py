@@ -12,7 +12,7 @@ from drivetrain.launchers.board import PHASE, SAVES, SAVING, SHOWN, STALL, own_s
 from drivetrain.launchers.launcher import LAUNCHER
 from drivetrain.launchers.tracebacks import cut_tracebacks
 from drivetrain.loops.progress import Phase, Progress
-from drivetrain.strategies import _failing, _waiting
+from drivetrain.strategies import failing, waiting
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def shown(
         explain: the strategy's.
     """
     if several:
-        _waiting.begin_run()
+        waiting.begin_run()
     own, sheet = progress.slot, own_sheet()
     if sheet is not None:
         orphan.follow(int(os.environ.get(LAUNCHER, "0")))
@@ -50,8 +50,8 @@ def shown(
         said = explained or error
         if isinstance(said, Exception):
             failed = said
-            _failing.tell_ranks(failed, lambda: summary(failed, progress))
-        _failing.write_for_report(sheet, said)
+            failing.tell_ranks(failed, lambda: summary(failed, progress))
+        failing.write_for_report(sheet, said)
         if several:
             cut_tracebacks()
         if explained is not None:
@@ -90,4 +90,4 @@ def summary(error: BaseException, progress: Progress, during: str = "") -> str:
     """
     name = progress.phase.name.lower().replace("_", " ")
     where = "before its first phase" if name == "none" else f"in the phase {name!r}"
-    return _failing.summary(error, where + (during and f" ({during})"))
+    return failing.summary(error, where + (during and f" ({during})"))

@@ -11,8 +11,8 @@ from typing import Any
 
 from drivetrain.errors import PeerError, SIGTERMException
 from drivetrain.loops.progress import Progress
-from drivetrain.strategies import _waiting
-from drivetrain.strategies.group import Group, TorchGroup
+from drivetrain.strategies import waiting
+from drivetrain.strategies.group import Group
 from drivetrain.trainer.shown import summary
 
 PREPARE_DATA = "prepare_data"
@@ -36,10 +36,9 @@ def votes_of(trainer: Any) -> Vote:
         PeerError: another rank has failed in the phase; the message says which, in which line and by what.
     """
     world = trainer.strategy.world
-    store = _waiting.store_of_job() if isinstance(world, TorchGroup) else None
-    if store is None:
+    if (store := world.store) is None:
         return lambda phase: nullcontext()
-    key = f"drivetrain/vote/{_waiting.number_run()}"
+    key = f"drivetrain/vote/{waiting.number_run()}"
     return lambda phase: _voting(store, world, key, phase, trainer.progress)
 
 

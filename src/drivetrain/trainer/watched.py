@@ -21,7 +21,7 @@ def begin(trainer: Trainer) -> None:
     stall_s = trainer.settings.stall_timeout_s
     if not stall_s:
         return
-    sheet = join(trainer.strategy)
+    sheet = join(trainer.strategy, trainer.plan.environment.creates_processes_externally)
     if sheet is None:
         return
     if trainer.progress.slot is not sheet.words:

@@ -14,7 +14,7 @@ from drivetrain.errors import PeerError, SIGTERMException, text_of
 from drivetrain.launchers import child, flight
 from drivetrain.launchers.board import Sheet
 from drivetrain.launchers.tracebacks import place_of_user
-from drivetrain.strategies import _waiting
+from drivetrain.strategies import waiting
 
 _STORE_S = 2.0  # that a rank which fails waits for the store: the process that holds it may have stopped
 
@@ -29,7 +29,7 @@ def tell_ranks(error: Exception, summary: Callable[[], str]) -> None:
         error: why.
         summary: what the others are told.
     """
-    store = _waiting.store_of_job()
+    store = waiting.store_of_job()
     if store is None or isinstance(error, PeerError):  # which says already what another has told
         return
     follows, found = child.follows(error), list[str]()
@@ -37,9 +37,9 @@ def tell_ranks(error: Exception, summary: Callable[[], str]) -> None:
     def exchange() -> None:
         with suppress(RuntimeError):  # the store is gone, with the process that held it
             if follows:
-                found.extend(_waiting.failures(store, range(dist.get_world_size())))
-            elif not _waiting.has_announced(store):
-                _waiting.announce(store, summary())
+                found.extend(waiting.failures(store, range(dist.get_world_size())))
+            elif not waiting.has_announced(store):
+                waiting.announce(store, summary())
 
     thread = threading.Thread(target=exchange, name="drivetrain failure", daemon=True)
     thread.start()
@@ -72,7 +72,7 @@ def summary(error: BaseException, where: str) -> str:
 
 def _collective(error: Exception) -> str:
     """Return in or after which collective this rank has failed; "" where torch has recorded none."""
-    if _waiting.store_of_job() is None:
+    if waiting.store_of_job() is None:
         return ""
     with suppress(Exception):  # whatever another version of torch raises; the error itself is what matters
         last = flight.last(json.loads(flight.taken()))
