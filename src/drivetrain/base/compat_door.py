@@ -1,4 +1,4 @@
-"""The one door from the core to :mod:`drivetrain.compat`: what the core needs of it is named and imported here only."""
+"""The one door from the core to what stands above it: what it needs of ``compat`` and ``cli`` is named here only."""
 
 from __future__ import annotations
 
@@ -44,3 +44,8 @@ def in_our_layout(checkpoint: Any, resuming: bool = False) -> Any:
 def field_members() -> ModuleType:
     """Return :mod:`drivetrain.compat.members`: which members of Lightning's an override of is not called here."""
     return importlib.import_module("drivetrain.compat.members")
+
+
+def of_command_line() -> ModuleType:
+    """Return :mod:`drivetrain.cli.from_checkpoint`: hyperparameters that LightningCLI has saved, built again."""
+    return importlib.import_module("drivetrain.cli.from_checkpoint")

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from drivetrain import parity
 from drivetrain.base import files
-from drivetrain.base.compat_door import in_our_layout
+from drivetrain.base.compat_door import in_our_layout, of_command_line
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.registry import load
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.checkpoints.file import TorchCheckpointIO, name_of
 from drivetrain.errors import (
@@ -126,8 +125,8 @@ class LoadableMixin:
         if "_instantiator" in saved and not is_config(saved):  # of a run of LightningCLI
             kept = {**saved, **kwargs}
             with naming(source):
-                cls = load("drivetrain.cli.from_checkpoint:class_to_build")(cls, saved)
-                saved = load("drivetrain.cli.from_checkpoint:rebuilt")(cls, saved, kwargs)
+                cls = of_command_line().class_to_build(cls, saved)
+                saved = of_command_line().rebuilt(cls, saved, kwargs)
         arguments = _arguments(cls, saved, name, kwargs)
         with nullcontext() if kept is None else described_hyperparameters(cls, kept):
             loaded: Any = _build(cls, arguments, set(arguments) - set(kwargs), source)
