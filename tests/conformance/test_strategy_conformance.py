@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.conformance.test_strategies import example
 
 from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy
 from drivetrain.strategies.step_parts import StepParts
@@ -188,12 +189,53 @@ class OfDying(StrategyConformance):
     devices = 2
 
 
+RoundedGradients: Any = example("rounded_gradients").RoundedGradients
+
+
+class ExchangesAfterClipping(RoundedGradients):
+    """Each rank clips its own gradient. Where every rank's is short, nobody notices."""
+
+    def backward(self, closure_loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        return super(RoundedGradients, self).backward(closure_loss, optimizer, *args, **kwargs)
+
+    def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **kwargs: Any) -> Any:
+        loss = None if closure is None else closure()
+        for module in self.residuals:
+            self.exchange(module)
+        super().optimizer_step(optimizer, None, model, **kwargs)
+        return loss
+
+
+class OfLateExchange(StrategyConformance):
+    strategy = ExchangesAfterClipping
+    devices = 2
+    tolerance = 10.0  # any: what rounds must be found out too
+
+
+class ForgetsItsResidual(RoundedGradients):
+    def rank_state(self, module: Any) -> Any:
+        return super(RoundedGradients, self).rank_state(module)
+
+    def load_rank_state(self, module: Any, state: Any) -> None:
+        super(RoundedGradients, self).load_rank_state(module, state)
+
+
+class OfForgetfulRanks(StrategyConformance):
+    strategy = ForgetsItsResidual
+    devices = 2
+    tolerance = 10.0
+
+
 @pytest.mark.parametrize(
     ("suite", "row", "words"),
     [
         (OfOwnGradients, "test_it_trains_like_the_plain_loop", "not close"),
         (OfEarlyExchange, "test_it_weighs_losses", "not close"),
         (OfLonely, "test_it_knows_its_ranks", "trains in one process, and 2 were started"),
+        (OfLateExchange, "test_the_optimizer_steps_the_gradients_that_hooks_see", "ranks have different gradients"),
+        (OfLateExchange, "test_an_engine_trains_like_the_plain_loop", "ranks have different gradients"),
+        (OfForgetfulRanks, "test_it_resumes_exactly", "not equal"),
+        (OfForgetfulRanks, "test_an_engine_resumes_exactly", "not equal"),
         (OfDying, "test_it_trains_like_the_plain_loop", "the process died"),
     ],
 )

@@ -76,8 +76,9 @@ def make_step(run: Run) -> BoundStep:
     strategy = run.engine.strategy
     strategy.driver.rebind = run.mark_stale
     run.window.exchanges_always = run.window.gather is not None and exchanges_always(run)
-    optimizers = strategy.optimizers
-    if not run.module.automatic_optimization:
+    optimizers, automatic = strategy.optimizers, run.module.automatic_optimization
+    strategy.driver.window_factor = run.window.factor if automatic else None
+    if not automatic:
         return BoundStep(_manual(run))
     if overrides(strategy, "bind_step", StepVerbs):
         from drivetrain.loops.own_step import own_step  # here, so that importing the Trainer stays quick

@@ -87,6 +87,7 @@ class Driver:
         steps: the module's steps by name, as they were bound.
         rebind: called when a verb was replaced: bind the step again.
         exchanges_always: :meth:`Step.accumulating` was called: gradients are exchanged in every backward pass.
+        window_factor: see :meth:`remaining_factor`; it may return ``None`` for 1.
     """
 
     differentiate: Callable[..., Any] | None = None
@@ -94,6 +95,16 @@ class Driver:
     steps: dict[str, Callable[..., Any]] = field(default_factory=dict)
     rebind: Callable[[], None] | None = None
     exchanges_always: bool = False
+    window_factor: Callable[[], float | Tensor | None] | None = None
+
+    def remaining_factor(self) -> float | Tensor:
+        """Return what the loop still multiplies the gradients of the window's last backward pass by, before it clips.
+
+        1 where every loss was divided by the right number; another one in a window that an epoch's end has cut short,
+        and where losses have weights. The same on all ranks. The loss scale of a precision is not part of it.
+        """
+        factor = None if self.window_factor is None else self.window_factor()
+        return 1.0 if factor is None else factor
 
 
 HOOKS_IN_A_STEP = StepParts.HOOKS | {"optimizer_step"}

@@ -121,15 +121,34 @@ def plain_loop(
                     losses.append(loss.detach())
                 (loss * part).backward()
             gradients.append(whole({name: parameter.grad for name, parameter in module.named_parameters()}))
-            if clip is not None and clip[0] == "norm":
-                nn.utils.clip_grad_norm_(module.parameters(), clip[1])
-            elif clip is not None:
-                nn.utils.clip_grad_value_(module.parameters(), clip[1])
-            optimizer.step()
+            _clip_and_step(module, optimizer, clip)
     return {
-        "weights": whole(dict(module.named_parameters())), "optimizer": whole(optimizer.state_dict()["state"]),
-        "losses": torch.stack(losses) if losses else torch.zeros(0), "gradients": gradients, "steps": len(gradients),
+        **_trained(module, optimizer), "losses": torch.stack(losses) if losses else torch.zeros(0),
+        "gradients": gradients, "steps": len(gradients),
     }  # fmt: skip
+
+
+def stepped(module: Small, gradients: list[dict[str, Any]], clip: tuple[str, float] | None) -> dict[str, Any]:
+    """Return the weights and the optimizer state of ``module`` after steps with these gradients, each clipped."""
+    optimizer = module.configure_optimizers()
+    for each in gradients:
+        for name, parameter in module.named_parameters():
+            parameter.grad = each[name].to(parameter.dtype)
+        _clip_and_step(module, optimizer, clip)
+    return _trained(module, optimizer)
+
+
+def _clip_and_step(module: Small, optimizer: Any, clip: tuple[str, float] | None) -> None:
+    if clip is not None and clip[0] == "norm":
+        nn.utils.clip_grad_norm_(module.parameters(), clip[1])
+    elif clip is not None:
+        nn.utils.clip_grad_value_(module.parameters(), clip[1])
+    optimizer.step()
+
+
+def _trained(module: Small, optimizer: Any) -> dict[str, Any]:
+    weights, states = whole(dict(module.named_parameters())), whole(optimizer.state_dict()["state"])
+    return {"weights": weights, "optimizer": states}
 
 
 def whole(tree: Any) -> Any:

@@ -25,13 +25,14 @@ from torch.utils.data import DataLoader
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.callback import Callback
+from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.step import Step
 from drivetrain.strategies.step_parts import HOOKS_IN_A_STEP
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.testing._ranks import Ranks
-from drivetrain.testing._regression import BATCHES, GLOBAL_BATCH, Small, data, plain_loop, whole
+from drivetrain.testing._regression import BATCHES, GLOBAL_BATCH, Small, data, plain_loop, stepped, whole
 from drivetrain.testing.groups import check_group
 from drivetrain.trainer.trainer import Trainer
 
@@ -46,6 +47,7 @@ _VERBS = sorted(
     for name, value in vars(contract).items()
     if callable(value) and not name.startswith(("_", "on_"))
 )
+_LATE = "ranks have different gradients after the last backward pass of a window: exchange them in or right after it."
 _IN_A_STEP = {"training_step", "backward", "pre_backward", "post_backward", "zero_grad", "optimizer_step"}
 
 
@@ -175,6 +177,22 @@ class StrategyConformance:
             self.compare(found, self.plain_loop(accumulate=4, clip=(algorithm, limit)))
 
     @needs_every_rank
+    def test_the_optimizer_steps_the_gradients_that_hooks_see(self, folder: Path) -> None:
+        """In ``on_before_optimizer_step`` all ranks have one gradient; the optimizer steps it, clipped.
+
+        ``tolerance`` does not count here: a strategy that rounds what ranks exchange does so before.
+        """
+        trainer = self.trainer(accumulate_grad_batches=4, gradient_clip_val=0.05)
+        self.check_stepped(self.fit(Small(), trainer), trainer.strategy)
+
+    def check_stepped(self, found: dict[str, Any], strategy: Strategy) -> None:
+        """Compare gradients between ranks, and weights with what these gradients make of them, clipped to 0.05."""
+        for gradients in strategy.world.gather_objects(found["gradients"]):
+            torch.testing.assert_close(gradients, found["gradients"], msg=lambda text: f"{_LATE} {text}")
+        expected = stepped(self.plain_module(), found["gradients"], ("norm", 0.05))
+        torch.testing.assert_close({name: found[name] for name in expected}, expected)
+
+    @needs_every_rank
     def test_manual_optimization_works(self, folder: Path) -> None:
         """A module that calls backward and steps its optimizer itself trains like the plain loop, or is refused."""
         refused = "automatic_optimization"
@@ -261,11 +279,15 @@ class StrategyConformance:
             arguments: dict[str, Any] = {"accumulate_grad_batches": accumulate}
             uninterrupted = self.fit(Small(), **arguments, callbacks=[Saves(file, at)])
             resumed = self.fit(Small(), **arguments, ckpt_path=file)
-            same(len(resumed["losses"]), 2 * BATCHES - at, "batches of the resumed run")
-            limit = 0 if self.resumes_bit_by_bit else self.tolerance
-            torch.testing.assert_close(resumed["losses"], uninterrupted["losses"][at:], rtol=limit, atol=limit)
-            for part in ("weights", "optimizer"):
-                torch.testing.assert_close(resumed[part], uninterrupted[part], rtol=limit, atol=limit)
+            self.check_resumed(resumed, uninterrupted, at)
+
+    def check_resumed(self, resumed: dict[str, Any], uninterrupted: dict[str, Any], at: int) -> None:
+        """Compare a run that was resumed after ``at`` batches with one that was not interrupted."""
+        same(len(resumed["losses"]), 2 * BATCHES - at, "batches of the resumed run")
+        limit = 0 if self.resumes_bit_by_bit else self.tolerance
+        torch.testing.assert_close(resumed["losses"], uninterrupted["losses"][at:], rtol=limit, atol=limit)
+        for part in ("weights", "optimizer"):
+            torch.testing.assert_close(resumed[part], uninterrupted[part], rtol=limit, atol=limit)
 
     @needs_every_rank
     def test_its_files_are_those_of_a_plain_module(self, folder: Path) -> None:
@@ -280,6 +302,49 @@ class StrategyConformance:
         plain = self.plain_module()
         plain.load_state_dict(checkpoint["state_dict"])
         self.near(dict(plain.state_dict()), found["weights"])
+
+    # ---- a loop of the user's own ---------------------------------------------------------------------------------
+
+    def fit_by_engine(self, saves: Path | None = None, resumes: Path | None = None) -> tuple[dict[str, Any], Strategy]:
+        """Train by a loop on an Engine: an epoch before it saves, and one after. Windows have two batches."""
+        strategy = self.make()
+        plan = self.trainer(strategy).plan
+        engine = Engine(plan=plan)
+        engine.launch()
+        module = Small()
+        model, optimizer = engine.setup(module, module.configure_optimizers())
+        loader, state = engine.setup_dataloaders(self.loader()), {"model": model, "optimizer": optimizer}
+        if resumes is not None:
+            engine.load(resumes, state)
+        for _ in range(2 if resumes is None else 1):
+            if saves is not None and module.losses:
+                engine.save(saves, state)
+            for number, batch in enumerate(loader):
+                with engine.no_backward_sync(model, enabled=number % 2 == 0):
+                    engine.backward(model.training_step(batch, number) / 2)
+                if number % 2 == 1:
+                    module.on_before_optimizer_step(optimizer)
+                    engine.clip_gradients(model, optimizer, max_norm=0.05)
+                    optimizer.step()
+                    optimizer.zero_grad()
+        states = whole(optimizer.state_dict()["state"])
+        losses = everyones_mean(strategy, module.losses, self.replicas)
+        found = {"weights": whole(dict(module.named_parameters())), "optimizer": states, "losses": losses}
+        return {**found, "gradients": module.gradients, "steps": len(module.gradients)}, strategy
+
+    @needs_every_rank
+    def test_an_engine_trains_like_the_plain_loop(self, folder: Path) -> None:
+        """As under a Trainer: gradients are accumulated, exchanged, seen by the loop, clipped and stepped."""
+        found, strategy = self.fit_by_engine()
+        self.compare(found, self.plain_loop(accumulate=2, clip=("norm", 0.05)))
+        self.check_stepped(found, strategy)
+
+    @needs_every_rank
+    def test_an_engine_resumes_exactly(self, folder: Path) -> None:
+        """What a strategy keeps of each rank is in the files of ``Engine.save``."""
+        uninterrupted, _ = self.fit_by_engine(saves=folder / "engine.ckpt")
+        resumed, _ = self.fit_by_engine(resumes=folder / "engine.ckpt")
+        self.check_resumed(resumed, uninterrupted, BATCHES)
 
     # ---- ranks ---------------------------------------------------------------------------------------------------
 
