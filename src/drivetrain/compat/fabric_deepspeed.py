@@ -23,7 +23,7 @@ from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import requires_closure
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers
+from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_state
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 
 _TAG = "checkpoint"  # the folder in a checkpoint's folder
@@ -315,8 +315,6 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         with self._for(module if one is None else one.module, None if one is None else one.engine):
             self.load_model_state_dict({"state_dict": state_dict}, strict)
             if one is not None:
-                from drivetrain.strategies import _deepspeed_state  # here, because it needs the package
-
                 _deepspeed_state.load_master_weights(one.module, state_dict)
 
     def save_checkpoint(  # type: ignore[override]
@@ -343,8 +341,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
             )
         besides = snapshots.of(rest, {}, self.states(self))
         # a scheduler may have changed the options since the last step
-        groups = _deepspeed_optimizers.trained_groups(one.optimizer)
-        _deepspeed_optimizers.pass_options(groups, one.engine.basic_optimizer.param_groups)
+        _deepspeed_optimizers.pass_options_to(one.engine, one.optimizer)
         one.engine.save_checkpoint(
             str(self.broadcast(path)), tag=_TAG, client_state=besides,
             exclude_frozen_parameters=self.exclude_frozen_parameters,
@@ -366,8 +363,6 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         if not folder.is_dir() or not isinstance(state, MutableMapping):
             return Strategy.load_checkpoint(self, folder, state, strict, weights_only)
         one, rest = self._parted(state, "load")
-        from drivetrain.strategies import _deepspeed_state  # here, because it needs the package
-
         wants_optimizer = any(each is one.optimizer for each in state.values())
         tag = _TAG if (folder / _TAG).is_dir() else None
         held = _deepspeed_state.load_folder(
@@ -375,8 +370,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
             load_lr_scheduler_states=False,
         )  # fmt: skip
         if wants_optimizer:
-            groups = _deepspeed_optimizers.trained_groups(one.optimizer)
-            _deepspeed_optimizers.pass_options(one.engine.basic_optimizer.param_groups, groups)
+            _deepspeed_optimizers.take_options_of(one.engine, one.optimizer)
         own = {name: value for name, value in held.items() if name not in _OF_DEEPSPEED}
         left = snapshots.into(rest, own, strict, str(folder), self.states(self))
         state.update(rest)

@@ -6,7 +6,7 @@ Both are FSDP2 here; see docs/fsdp.md and docs/model_parallel.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -22,7 +22,7 @@ from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States
+from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States, entered
 from drivetrain.errors import CheckpointError, described
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
@@ -97,17 +97,8 @@ class _Sharded(FabricParallelStrategy, plain.FSDPStrategy):  # type: ignore[misc
 
         ``setup_module`` gives such layers memory after it has sharded them, and calls their ``reset_parameters``.
         """
-        return self._new_layers(bool(empty_init))
-
-    @contextmanager
-    def _new_layers(self, on_meta: bool) -> Iterator[None]:
-        with ExitStack() as stack:
-            if on_meta:
-                stack.enter_context(torch.device("meta"))
-            if (context := self.precision_plugin.module_init_context()) is not None:
-                stack.enter_context(context)
-            stack.enter_context(self.module_sharded_context())
-            yield
+        on_meta = torch.device("meta") if empty_init else None
+        return entered(on_meta, self.precision_plugin.module_init_context(), self.module_sharded_context())
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
         """Context in which layers may be sharded as they are made; ``setup_module`` shards those that are not."""

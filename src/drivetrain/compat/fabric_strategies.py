@@ -220,6 +220,22 @@ class _HeldBackByDDP(_BackwardSyncControl):
         return held
 
 
+@contextmanager
+def entered(*contexts: AbstractContextManager[Any] | None) -> Iterator[None]:
+    """Context in which all of these are entered, in their order; ``None`` is none."""
+    with ExitStack() as stack:
+        for context in filter(None, contexts):
+            stack.enter_context(context)
+        yield
+
+
+def not_drawn(empty_init: bool | None) -> AbstractContextManager[Any] | None:
+    """Return the context in which parameters of new layers are not drawn, if ``empty_init``."""
+    from drivetrain.engine.no_init import NoInit  # here, as the Engine does
+
+    return NoInit() if empty_init else None
+
+
 class _Served(ABCMeta):
     """In ``isinstance`` a class of this file stands for the plain one behind it, which an Engine's default has."""
 
@@ -304,23 +320,12 @@ class Strategy(plain.Strategy, metaclass=_Served):
 
     def tensor_init_context(self) -> AbstractContextManager[Any]:  # type: ignore[override]
         """Context in which new tensors are made on the device and in the precision."""
-        return self._new_tensors()
+        return super().tensor_init_context()
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
         """The same for the layers of a module, whose parameters are not drawn with ``empty_init``."""
-        return self._new_tensors(empty_init, of_module=True)
-
-    @contextmanager
-    def _new_tensors(self, empty_init: bool | None = None, of_module: bool = False) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(super().tensor_init_context())
-            if of_module and (context := self.precision_plugin.module_init_context()) is not None:
-                stack.enter_context(context)
-            if empty_init:
-                from drivetrain.engine.no_init import NoInit  # here, as the Engine does
-
-                stack.enter_context(NoInit())
-            yield
+        of_tensors, of_layers = super().tensor_init_context(), self.precision_plugin.module_init_context()
+        return entered(of_tensors, of_layers, not_drawn(empty_init))
 
     # ---- one step ------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,13 @@ from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base import files
 from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.compat.fabric_strategies import FabricParallelStrategy, FabricSingleDeviceStrategy, FabricVerbs
+from drivetrain.compat.fabric_strategies import (
+    FabricParallelStrategy,
+    FabricSingleDeviceStrategy,
+    FabricVerbs,
+    entered,
+    not_drawn,
+)
 from drivetrain.engine import snapshots
 from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision
@@ -150,18 +156,7 @@ class FabricXLAFSDPStrategy(_Replicas):
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
         """Context in which new layers are made in the precision, on the host; with ``empty_init`` not drawn."""
-        return self._new_layers(bool(empty_init))
-
-    @contextmanager
-    def _new_layers(self, empty: bool) -> Iterator[None]:
-        with ExitStack() as stack:
-            if empty:
-                from drivetrain.engine.no_init import NoInit  # here, as the Engine does
-
-                stack.enter_context(NoInit())
-            if (context := self.precision_plugin.module_init_context()) is not None:
-                stack.enter_context(context)
-            yield
+        return entered(not_drawn(empty_init), self.precision_plugin.module_init_context())
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
         """Context in which layers are made as they are; ``setup_module`` shards them."""

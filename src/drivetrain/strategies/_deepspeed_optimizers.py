@@ -9,7 +9,41 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
+
+from drivetrain.errors import ConfigurationError
+
+
+def check(optimizers: Sequence[Optimizer], has_scheduler: bool, config: Mapping[str, Any]) -> None:
+    """Check that DeepSpeed's engine can step what ``configure_optimizers`` returned.
+
+    Args:
+        optimizers: the user's.
+        has_scheduler: whether there is a scheduler beside them.
+        config: what the engine gets.
+
+    Raises:
+        ConfigurationError: it cannot, or its configuration names another.
+    """
+    named = "optimizer" in config
+    if len(optimizers) > 1:
+        raise ConfigurationError(
+            f"configure_optimizers returned {len(optimizers)} optimizers, and DeepSpeed's engine steps one. "
+            "Put all parameters into one optimizer, with a parameter group for each kind."
+        )
+    if named == bool(optimizers):
+        both = "and DeepSpeed's configuration names one too" if named else "and DeepSpeed cannot train without one"
+        count = "one optimizer" if optimizers else "no optimizer"
+        raise ConfigurationError(f"configure_optimizers returned {count}, {both}. Give one in one of the two places.")
+    if has_scheduler and "scheduler" in config:
+        raise ConfigurationError(
+            "configure_optimizers returned a scheduler, and DeepSpeed's configuration names one too. Give one of them."
+        )
+    if any(isinstance(each, LBFGS) for each in optimizers):
+        raise ConfigurationError(
+            "LBFGS evaluates the loss several times per step, and DeepSpeed's engine steps once after a "
+            'backward pass. Use another optimizer, or strategy="ddp".'
+        )
 
 
 def trained_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -22,6 +56,16 @@ def pass_options(source: Sequence[Mapping[str, Any]], target: Sequence[dict[str,
         for name, value in theirs.items():
             if name != "params":
                 mine[name] = value
+
+
+def pass_options_to(engine: Any, optimizer: Optimizer) -> None:
+    """Give the engine's optimizer the options that the user's has now."""
+    pass_options(trained_groups(optimizer), engine.basic_optimizer.param_groups)
+
+
+def take_options_of(engine: Any, optimizer: Optimizer) -> None:
+    """Give the user's optimizer the options that the engine's has now."""
+    pass_options(engine.basic_optimizer.param_groups, trained_groups(optimizer))
 
 
 def stand_in(optimizer: Optimizer) -> Optimizer:

@@ -112,51 +112,36 @@ def run_recorded() -> None:
     torch_xla.sync(reset_scope=False)  # it may be called inside a scope of torch_xla's profiler
 
 
-def check_library(owner: str) -> None:
-    """Check that torch_xla is installed.
+def checked(
+    cls: type, unknown: Mapping[str, Any], checkpoint_io: CheckpointIO | None, precision: Precision | None
+) -> tuple[CheckpointIO, Precision | None]:
+    """Check the arguments of a strategy for XLA devices, and return the store that it writes with and its precision.
+
+    Args:
+        cls: the strategy's class.
+        unknown: arguments that its constructor does not have.
+        checkpoint_io, precision: the arguments ``checkpoint_io`` and ``precision_plugin``.
 
     Raises:
-        ModuleNotFoundError: it is not.
+        UnknownArgumentError: there are unknown ones; it names the first of them, and a similar one.
+        ModuleNotFoundError: torch_xla is not installed.
+        TypeError: the store is no CheckpointIO, or the precision no Precision.
     """
+    owner = cls.__name__
+    if unknown:
+        known = [name for name in inspect.signature(cls).parameters if name != "unknown"]
+        raise unknown_argument(owner, unknown, known)
     if find_spec("torch_xla") is None:
         raise ModuleNotFoundError(
             f"{owner} needs the package torch_xla, which is not installed. Write pip install torch_xla, in the version "
             "that belongs to your torch.",
             name="torch_xla",
         )
-
-
-def refuse_unknown(cls: type, unknown: Mapping[str, Any]) -> None:
-    """Raise an error if ``unknown`` holds arguments that a constructor does not have.
-
-    Raises:
-        UnknownArgumentError: it names the first of them, and a similar one.
-    """
-    if unknown:
-        known = [name for name in inspect.signature(cls).parameters if name != "unknown"]
-        raise unknown_argument(cls.__name__, unknown, known)
-
-
-def checked_io(owner: str, checkpoint_io: CheckpointIO | None) -> CheckpointIO:
-    """Return the store that a strategy for XLA devices writes with.
-
-    Raises:
-        TypeError: it is no CheckpointIO.
-    """
     if checkpoint_io is not None and not isinstance(checkpoint_io, CheckpointIO):
         raise TypeError(f"{owner}(checkpoint_io={checkpoint_io!r}): pass a CheckpointIO, such as XLACheckpointIO().")
-    return XLACheckpointIO() if checkpoint_io is None else checkpoint_io
-
-
-def checked_precision(owner: str, precision: Precision | None) -> Precision | None:
-    """Return the precision that was given to a strategy for XLA devices.
-
-    Raises:
-        TypeError: it is no Precision.
-    """
     if precision is not None and not isinstance(precision, Precision):
         raise TypeError(f"{owner}(precision_plugin={precision!r}): pass a Precision, such as XLAPrecision().")
-    return precision
+    return XLACheckpointIO() if checkpoint_io is None else checkpoint_io, precision
 
 
 def device_meant(device: torch.device | str | int) -> torch.device:

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drivetrain.errors import NotSupportedError
-from drivetrain.strategies.group import Group, LoneGroup
+from drivetrain.strategies.group import Group, all_or_alone
 
 
 class XLAGroup(Group):
@@ -99,13 +98,8 @@ class XLAGroup(Group):
             xla_model.rendezvous("" if name is None else name)
 
     def new(self, ranks: Sequence[int]) -> Group:
-        if list(ranks) == list(self.ranks):
-            return self
-        if list(ranks) == [self.rank]:
-            return LoneGroup(self.rank)
-        raise NotSupportedError(
-            f"XLAGroup.new({list(ranks)}): the replicas of torch_xla exchange all together. Use the group of all ranks."
-        )
+        why = "the replicas of torch_xla exchange all together. Use the group of all ranks."
+        return all_or_alone(self, ranks, why)
 
 
 def _added_up(dtype: torch.dtype) -> torch.dtype:

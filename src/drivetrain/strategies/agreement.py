@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, shown
 from drivetrain.strategies.group import Group, TorchGroup
-from drivetrain.strategies.peers import COMPARISON, peers_of, some
+from drivetrain.strategies.peers import COMPARISON, owners_of, peers_of, some
 from drivetrain.strategies.strategy import Strategy
 
 _MOST = 8  # differences in a message
@@ -146,12 +146,9 @@ def _differences(each: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> lis
 
 def _each(texts: Sequence[str], ranks: Sequence[int]) -> str:
     """Return each different text once: "rank 0 has 1.0, ranks 1, 2 have None"."""
-    owners: dict[str, list[int]] = {}
-    for rank, text in zip(ranks, texts, strict=True):
-        owners.setdefault(text, []).append(rank)
     return ", ".join(
         f"rank {whose[0]} has {text}" if len(whose) == 1 else f"ranks {some(whose)} have {text}"
-        for text, whose in owners.items()
+        for text, whose in owners_of(texts, ranks).items()
     )
 
 

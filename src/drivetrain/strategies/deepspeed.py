@@ -27,8 +27,13 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError, MissingPackageError
 from drivetrain.precision.precision import ClipAlgorithm, Precision
-from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_scaler
-from drivetrain.strategies._deepspeed_folder import OwnFolder
+from drivetrain.strategies import (
+    _deepspeed_config,
+    _deepspeed_folder,
+    _deepspeed_optimizers,
+    _deepspeed_scaler,
+    _deepspeed_state,
+)
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.step_parts import OwnStep, StepParts
 from drivetrain.strategies.strategy import Strategy
@@ -49,7 +54,7 @@ _NAMES: dict[str, dict[str, Any]] = {
 _WORLD: list[Any] = []  # the process group that DeepSpeed has made its own groups of
 
 
-class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
+class DeepSpeedStrategy(ParallelStrategy):
     """DeepSpeed's ZeRO on any accelerator that it supports, the CPU included; needs the package ``deepspeed``.
 
     Its engine exchanges gradients, clips, steps the optimizer of ``configure_optimizers`` and skips steps whose
@@ -193,29 +198,7 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
 
     def setup_optimizers(self, trainer: Any) -> None:
         super().setup_optimizers(trainer)
-        named = "optimizer" in self.engine_config()
-        if len(self.optimizers) > 1:
-            raise ConfigurationError(
-                f"configure_optimizers returned {len(self.optimizers)} optimizers, and DeepSpeed's engine steps one. "
-                "Put all parameters into one optimizer, with a parameter group for each kind."
-            )
-        if named == bool(self.optimizers):
-            both = "and DeepSpeed's configuration names one too" if named else "and DeepSpeed cannot train without one"
-            count = "one optimizer" if self.optimizers else "no optimizer"
-            raise ConfigurationError(
-                f"configure_optimizers returned {count}, {both}. Give one in one of the two places."
-            )
-        if self.lr_scheduler_configs and "scheduler" in self.engine_config():
-            raise ConfigurationError(
-                "configure_optimizers returned a scheduler, and DeepSpeed's configuration names one too. Give one of "
-                "them."
-            )
-        for optimizer in self.optimizers:
-            if isinstance(optimizer, torch.optim.LBFGS):
-                raise ConfigurationError(
-                    "LBFGS evaluates the loss several times per step, and DeepSpeed's engine steps once after a "
-                    'backward pass. Use another optimizer, or strategy="ddp".'
-                )
+        _deepspeed_optimizers.check(self.optimizers, bool(self.lr_scheduler_configs), self.engine_config())
         self._start_engine(self.optimizers[0] if self.optimizers else None)
 
     def _check_run(self, trainer: Any) -> None:
@@ -294,8 +277,6 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
             super().teardown()
             return
         if self.world_size == 1 and dist.is_initialized():  # super() ends its group, and states pass through that
-            from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
-
             states = {id(each): self.optimizer_state(each) for each in self.optimizers}
             kept = self.module_state(self.lightning_module), states
             self._let_go()
@@ -392,17 +373,13 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
         engine, zero = self._engine, self._engine.optimizer
         schedules_itself = engine.lr_scheduler is not None
         if not schedules_itself:
-            _deepspeed_optimizers.pass_options(
-                _deepspeed_optimizers.trained_groups(optimizer), engine.basic_optimizer.param_groups
-            )
+            _deepspeed_optimizers.pass_options_to(engine, optimizer)
         if self._unit != 1:
             zero.override_loss_scale(zero.loss_scale / self._unit)
         engine.step()
         zero.custom_loss_scaler = False
         if schedules_itself:
-            _deepspeed_optimizers.pass_options(
-                engine.basic_optimizer.param_groups, _deepspeed_optimizers.trained_groups(optimizer)
-            )
+            _deepspeed_optimizers.take_options_of(engine, optimizer)
         optimizer._opt_called = True  # type: ignore[attr-defined]  # where torch's schedulers look for a step
         self.precision_plugin.stepped = engine.was_step_applied()
         return loss
@@ -418,13 +395,9 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
             return self._kept[0]
         if self.stage < 3 and not (self._trains() and self.precision_plugin.name in ("bf16-true", "16-true")):
             return super().module_state(module)
-        from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
-
         return _deepspeed_state.whole_weights(module, self.is_global_zero, self._trains())
 
     def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
-        from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
-
         if any(map(_deepspeed_state.is_partitioned, module.parameters())):
             _deepspeed_state.load_partitioned_weights(module, state, strict)
         else:
@@ -436,15 +409,11 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
             return self._kept[1].get(id(optimizer), {})
         if not self._trains():
             return super().optimizer_state(optimizer)
-        from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
-
         return _deepspeed_state.whole_optimizer_state(self._engine, optimizer, self.is_global_zero)
 
     def load_optimizer_states(
         self, optimizers: Sequence[Optimizer], states: Sequence[Any], module_state: Mapping[str, Any]
     ) -> None:
-        from drivetrain.strategies import _deepspeed_state  # here, because it is only needed with the package
-
         if len(states) != len(optimizers):
             raise CheckpointError(
                 f"The checkpoint holds {len(states)} optimizer states, and there is {len(optimizers)} optimizer. "
@@ -467,3 +436,52 @@ class DeepSpeedStrategy(OwnFolder, ParallelStrategy):
                 "them. Save after an optimizer step: ModelCheckpoint(every_n_train_steps=...) counts those."
             )
         return super().rank_state(module)
+
+    # ---- folders of DeepSpeed's own format -----------------------------------------------------------------------
+
+    def save_deepspeed_checkpoint(self, folder: str | Path, tag: str | None = None) -> None:
+        """Write weights and optimizer states as a folder of DeepSpeed's own format; every rank must call it.
+
+        Args:
+            folder: for DeepSpeed's tools, such as the ``zero_to_fp32.py`` that it puts there.
+            tag: the name of the folder in it; ``None``: DeepSpeed's, which counts steps.
+        """
+        self._running_engine("save_deepspeed_checkpoint").save_checkpoint(str(folder), tag=tag)
+
+    def load_deepspeed_checkpoint(self, folder: str | Path, tag: str | None = None) -> None:
+        """Load what :meth:`save_deepspeed_checkpoint` has written; every rank must call it, in ``on_fit_start``.
+
+        Its files are unpickled, which can run code.
+
+        Raises:
+            CheckpointError: there is none, or another number of processes has written it.
+        """
+        engine = self._running_engine("load_deepspeed_checkpoint")
+        _deepspeed_state.load_folder(engine, Path(folder), tag, self.world_size)
+        for optimizer in self.optimizers:
+            _deepspeed_optimizers.take_options_of(engine, optimizer)
+
+    def _running_engine(self, method: str) -> Any:
+        if not self._trains() or not dist.is_initialized():
+            raise ConfigurationError(
+                f"{method} needs DeepSpeed's engine, which exists while fit runs. Call it in a hook of a callback or "
+                "of the module, such as on_train_epoch_end."
+            )
+        return self._engine
+
+    def reads_folder(self, path: str) -> bool:
+        return _deepspeed_folder.is_folder(path)
+
+    def load_checkpoint(
+        self, checkpoint_path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Read a checkpoint; of a folder of DeepSpeed's own format, the weights.
+
+        Raises:
+            CheckpointError: the folder would be unpickled unasked, or training is to be resumed from it.
+        """
+        if not self.reads_folder(str(checkpoint_path)):
+            return super().load_checkpoint(checkpoint_path, weights_only, into)
+        trainer = getattr(self.lightning_module, "_trainer", None)
+        resumes = trainer is not None and trainer.progress.fn == "fit"
+        return {"state_dict": _deepspeed_folder.weights_in(Path(checkpoint_path), resumes, weights_only)}

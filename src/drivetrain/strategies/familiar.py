@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -20,11 +19,10 @@ from drivetrain import parity
 from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.collectives import operation_of
-from drivetrain.strategies.facts import Facts
+from drivetrain.strategies.facts import Shared
 from drivetrain.strategies.group import Group
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.step import Step, differentiates_itself
-from drivetrain.strategies.step_parts import Driver
 
 if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy
@@ -40,34 +38,15 @@ COLLECTIVES = frozenset({"barrier", "broadcast", "reduce_boolean_decision"})
 """Members whose override also counts in :attr:`Strategy.world`."""
 
 
-class Familiar:
+class Familiar(Shared):
     """What the field's strategies have, and this contract says in another way: callable, and honoured if overridden."""
 
     accumulating: Any  # these are of the contract, whose verbs the members here call
     bind: Any
     clip_gradients: Any
-    driver: Driver
-    facts: Facts
-    global_rank: int
-    lightning_module: Any
     load_module_state: Any
     load_optimizer_states: Any
-    lr_scheduler_configs: list[Any]
-    model: nn.Module | None
     module_state: Any
-    optimizers: list[Optimizer]
-    precision_plugin: Precision
-
-    if TYPE_CHECKING:
-
-        @property
-        def _plain_world(self) -> Group: ...
-
-        @property
-        def data(self) -> Group: ...
-
-        @property
-        def root_device(self) -> torch.device: ...
 
     @property
     def is_distributed(self) -> bool:

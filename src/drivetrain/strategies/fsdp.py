@@ -29,7 +29,16 @@ from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies import fsdp_blocks, fsdp_kept, sharded_gradients
 from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.alone import STATE_VERBS, Alone, alone
-from drivetrain.strategies.fsdp_options import FirstFSDPArguments, Options, checkpointed, hybrid_shape
+from drivetrain.strategies.fsdp_options import (
+    FirstFSDPArguments,
+    Options,
+    checkpointed,
+    hybrid_shape,
+    ignore_first_arguments,
+    precision_policy,
+    sharding_of,
+)
+from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.placement import place
 from drivetrain.strategies.strategy import Strategy
@@ -131,9 +140,10 @@ class FSDPStrategy(ParallelStrategy):
                 "which takes the same. Write activation_checkpointing_policy=..."
             )
             activation_checkpointing_policy = activation_checkpointing
-        self.options = Options.of(
-            cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing_policy, sharding_strategy,
-            state_dict_type, device_mesh, gradient_exchange, shard_placement_fn, others,
+        ignore_first_arguments(others)
+        self.options = Options(
+            cpu_offload, precision_policy(mixed_precision), auto_wrap_policy, activation_checkpointing_policy,
+            sharding_of(sharding_strategy), state_dict_type, device_mesh, gradient_exchange, shard_placement_fn,
         )  # fmt: skip
         self._refuse_arguments()
         self.init_on_meta = init_on_meta
@@ -343,7 +353,7 @@ class FSDPStrategy(ParallelStrategy):
         if clip_val <= 0:
             return None
         precision.unscale_gradients(optimizer)
-        parameters = sharded_gradients.parameters_of(optimizer)
+        parameters = parameters_of(optimizer)
         if algorithm == "value":
             sharded_gradients.clip_by_value(parameters, clip_val)
             return None

@@ -52,46 +52,18 @@ class Options:
     gradient_exchange: str
     shard_placement_fn: Callable[[nn.Parameter], Any] | None
 
-    @classmethod
-    def of(
-        cls,
-        cpu_offload: Any,
-        mixed_precision: Any,
-        auto_wrap_policy: Any,
-        activation_checkpointing_policy: Any,
-        sharding_strategy: Any,
-        state_dict_type: str,
-        device_mesh: Any,
-        gradient_exchange: str,
-        shard_placement_fn: Any,
-        others: Mapping[str, Any],
-    ) -> Options:
-        """Check the constructor's arguments."""
-        for name in others:
-            if name not in _WITHOUT_MEANING:
-                raise UnknownArgumentError(
-                    f"FSDPStrategy has no argument {name!r}. {did_you_mean(name, [*cls.__annotations__])}"
-                )
-            rank_zero_warn(f"FSDPStrategy ignores {name}: {_WITHOUT_MEANING[name]}. Leave it out.", stacklevel=5)
-        sharding = str(getattr(sharding_strategy, "name", sharding_strategy))
-        known = {name.lower(): name for name in _SHARDING} | {"hybrid": "HYBRID_SHARD"}
-        if sharding.lower() not in known:
-            raise ConfigurationError(
-                f"FSDPStrategy(sharding_strategy={sharding_strategy!r}) is unknown. {did_you_mean(sharding, _SHARDING)}"
-            )
-        _one_of("state_dict_type", state_dict_type, ("full", "sharded"))
-        _one_of("gradient_exchange", gradient_exchange, ("batch", "window"))
-        if device_mesh is not None and not hasattr(device_mesh, "mesh_dim_names"):
-            numbers = isinstance(device_mesh, Sequence) and all(type(each) is int for each in device_mesh)
-            if not numbers or len(device_mesh) != 2:
+    def __post_init__(self) -> None:
+        """Check those that are not checked by the functions that read them."""
+        _one_of("state_dict_type", self.state_dict_type, ("full", "sharded"))
+        _one_of("gradient_exchange", self.gradient_exchange, ("batch", "window"))
+        mesh = self.device_mesh
+        if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
+            numbers = isinstance(mesh, Sequence) and all(type(each) is int for each in mesh)
+            if not numbers or len(mesh) != 2:
                 raise ConfigurationError(
-                    f"FSDPStrategy(device_mesh={device_mesh!r}) is no mesh. Write (replicas, shards), such as (2, 4), "
+                    f"FSDPStrategy(device_mesh={mesh!r}) is no mesh. Write (replicas, shards), such as (2, 4), "
                     "or pass a DeviceMesh."
                 )
-        return cls(
-            cpu_offload, _precision_policy(mixed_precision), auto_wrap_policy, activation_checkpointing_policy,
-            known[sharding.lower()], state_dict_type, device_mesh, gradient_exchange, shard_placement_fn,
-        )  # fmt: skip
 
     @property
     def offloads(self) -> bool:
@@ -138,8 +110,41 @@ def _one_of(name: str, value: Any, known: Sequence[str]) -> None:
         raise ConfigurationError(f"FSDPStrategy({name}={value!r}) is unknown. {did_you_mean(str(value), known)}")
 
 
-def _precision_policy(given: Any) -> Any:
-    """torch's policy, also from what torch's first FSDP called ``MixedPrecision``."""
+def ignore_first_arguments(others: Mapping[str, Any]) -> None:
+    """Warn of arguments of torch's first FSDP.
+
+    Raises:
+        UnknownArgumentError: one is no argument of that either.
+    """
+    for name in others:
+        if name not in _WITHOUT_MEANING:
+            raise UnknownArgumentError(
+                f"FSDPStrategy has no argument {name!r}. {did_you_mean(name, [*Options.__annotations__])}"
+            )
+        rank_zero_warn(f"FSDPStrategy ignores {name}: {_WITHOUT_MEANING[name]}. Leave it out.", stacklevel=5)
+
+
+def sharding_of(given: Any) -> str:
+    """Return the name of a ``sharding_strategy``, which may be a member of torch's enumeration.
+
+    Raises:
+        ConfigurationError: there is no such sharding.
+    """
+    name = str(getattr(given, "name", given))
+    known = {each.lower(): each for each in _SHARDING} | {"hybrid": "HYBRID_SHARD"}
+    if name.lower() not in known:
+        raise ConfigurationError(
+            f"FSDPStrategy(sharding_strategy={given!r}) is unknown. {did_you_mean(name, _SHARDING)}"
+        )
+    return known[name.lower()]
+
+
+def precision_policy(given: Any) -> Any:
+    """Return torch's ``MixedPrecisionPolicy``, also from what torch's first FSDP called ``MixedPrecision``.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
     if given is None or type(given).__name__ == "MixedPrecisionPolicy":
         return given
     if not all(hasattr(given, name) for name in ("param_dtype", "reduce_dtype")):

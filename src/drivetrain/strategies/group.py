@@ -276,6 +276,19 @@ class WaitingGroup(Group):
         return WaitingGroup(self.rank, ranks, self._error)
 
 
+def all_or_alone(group: Group, ranks: Sequence[int], why: str) -> Group:
+    """Return ``group``, or this rank alone, for a library that exchanges between all ranks of a job or none.
+
+    Raises:
+        NotSupportedError: ``ranks`` are some of the group's; ``why`` says what to do instead.
+    """
+    if list(ranks) == list(group.ranks):
+        return group
+    if list(ranks) == [group.rank]:
+        return LoneGroup(group.rank)
+    raise NotSupportedError(f"{type(group).__name__}.new({list(ranks)}): {why}")
+
+
 def _check_members(group: Group, ranks: Sequence[int]) -> None:
     """Whether ``group`` can give a group of ``ranks``.
 

@@ -21,7 +21,8 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.gradient_exchange import GradientExchanges
-from drivetrain.strategies.group import Group, LoneGroup
+from drivetrain.strategies.group import Group, all_or_alone
+from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy, until_thawed
 from drivetrain.strategies.strategy import Strategy
 
@@ -53,14 +54,10 @@ class HorovodGroup(Group):
             return self._hvd.broadcast_object(obj, src)
 
     def new(self, ranks: Sequence[int]) -> Group:
-        if list(ranks) == list(self.ranks):
-            return self
-        if list(ranks) == [self.rank]:
-            return LoneGroup(self.rank)
-        raise NotSupportedError(
-            f"HorovodGroup.new({list(ranks)}): groups of some ranks are not supported with the package horovod. Write "
-            "HorovodStrategy(package=False), which exchanges through torch.distributed."
-        )
+        return all_or_alone(
+            self, ranks, "groups of some ranks are not supported with the package horovod. Write "
+            "HorovodStrategy(package=False), which exchanges through torch.distributed.",
+        )  # fmt: skip
 
 
 class HorovodStrategy(ParallelStrategy):
@@ -201,7 +198,7 @@ class HorovodStrategy(ParallelStrategy):
                 self._share_state(optimizer)
 
     def _share_state(self, optimizer: torch.optim.Optimizer) -> None:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters = parameters_of(optimizer)
         here = [
             (index, key, isinstance(value, Tensor))
             for index, parameter in enumerate(parameters)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.introspect import overrides
-from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import ConfigurationError
-from drivetrain.precision.precision import Precision
+from drivetrain.strategies.facts import Shared
 from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.placement import optimizer_to, place
 
 
-class Model:
+class Model(Shared):
     """The model of a run, from the user's module to what is left when the run ends.
 
     Attributes:
@@ -29,21 +26,7 @@ class Model:
         optimizers, lr_scheduler_configs: those of the run.
     """
 
-    accelerator: Accelerator | None
-    precision_plugin: Precision
-    checkpoint_io: CheckpointIO
-    lightning_module: Any
-    model: nn.Module | None
-    optimizers: list[Optimizer]
-    lr_scheduler_configs: list[Any]
-
     _converted: nn.Module | None
-
-    if TYPE_CHECKING:  # of Familiar, and of Ranks
-        model_to_device: Any
-
-        @property
-        def root_device(self) -> torch.device: ...
 
     def connect(self, model: nn.Module) -> None:
         """Take the user's module, before any process or device exists."""

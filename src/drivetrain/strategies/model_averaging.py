@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.errors import ConfigurationError, described, is_count, shown
+from drivetrain.strategies.optimizer_states import parameters_of
 
 _STEPS, _ITERATIONS = "local_sgd_steps", "local_sgd_iterations"
 
@@ -57,7 +57,7 @@ class ModelAveraging:
             optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # its warm-up may be over
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._read_counts))
-            self.trained.update(id(each) for each in _parameters_of(optimizer) if each.requires_grad)
+            self.trained.update(id(each) for each in parameters_of(optimizer) if each.requires_grad)
 
     def detach(self) -> None:
         """Average no more."""
@@ -84,7 +84,7 @@ class ModelAveraging:
 
         # Not only those with a gradient: what travels must be the same on every rank. Those that have frozen since the
         # last average differ too.
-        parameters = [each for each in _parameters_of(optimizer) if each.requires_grad or id(each) in self.trained]
+        parameters = [each for each in parameters_of(optimizer) if each.requires_grad or id(each) in self.trained]
         self.trained.difference_update(map(id, parameters))
         self.trained.update(id(each) for each in parameters if each.requires_grad)
         if not parameters:
@@ -99,10 +99,6 @@ class ModelAveraging:
         group = optimizer.param_groups[0]
         group.setdefault(_STEPS, 0)  # the checkpoint is of another strategy: the warm-up begins
         self.state.iter = group.get(_ITERATIONS, 0)
-
-
-def _parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None:

@@ -23,13 +23,14 @@ from drivetrain.precision.mixed import torch_scaler
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
 from drivetrain.strategies import sharded_state as sharded
-from drivetrain.strategies.context_parallel import Dims, Kind
+from drivetrain.strategies.context_parallel import Context, Dims, Kind, leave_all
+from drivetrain.strategies.context_parallel import split as split_sequences
 from drivetrain.strategies.context_parts import CONTEXT, SequenceParts
 from drivetrain.strategies.fsdp import FSDPStrategy
 from drivetrain.strategies.fsdp_options import checkpointed
 from drivetrain.strategies.group import Group, TorchGroup
+from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
-from drivetrain.strategies.sharded_gradients import parameters_of
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.strategies.tp_plan import declared_plan, split
 
@@ -40,6 +41,7 @@ DATA, TENSOR = "data_parallel", "tensor_parallel"
 Size = int | Literal["auto"]
 
 _PREPARED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that an earlier run has split and compiled
+_TO_DEVICE = "batch_to_device"
 _TESTED_TORCH = (2, 13)  # numbers of torch 2.9 were wrong on a mesh of two dimensions
 
 
@@ -48,7 +50,7 @@ def torch_version() -> tuple[int, ...]:
     return tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 
 
-class ModelParallelStrategy(SequenceParts, FSDPStrategy):
+class ModelParallelStrategy(FSDPStrategy):
     """Split layers over the ranks of a tensor-parallel group, and shard what each holds over the data-parallel ranks.
 
     ``configure_model`` splits the layers, with torch's ``parallelize_module(..., self.device_mesh["tensor_parallel"],
@@ -126,7 +128,9 @@ class ModelParallelStrategy(SequenceParts, FSDPStrategy):
                     f'ModelParallelStrategy({name}_size={size!r}) is no size. Write a number of processes, or "auto".'
                 )
         self._asked = data_parallel_size, tensor_parallel_size
-        self._split_sequences(context_parallel_size, sequence_dims, context_parallel_attention)
+        self._sequences = SequenceParts(
+            type(self).__name__, context_parallel_size, sequence_dims, context_parallel_attention
+        )
         self._own_plan = tp_plan
         self._compile: Mapping[str, Any] | None = {} if compile is True else compile or None
         if self._compile is not None:
@@ -137,7 +141,9 @@ class ModelParallelStrategy(SequenceParts, FSDPStrategy):
         self._scaler: Any = None  # whose unscaling is replaced, for this run
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_hooks": [], "_scaler": None}
+        state = {**super().__getstate__(), "_hooks": [], "_scaler": None}
+        state.pop(_TO_DEVICE, None)
+        return state
 
     # ---- sizes and groups ----------------------------------------------------------------------------------------
 
@@ -164,6 +170,35 @@ class ModelParallelStrategy(SequenceParts, FSDPStrategy):
                 f"job. Write sizes whose product is {world}, or start another number of processes."
             )
         return data * context, tensor
+
+    @property
+    def context_parallel_size(self) -> int:
+        """Over how many neighbouring ranks each sequence is split."""
+        return self._sequences.size
+
+    @property
+    def sequence_dims(self) -> Dims | None:
+        """The argument of this name."""
+        return self._sequences.dims
+
+    @property
+    def context(self) -> Context:
+        """The ranks among which sequences are split, of which this process is one."""
+        return self._sequences.context(self.world, self.data)
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return self._sequences.sampler_kwargs(self.data)
+
+    def setup_environment(self) -> None:
+        super().setup_environment()
+        leave_all()
+        if self.context_parallel_size > 1:
+            self.context.enter(self.root_device)
+
+    def leave_process_group(self) -> None:
+        leave_all()
+        super().leave_process_group()
 
     def make_data_group(self, world: Group) -> Group:
         if world.size == 1 < self.world_size:  # after the job, in a process that is no rank of it
@@ -218,6 +253,17 @@ class ModelParallelStrategy(SequenceParts, FSDPStrategy):
         self._draw_alike()
 
     # ---- the model -----------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any) -> None:
+        super().setup(trainer)
+        if self.context_parallel_size == 1:
+            return
+        dims = self._sequences.dims_for(self.lightning_module)
+
+        def parts_to_device(batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+            return split_sequences(Strategy.batch_to_device(self, batch, device, dataloader_idx), dims)
+
+        vars(self)[_TO_DEVICE] = parts_to_device  # on the instance: a run that splits nothing does not call it
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         module = super().setup_module(module, move_to_device)
@@ -337,6 +383,8 @@ class ModelParallelStrategy(SequenceParts, FSDPStrategy):
         if self._scaler is not None:
             del vars(self._scaler)["_unscale_grads_"]
             self._scaler = None
+        leave_all()
+        vars(self).pop(_TO_DEVICE, None)
         super().teardown()
 
     # ---- gradients -----------------------------------------------------------------------------------------------

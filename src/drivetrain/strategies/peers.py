@@ -229,10 +229,15 @@ def _shown(text: str) -> str:
 
 def by_rank(texts: Sequence[str], ranks: Sequence[int], separator: str = ": ") -> str:
     """Return each different text once, after the ranks that it belongs to."""
+    return "; ".join(f"{_ranks(whose)}{separator}{text}" for text, whose in owners_of(texts, ranks).items())
+
+
+def owners_of(texts: Sequence[str], ranks: Sequence[int]) -> dict[str, list[int]]:
+    """Return the ranks that each different text belongs to."""
     owners: dict[str, list[int]] = {}
     for rank, text in zip(ranks, texts, strict=True):
         owners.setdefault(text, []).append(rank)
-    return "; ".join(f"{_ranks(whose)}{separator}{text}" for text, whose in owners.items())
+    return owners
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -24,6 +24,7 @@ from drivetrain.errors import ConfigurationError, described, did_you_mean
 from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies.gradient_exchange import Bucket
 from drivetrain.strategies.group import Group
+from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.pipeline_schedule import Schedule, microbatches, split_batch
 from drivetrain.strategies.pipeline_stages import (
@@ -35,7 +36,7 @@ from drivetrain.strategies.pipeline_stages import (
     place_own,
     trained_stages,
 )
-from drivetrain.strategies.sharded_gradients import parameters_of, total_norm
+from drivetrain.strategies.sharded_gradients import clip_factor, total_norm
 from drivetrain.strategies.step_parts import OwnStep, StepParts
 from drivetrain.strategies.strategy import Strategy
 
@@ -386,12 +387,7 @@ class PipelineStrategy(ParallelStrategy):
         kind = functools.reduce(torch.promote_types, (each.dtype for each in parameters), torch.float32)
         norms = self.pipeline.all_gather(here.to(kind))
         norm: Tensor = torch.linalg.vector_norm(norms, norm_type)
-        if error_if_nonfinite and not bool(torch.isfinite(norm)):
-            raise RuntimeError(
-                f"The total norm of order {norm_type} of the gradients is {float(norm)}, so they cannot be clipped. "
-                "Look for a division by zero or a learning rate that is too large, or pass error_if_nonfinite=False."
-            )
-        coefficient = (clip_val / (norm + 1e-6)).clamp(max=1.0)
+        coefficient = clip_factor(norm, clip_val, norm_type, error_if_nonfinite)
         for gradient in gradients:
             gradient.mul_(coefficient)
         return norm

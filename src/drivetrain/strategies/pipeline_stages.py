@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.errors import ConfigurationError, described
+from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.pipeline_schedule import HOOK
-from drivetrain.strategies.sharded_gradients import parameters_of
 
 
 def configured(module: nn.Module, num_stages: int, processes: int) -> tuple[list[nn.Module], Callable[..., Any]]:

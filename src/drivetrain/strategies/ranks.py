@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.errors import ConfigurationError
-from drivetrain.precision.precision import Precision
+from drivetrain.strategies.facts import Shared
 from drivetrain.strategies.group import Group, LoneGroup
 
 
-class Ranks(ABC):
+class Ranks(Shared, ABC):
     """The processes of a job. A subclass defines :attr:`root_device`; with several processes, their ranks and groups.
 
     Attributes:
@@ -29,8 +28,6 @@ class Ranks(ABC):
     world_size: int = 1
     parallel_devices: Sequence[torch.device] = ()
 
-    accelerator: Accelerator | None
-    precision_plugin: Precision
     _groups: tuple[Group, Group, Group] | None = None  # the last is the first without the overrides of a subclass
 
     @property

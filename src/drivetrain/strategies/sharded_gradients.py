@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from drivetrain.strategies.sharded_state import is_dtensor, local_shard
 
@@ -93,12 +92,7 @@ def clip_by_norm(
     if not gradients:
         return torch.tensor(0.0)
     norm = total_norm(gradients, norm_type)
-    if error_if_nonfinite and not bool(torch.isfinite(norm)):
-        raise RuntimeError(
-            f"The total norm of order {norm_type} of the gradients is {float(norm)}, so they cannot be clipped. Look "
-            "for a division by zero or a learning rate that is too large, or pass error_if_nonfinite=False."
-        )
-    coefficient = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    coefficient = clip_factor(norm, max_norm, norm_type, error_if_nonfinite)
     by_device: dict[torch.device, list[Tensor]] = {}
     for shard in map(local_shard, gradients):
         by_device.setdefault(shard.device, []).append(shard)
@@ -107,13 +101,22 @@ def clip_by_norm(
     return norm
 
 
+def clip_factor(norm: Tensor, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
+    """Return what gradients of this ``norm`` are multiplied by, so that it is at most ``max_norm``.
+
+    Raises:
+        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set. That reads the device.
+    """
+    if error_if_nonfinite and not bool(torch.isfinite(norm)):
+        raise RuntimeError(
+            f"The total norm of order {norm_type} of the gradients is {float(norm)}, so they cannot be clipped. Look "
+            "for a division by zero or a learning rate that is too large, or pass error_if_nonfinite=False."
+        )
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
 def clip_by_value(parameters: Iterable[Tensor], clip_value: float) -> None:
     """Clip each element of the gradients of ``parameters``."""
     for parameter in parameters:
         if parameter.grad is not None:
             local_shard(parameter.grad).clamp_(-clip_value, clip_value)
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """Return its parameters."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

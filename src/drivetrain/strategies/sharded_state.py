@@ -41,7 +41,7 @@ from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import first_dtensor, map_leaves, move_to_host
 from drivetrain.base.tree import is_dtensor as is_dtensor
 from drivetrain.errors import CheckpointError
-from drivetrain.strategies.optimizer_states import plain_name
+from drivetrain.strategies.optimizer_states import parameters_of, plain_name
 
 State = dict[str, Any]
 
@@ -76,15 +76,10 @@ def refuse_dtensors(
 
 
 def _name(module: nn.Module | None, optimizer: Optimizer, number: int) -> str:
-    parameters = _parameters(optimizer)
+    parameters = parameters_of(optimizer)
     named = () if module is None else module.named_parameters()
     names = {id(parameter): name for name, parameter in named}
     return names.get(id(parameters[number]), f"parameter {number}") if number < len(parameters) else str(number)
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    """Its parameters in the order in which its state dict numbers them."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 # ---- whole tensors for a file, and shards again ----------------------------------------------------------------------
@@ -207,7 +202,7 @@ def _gathered(leaf: Any) -> Any:
 
 def _load_whole(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     numbers = [number for group in state["param_groups"] for number in group["params"]]
-    parameters = dict(zip(numbers, _parameters(optimizer), strict=True))
+    parameters = dict(zip(numbers, parameters_of(optimizer), strict=True))
     sharded = {
         number: {key: map_leaves(partial(_state_like, parameters[number], key), value) for key, value in each.items()}
         for number, each in state["state"].items()

@@ -10,14 +10,7 @@ from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.registry import Registry
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies._xla import (
-    XLAExecution,
-    check_library,
-    checked_io,
-    checked_precision,
-    device_meant,
-    refuse_unknown,
-)
+from drivetrain.strategies._xla import XLAExecution, checked, device_meant
 from drivetrain.strategies.single_device import SingleDeviceStrategy
 from drivetrain.strategies.strategy import Strategy
 
@@ -50,11 +43,6 @@ class SingleDeviceXLAStrategy(XLAExecution, SingleDeviceStrategy):
         debug: bool = False,
         **unknown: Any,
     ) -> None:
-        owner = type(self).__name__
-        refuse_unknown(type(self), unknown)
-        check_library(owner)
-        super().__init__(
-            None if device is None else device_meant(device), accelerator, checked_io(owner, checkpoint_io),
-            checked_precision(owner, precision_plugin),
-        )  # fmt: skip
+        checkpoint_io, precision_plugin = checked(type(self), unknown, checkpoint_io, precision_plugin)
+        super().__init__(None if device is None else device_meant(device), accelerator, checkpoint_io, precision_plugin)
         self.debug = debug

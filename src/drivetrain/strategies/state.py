@@ -13,19 +13,17 @@ from torch.optim import Optimizer
 
 from drivetrain.base.compiled import own_names, plain_names
 from drivetrain.base.restoring import check_optimizer_state, load_states
-from drivetrain.checkpoints.io import CheckpointIO, wait_for
+from drivetrain.checkpoints.io import wait_for
+from drivetrain.strategies.facts import Shared
 
 
-class State:
+class State(Shared):
     """The state of modules, optimizers and this rank, each as data that a file can hold.
 
     A Trainer and an Engine call the same verbs, which get the module and the optimizers that are meant: there may be
     several of each.
     """
 
-    checkpoint_io: CheckpointIO
-    global_rank: int
-    lightning_module: Any
     _convert: Any
     _rank_files_written: dict[str, str]  # this rank's last one by checkpoint: see rank_files.py
 

@@ -20,15 +20,15 @@ from drivetrain.base.restoring import WrongForm
 from drivetrain.base.tree import move
 from drivetrain.precision.familiar import differentiate, end_step
 from drivetrain.precision.precision import ClipAlgorithm, Precision
-from drivetrain.strategies.facts import Facts
+from drivetrain.strategies.facts import Shared
 from drivetrain.strategies.redirection import redirected
-from drivetrain.strategies.step_parts import Driver, OwnStep, StepParts
+from drivetrain.strategies.step_parts import OwnStep, StepParts
 
 if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy
 
 
-class Step:
+class Step(Shared):
     """The verbs of a step. Each is complete: ``super()`` in an override does the usual thing.
 
     Gradients are exchanged between ranks in the backward pass or right after it: before they are unscaled, weighted and
@@ -37,19 +37,6 @@ class Step:
     Attributes:
         driver: functions of the running loop.
     """
-
-    driver: Driver
-    facts: Facts
-    lightning_module: Any
-    model: nn.Module | None
-    precision_plugin: Precision
-
-    if TYPE_CHECKING:  # of Familiar, and of Ranks
-        pre_backward: Callable[[Tensor], None]
-        post_backward: Callable[[Tensor], None]
-
-        @property
-        def root_device(self) -> torch.device: ...
 
     def bind(self, name: str) -> Callable[..., Any]:
         """The module's step of this name, in a form whose call goes through what is wrapped around the module."""

@@ -18,14 +18,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.xla import XLAEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies._xla import (
-    XLAExecution,
-    check_library,
-    checked_io,
-    checked_precision,
-    refuse_unknown,
-    run_recorded,
-)
+from drivetrain.strategies._xla import XLAExecution, checked, run_recorded
 from drivetrain.strategies._xla_group import XLAGroup
 from drivetrain.strategies._xla_loader import on_device
 from drivetrain.strategies.ddp import DDPStrategy
@@ -75,13 +68,10 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         sync_module_states: bool = True,
         **unknown: Any,
     ) -> None:
-        owner = type(self).__name__
-        refuse_unknown(type(self), unknown)
-        check_library(owner)
+        checkpoint_io, precision_plugin = checked(type(self), unknown, checkpoint_io, precision_plugin)
         super().__init__(
-            accelerator, parallel_devices, XLAEnvironment(), checked_io(owner, checkpoint_io),
-            checked_precision(owner, precision_plugin), start_method="xla",
-        )  # fmt: skip
+            accelerator, parallel_devices, XLAEnvironment(), checkpoint_io, precision_plugin, start_method="xla"
+        )
         self.debug = debug
         self.sync_module_states = sync_module_states
         self._device: torch.device | None = None  # of this replica, once it runs
@@ -139,14 +129,6 @@ class XLAStrategy(XLAExecution, DDPStrategy):
                 "a launcher."
             )
         xla_multiprocessing.spawn(_nothing, nprocs=1)
-
-    def _store_ranks_of_job(self) -> None:
-        environment = self.cluster_environment
-        assert environment is not None  # the constructor has made one
-        self._store_ranks(
-            local_rank=environment.local_rank(), node_rank=environment.node_rank(),
-            global_rank=environment.global_rank(), world_size=environment.world_size(),
-        )  # fmt: skip
 
     def _check_group(self) -> None:
         """Do nothing: a process group of the user's is not used."""

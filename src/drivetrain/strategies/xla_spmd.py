@@ -15,14 +15,7 @@ from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies._xla import (
-    XLAExecution,
-    check_library,
-    checked_io,
-    checked_precision,
-    refuse_unknown,
-    run_recorded,
-)
+from drivetrain.strategies._xla import XLAExecution, checked, run_recorded
 from drivetrain.strategies.strategy import Strategy
 
 Sharding = Literal["data", "full"]
@@ -72,16 +65,13 @@ class XLASPMDStrategy(XLAExecution):
         sharding: Sharding = "data",
         **unknown: Any,
     ) -> None:
-        owner = type(self).__name__
-        refuse_unknown(type(self), unknown)
-        check_library(owner)
+        checkpoint_io, precision_plugin = checked(type(self), unknown, checkpoint_io, precision_plugin)
         if sharding not in get_args(Sharding):
             raise ConfigurationError(
-                f"{owner}(sharding={sharding!r}): there is no such sharding. "
+                f"{type(self).__name__}(sharding={sharding!r}): there is no such sharding. "
                 f"{did_you_mean(str(sharding), get_args(Sharding))}"
             )
-        super().__init__(accelerator, checkpoint_io=checked_io(owner, checkpoint_io),
-                         precision_plugin=checked_precision(owner, precision_plugin))  # fmt: skip
+        super().__init__(accelerator, checkpoint_io, precision_plugin)
         self.own_parts.devices = tuple(parallel_devices or ())
         self.debug = debug
         self.sharding: Sharding = sharding
