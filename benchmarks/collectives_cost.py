@@ -45,9 +45,8 @@ def run_rank(rank: int, sizes: list[int], calls: int, stretches: int, port: int,
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    from drivetrain.strategies._peers import Checks
-
     from drivetrain.strategies import TorchGroup
+    from drivetrain.strategies.peers import Checks
 
     checked, bare = TorchGroup(checks=Checks(True)), TorchGroup(checks=Checks(False))
     contestants: dict[str, dict[str, Callable[[Tensor], Any]]] = {

@@ -40,6 +40,12 @@ def test_architecture_md_matches_the_disk() -> None:
     assert sorted(documented()) == sorted(on_disk)
 
 
+def test_every_file_that_the_text_of_architecture_md_names_exists() -> None:
+    named = set(re.findall(r"`(\w+/[\w/]+\.py)`", (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")))
+    assert "loops/stop.py" in named
+    assert [each for each in sorted(named) if not (PACKAGE / each).exists() and not (ROOT / each).exists()] == []
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_every_file_says_what_it_is_for(path: Path) -> None:
     assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))

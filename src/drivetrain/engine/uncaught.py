@@ -44,10 +44,7 @@ _before: list[_Print] = []  # what prints exceptions otherwise; empty until begi
 
 
 def _tell(error: BaseException) -> None:
-    if isinstance(error, Exception):
-        failed = error
-        failing.tell_ranks(failed, lambda: failing.summary(failed, "in a program on the Engine"))
-    failing.write_for_report(own_sheet(), error)
+    failing.report(error, own_sheet(), lambda failed: failing.summary(failed, "in a program on the Engine"))
 
 
 def _tell_and_print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

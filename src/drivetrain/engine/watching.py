@@ -6,6 +6,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -29,16 +30,27 @@ def begin(strategy: Any, starts_elsewhere: bool, stall_timeout_s: float | None) 
     """
     if not stall_timeout_s or (sheet := join(strategy, starts_elsewhere)) is None:
         return
-    with suppress(OSError):  # the folder is gone: the launching process was killed, or something cleans up
-        if sheet.local_rank == 0:
-            sheet.note_run_folder(os.getcwd())
-        stacks.listen(sheet.folder, sheet.local_rank)
-    sheet.words[STALL] = max(1, round(stall_timeout_s * 1000))
+    be_watched(sheet, os.getcwd, stall_timeout_s)
     atexit.register(_end, sheet)
 
 
 def _end(sheet: Sheet) -> None:
     sheet.words[STALL] = 0
+
+
+def be_watched(sheet: Sheet, run_folder: Callable[[], Any], stall_timeout_s: float) -> None:
+    """Let this rank answer the process that watches, and tell it how long a rank may wait in a collective.
+
+    Args:
+        sheet: this rank's part of the board.
+        run_folder: returns the folder into which the watching process writes stacks.
+        stall_timeout_s: seconds.
+    """
+    with suppress(OSError):  # the folder is gone: the launching process was killed, or something cleans up
+        if sheet.local_rank == 0:
+            sheet.note_run_folder(str(run_folder()))
+        stacks.listen(sheet.folder, sheet.local_rank)
+    sheet.words[STALL] = max(1, round(stall_timeout_s * 1000))
 
 
 def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:

@@ -19,15 +19,39 @@ from drivetrain.strategies import waiting
 _STORE_S = 2.0  # that a rank which fails waits for the store: the process that holds it may have stopped
 
 
-def tell_ranks(error: Exception, summary: Callable[[], str]) -> None:
-    """Tell the other ranks why this one fails; or, if its exchange broke, add to ``error`` what another has told.
-
-    The other rank's connections break when its process ends or leaves the group, which is after it has told. What waits
-    here is a thread, so that a store which does not answer keeps no rank from ending. A second call changes nothing.
+def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Exception], str]) -> None:
+    """Write why this rank fails: for the other ranks into the job's store, for the report onto the board.
 
     Args:
         error: why.
-        summary: what the others are told.
+        sheet: this rank's part of the board; ``None``: no process watches this rank.
+        summary: returns the text for the other ranks.
+    """
+    if isinstance(error, Exception):
+        _tell_ranks(error, summary)
+    _write_for_report(sheet, error)
+
+
+def use_store(exchange: Callable[[], object]) -> None:
+    """Call ``exchange``, which uses the job's store, in a thread that this rank awaits for a few seconds at most.
+
+    So a store that does not answer keeps no rank from ending.
+    """
+
+    def attempt() -> None:
+        with suppress(RuntimeError):  # the store is gone, with the process that held it
+            exchange()
+
+    thread = threading.Thread(target=attempt, name="drivetrain failure", daemon=True)
+    thread.start()
+    thread.join(_STORE_S)
+
+
+def _tell_ranks(error: Exception, summary: Callable[[Exception], str]) -> None:
+    """Tell the other ranks why this one fails; or, if its exchange broke, add to ``error`` what another has told.
+
+    The other rank's connections break when its process ends or leaves the group, and it tells before that. A second
+    call changes nothing.
     """
     store = waiting.store_of_job()
     if store is None or isinstance(error, PeerError):  # which says already what another has told
@@ -35,15 +59,12 @@ def tell_ranks(error: Exception, summary: Callable[[], str]) -> None:
     follows, found = child.follows(error), list[str]()
 
     def exchange() -> None:
-        with suppress(RuntimeError):  # the store is gone, with the process that held it
-            if follows:
-                found.extend(waiting.failures(store, range(dist.get_world_size())))
-            elif not waiting.has_announced(store):
-                waiting.announce(store, summary())
+        if follows:
+            found.extend(waiting.failures(store, range(dist.get_world_size())))
+        elif not waiting.has_announced(store):
+            waiting.announce(store, summary(error))
 
-    thread = threading.Thread(target=exchange, name="drivetrain failure", daemon=True)
-    thread.start()
-    thread.join(_STORE_S)
+    use_store(exchange)
     for text in list(found):
         if text in getattr(error, "__notes__", ()):
             continue
@@ -53,7 +74,7 @@ def tell_ranks(error: Exception, summary: Callable[[], str]) -> None:
             log.error("%s", text)
 
 
-def write_for_report(sheet: Sheet | None, error: BaseException) -> None:
+def _write_for_report(sheet: Sheet | None, error: BaseException) -> None:
     """Write for the report why this rank fails, if it is watched, and ``error`` is no order to end."""
     if sheet is None or not (isinstance(error, Exception) or _is_failed_exit(error)):
         return

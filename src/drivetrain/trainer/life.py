@@ -104,9 +104,9 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         profiling.begin(trainer, stage)
     join_book(trainer.logbook, strategy)
     if several:
-        from drivetrain.trainer import watched  # here, so that importing the Trainer stays quick
+        from drivetrain.trainer import shown  # here, so that importing the Trainer stays quick
 
-        watched.begin(trainer)
+        shown.watch(trainer)
     loaded = _set_up_model(
         trainer, job, vote, compares=several and agreed.changes, same_loggers=not several or agreed.loggers
     )

@@ -6,13 +6,17 @@ import os
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+from drivetrain.engine import watching
 from drivetrain.launchers import orphan
-from drivetrain.launchers.board import PHASE, SAVES, SAVING, SHOWN, STALL, own_sheet
+from drivetrain.launchers.board import PHASE, SAVES, SAVING, SHOWN, STALL, Sheet, own_sheet
 from drivetrain.launchers.launcher import LAUNCHER
 from drivetrain.launchers.tracebacks import cut_tracebacks
 from drivetrain.loops.progress import Phase, Progress
 from drivetrain.strategies import failing, waiting
+
+Trainer = Any  # not the class, which knows this file
 
 
 @contextmanager
@@ -38,20 +42,15 @@ def shown(
     if sheet is not None:
         orphan.follow(int(os.environ.get(LAUNCHER, "0")))
         sheet.forget_failure()
-        words = sheet.words
-        words[: len(own)] = array("q", own)
-        words[SHOWN], words[SAVES], words[SAVING] = 1, int(saves), 0
-        progress.show_in(words)
+        sheet.words[SAVES], sheet.words[SAVING] = int(saves), 0
+        _show(progress, sheet)
     try:
         yield
     except BaseException as error:
         sheet = own_sheet()  # a run that is watched may have joined one
         explained = explain(error)
         said = explained or error
-        if isinstance(said, Exception):
-            failed = said
-            failing.tell_ranks(failed, lambda: summary(failed, progress))
-        failing.write_for_report(sheet, said)
+        failing.report(said, sheet, lambda failed: summary(failed, progress))
         if several:
             cut_tracebacks()
         if explained is not None:
@@ -65,6 +64,29 @@ def shown(
             own[:] = array("q", shown_in[: len(own)])
             shown_in[STALL] = 0
             progress.show_in(own)
+
+
+def watch(trainer: Trainer) -> None:
+    """Let this run of several processes be watched from now on, until :func:`shown` is left.
+
+    See :mod:`drivetrain.launchers.watch` for what the process that watches does.
+    """
+    stall_s = trainer.settings.stall_timeout_s
+    if not stall_s:
+        return
+    sheet = watching.join(trainer.strategy, trainer.plan.environment.creates_processes_externally)
+    if sheet is None:
+        return
+    if trainer.progress.slot is not sheet.words:
+        _show(trainer.progress, sheet)
+    watching.be_watched(sheet, lambda: trainer.log_dir or trainer.default_root_dir, stall_s)
+
+
+def _show(progress: Progress, sheet: Sheet) -> None:
+    words = sheet.words
+    words[: len(progress.slot)] = array("q", progress.slot)
+    words[SHOWN] = 1
+    progress.show_in(words)
 
 
 @contextmanager

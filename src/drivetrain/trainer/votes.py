@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from drivetrain.errors import PeerError, SIGTERMException
 from drivetrain.loops.progress import Progress
-from drivetrain.strategies import waiting
+from drivetrain.strategies import failing, waiting
 from drivetrain.strategies.group import Group
 from drivetrain.trainer.shown import summary
 
@@ -19,7 +18,6 @@ PREPARE_DATA = "prepare_data"
 
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.25  # between two questions to the store, which grow
 _PATIENCE_S = 5.0  # in which a rank waits at the store; then it waits in an exchange, which ends if a rank dies
-_STORE_S = 2.0  # that a rank which fails waits for the store: the process that holds it may have stopped
 _ALL = "all ranks have come through"
 
 Vote = Callable[[str], AbstractContextManager[None]]
@@ -50,7 +48,8 @@ def _voting(store: Any, world: Group, key: str, phase: str, progress: Progress) 
     except BaseException as error:
         # One that is asked to end has not failed: the launching process asks the others, who end in the same way.
         if not isinstance(error, (PeerError, SIGTERMException, KeyboardInterrupt)):
-            _tell(store, result, summary(error, progress, phase))
+            text = summary(error, progress, phase)
+            failing.use_store(lambda: store.compare_set(result, "", text))  # nothing if another rank has ended the vote
         raise
     if store.add(count, 1) == world.size:
         store.compare_set(result, "", _ALL)
@@ -63,15 +62,3 @@ def _voting(store: Any, world: Group, key: str, phase: str, progress: Progress) 
         raise PeerError(f"Rank {world.rank} waited for the other ranks to come through {phase}. {found}")
     if phase != PREPARE_DATA:
         world.barrier(phase)
-
-
-def _tell(store: Any, result: str, text: str) -> None:
-    """Write how the vote ends, unless another rank has; a store that does not answer keeps no rank from ending."""
-
-    def write() -> None:
-        with suppress(RuntimeError):  # the store is gone, with the process that held it
-            store.compare_set(result, "", text)
-
-    thread = threading.Thread(target=write, name="drivetrain vote", daemon=True)
-    thread.start()
-    thread.join(_STORE_S)
