@@ -45,7 +45,7 @@ LONG_TESTS := tests/faults tests/conformance tests/test_examples.py tests/distri
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-faults test-interop test-compat test-clusters test-extras test-xla test-legacy check dist bench clean
+.PHONY: help demo test where test-faults test-interop test-compat test-clusters test-extras test-xla test-legacy check dist bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -55,6 +55,9 @@ demo: $(STAMP) ## train a digit classifier, with its curves in demo_output/
 
 test: $(STAMP) ## run the whole test suite (PYTEST_ARGS="-k name" for a part of it)
 	@$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+
+where: $(STAMP) ## print where the tests of a file are (FILE=src/drivetrain/loops/step.py)
+	@$(VENV)/bin/python tests/test_map.py $(FILE)
 
 test-faults: $(STAMP) ## long random fault sweeps; a failure prints the seed to repeat it (DRIVETRAIN_SEED=n)
 	@DRIVETRAIN_FAULTS=long $(VENV)/bin/python -m pytest $(LONG_TESTS) $(PYTEST_ARGS)
