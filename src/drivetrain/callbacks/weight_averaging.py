@@ -233,7 +233,7 @@ class WeightAveraging(KeepsWeights):
     def load_weights(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
     ) -> None:
-        """Take the average: to continue it in a fit, and elsewhere as the weights to evaluate."""
+        """Take the average: a fit continues it, any other run evaluates it."""
         if "current_model_state" in checkpoint:  # Lightning's layout: "state_dict" holds the average
             checkpoint[AVERAGED] = checkpoint["state_dict"]
             checkpoint["state_dict"] = checkpoint.pop("current_model_state")

@@ -171,7 +171,7 @@ class Passes:
         self._discard(self._prepared, 0, position["given"])
 
     def _discard(self, source: Iterator[Any], given: int, done: int) -> None:
-        """Take the batches from ``given`` to ``done`` of ``source`` once more."""
+        """Fetch the batches from ``given`` to ``done`` of ``source`` again, and drop them."""
         self._given = given
         for item in islice(source, done - given):
             self._discarded(item)

@@ -165,10 +165,10 @@ def draws_samples(loader: Any) -> bool:
 
 
 class _Draws(SamplerProxy):
-    """A sampler that can leave out its first draws; in all else it is the one in it.
+    """A sampler that can skip its first draws; otherwise it behaves like the sampler that it wraps.
 
     Attributes:
-        drawing: the random state when the pass's first draw was asked for. It is not the state when the pass was
+        drawing: the random state before the pass drew its first sample. It is not the state when the pass was
             started: a DataLoader draws its workers' seed in between, but not where they persist.
         started: the state when the pass was started, where the workers' seed is drawn that was not drawn before: that
             draw is taken back.

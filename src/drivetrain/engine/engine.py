@@ -280,7 +280,7 @@ class Engine(StateFiles):
         Args:
             loaders: DataLoaders, or anything that can be iterated again and again.
             use_distributed_sampler: let each process see its own part of the data, all of them as many samples: where
-                those do not divide, the first ones of an epoch come twice. Of one process, no difference.
+                those do not divide, the first ones of an epoch come twice. No effect with one process.
             move_to_device: leave batches where they are, if False.
 
         Returns: the wrapped loader, or a tuple of them.

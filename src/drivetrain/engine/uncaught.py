@@ -17,7 +17,7 @@ from drivetrain.strategies import failing, waiting
 
 
 def begin() -> None:
-    """Tell, from now on, of the exception that ends this process."""
+    """From now on, report the exception that ends this process."""
     if (sheet := own_sheet()) is not None:
         sheet.words[ENGINE] = 1
     cut_tracebacks()
@@ -28,7 +28,7 @@ def begin() -> None:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Context around a function that every rank runs; an exception of it is told."""
+    """Context around a function that every rank runs; it reports an exception of that function."""
     waiting.begin_run()
     if (sheet := own_sheet()) is not None:
         sheet.forget_failure()

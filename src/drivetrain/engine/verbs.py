@@ -338,7 +338,7 @@ class Verbs:
 
     @property
     def loads_optimizers(self) -> bool:
-        """Whether the strategy says how an optimizer takes its state, and with it which states fit."""
+        """Whether the strategy overrides how an optimizer loads its state, and so decides which states fit."""
         return self.overridden("load_optimizer_states", "load_optimizer_state_dict")
 
     def module_state(self, module: nn.Module) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def _parts(run: Run) -> StepParts:
     zero_grads = {id(each): bind_zero_grad(run, each) for each in optimizers}
     before_steps = {id(each): bind_before_step(run, each, window) for each in optimizers}
     differentiate, hold = bind_backward(run, first), hold_back(run)
-    held = False  # this pass leaves its gradients to this rank
+    held = False  # the gradients of this backward pass stay on this rank
 
     def training_step(batch: Any, batch_idx: int) -> Any:
         with context or nullcontext():

@@ -242,7 +242,7 @@ def _count_in_batches_of_this_loader(run: Run) -> None:
 
 
 def _check_batches_done(run: Run, data: dict[str, Any] | None) -> None:
-    """Check that the rest of the epoch can be known.
+    """Check that the checkpoint says which batches of the epoch are left.
 
     Raises:
         CheckpointError: the checkpoint does not say which batches were done, or the epoch has fewer now.

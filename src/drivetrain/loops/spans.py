@@ -29,7 +29,7 @@ class Spans:
     """Puts actions around parts of a run, when these are bound.
 
     Args:
-        profiler: which measures them.
+        profiler: measures the spans.
     """
 
     def __init__(self, profiler: Any) -> None:

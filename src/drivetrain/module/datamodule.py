@@ -55,7 +55,8 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
         Args:
             train_dataset: its loader shuffles, unless it is an iterable-style dataset.
             val_dataset, test_dataset, predict_dataset: one dataset, or a list or dictionary of them: one loader each.
-            batch_size, num_workers: as for every DataLoader. A constructor that takes them by name gets them too.
+            batch_size, num_workers: as for every DataLoader. They are also passed to a constructor that
+                has parameters of these names.
             datamodule_kwargs: the constructor's own arguments.
         """
         module = cls(**datamodule_kwargs, **taken(cls, {"batch_size": batch_size, "num_workers": num_workers}))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 else:
 
     class _class_only(classmethod):
-        """A class method that refuses to be called on an instance, whose own state it would pass by."""
+        """A class method that raises an error when it is called on an instance, whose state it would ignore."""
 
         def __get__(self, instance, owner=None):
             bound = super().__get__(None, owner or type(instance))

@@ -295,7 +295,7 @@ def _optimizer_step(method: Method) -> Method:
 
 
 def _no_loss() -> None:
-    """The closure where the gradients are there."""
+    """The closure for an optimizer step whose gradients have been computed already."""
 
 
 def _clip_gradients(method: Method) -> Method:

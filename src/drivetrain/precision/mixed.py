@@ -78,7 +78,7 @@ class MixedPrecision(Precision):
         self._device: torch.device | None = None  # where the losses lie
         self._rounds: list[dict[str, Any]] = []  # by optimizer, what a checkpoint tells of an unfinished round
         self._scaled = False  # a loss was scaled since the last update
-        self._unscaled: set[Optimizer] = set()  # their gradients are true, and their step is still to come
+        self._unscaled: set[Optimizer] = set()  # gradients are unscaled; the step is still to come
         self._stepped: set[Optimizer] = set()  # stepped or skipped since the last update
         self._skipped: dict[Optimizer, int] = {}  # how many steps in a row
 

@@ -364,7 +364,7 @@ class ModelParallelStrategy(FSDPStrategy):
     def _unscale_shards(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        """What torch's ``GradScaler`` does to gradients, for those of several meshes beside plain tensors.
+        """Unscale gradients as torch's ``GradScaler`` does, also where they are on several meshes or plain tensors.
 
         All ranks learn whether any part of a gradient is not finite, so that they skip the same steps.
         """

@@ -88,7 +88,7 @@ def describe(module: nn.Module, optimizer: Optimizer) -> State:
 
 
 def _class_of(optimizer: Optimizer) -> str:
-    """The class's name; of torch's ZeroRedundancyOptimizer that of the optimizer which it shards."""
+    """The class's name; for torch's ZeroRedundancyOptimizer, the name of the class that it shards."""
     name: str = getattr(optimizer, "_optim_constructor", type(optimizer)).__name__
     return name
 

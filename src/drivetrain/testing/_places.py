@@ -101,7 +101,7 @@ class Places:
 
 
 def storage_of(tensor: Tensor) -> Any:
-    """The memory behind ``tensor``, of a sparse one that of its values; ``None`` where it has none on the host."""
+    """The memory behind ``tensor`` (behind its values, if it is sparse); ``None`` if it has none on the host."""
     if tensor.device.type != "cpu":
         return None
     try:

@@ -40,7 +40,7 @@ class FakeAccelerator(Accelerator):
     or the environment variable ``DRIVETRAIN_FAKE_DEVICES`` say, by default one. Without a recording they are the plain
     CPU. Within one, ``tensor.device`` tells them apart, a tensor is moved by a real copy, and what would fail on a GPU
     fails: an operation on tensors of two devices, or of a device and the host, a missing device, ``numpy()`` of a
-    tensor that was not brought back. A recording is of its thread: each process of a job enters its own.
+    tensor that was not brought back. A recording belongs to one thread: each process of a job enters its own.
 
     ``accelerator="fake"`` works, but no list of accelerators offers it: it is for tests.
     """

@@ -64,7 +64,7 @@ P = ParamSpec("P")
 
 
 def _completed(init: Callable[P, None]) -> Callable[P, None]:
-    """Let the environment fill in what was not passed, and say it well when an argument does not exist."""
+    """Fill in arguments from the environment; raise a helpful error for an argument that does not exist."""
 
     @functools.wraps(init)
     def complete_and_init(*args: P.args, **kwargs: P.kwargs) -> None:

@@ -114,7 +114,7 @@ class PrecisionPlugin:
         return True
 
     def post_optimizer_step(self, optimizer: Any, optimizer_idx: int) -> None:
-        """The optimizer has been stepped, or left out."""
+        """The optimizer has stepped, or its step was skipped."""
 
     def as_settings(self) -> dict[str, Any]:
         """Return the arguments of today's Trainer that this plugin stands for, passed alone in ``plugins=``.
