@@ -191,7 +191,7 @@ class Registry(Generic[T]):
         self._sources.append(source)
 
     def remove(self, name: str) -> None:
-        """Forget a name that was registered; a name that a file of the folder has comes back by itself.
+        """Forget a name that was registered. A name of a file of the folder then means that file again.
 
         Raises:
             UnknownNameError: it was not registered.

@@ -79,7 +79,7 @@ class Familiar:
         return nullcontext()
 
     def train_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``training_step``; the three others are the same for theirs."""
+        """Return a new context for one ``training_step``; the three others do the same for their steps."""
         return self.forward_context() or nullcontext()
 
     def val_step_context(self) -> AbstractContextManager[Any]:

@@ -76,7 +76,7 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
         return Agreement(facts.changes)
     rows = [text.split() for text in _gathered(world, " ".join(_digests(facts, data.ranks[0])))]
     _, jobs, parts, models, seeds, loggers, changes = ([row[index] for row in rows] for index in range(7))
-    final = "1" not in changes  # else the models are compared after they have changed
+    final = "1" not in changes  # else they are compared once they are final
     same = len(set(jobs)) == 1 and not (final and len(set(zip(parts, models, strict=True))) > len(set(parts)))
     if not same or len(set(seeds)) > 1:
         everyones: list[Facts] = world.gather_objects(facts)

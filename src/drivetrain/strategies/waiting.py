@@ -1,8 +1,9 @@
 """How a rank waits for the others: now and then it asks the job's store whether they can still come.
 
-A rank that fails writes so into the store. One that waits for it in an exchange, or in a vote, reads that and raises an
-error, also if the failed rank's process lives on. A rank that waits in an exchange of a fit also asks the others where
-they are: one that has begun a later batch has left the exchange out. A thread of each rank answers (loops/stop.py).
+A rank that fails writes that into the store. One that waits for it in an exchange, or in a vote, reads that and raises
+an error, also if the failed rank's process lives on. A rank that waits in an exchange of a fit also asks the others
+where they are: one that has begun a later batch has left the exchange out. A thread of each rank answers
+(loops/stop.py).
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ set_defaults(
 
 
 class Callback(drivetrain.callback.Callback):
-    """Today's, whose hooks may have the arguments of that time.
+    """Today's Callback; its hooks may have the arguments of Lightning 1.3.
 
     What ``on_save_checkpoint`` returns is kept in the checkpoint, for ``on_load_checkpoint(callback_state)``.
     """

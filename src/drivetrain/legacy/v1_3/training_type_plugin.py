@@ -155,7 +155,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     # ---- what happens in a step --------------------------------------------------------------------------------------
 
     def train_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``training_step``; the three others are the same for theirs."""
+        """Return a new context for one ``training_step``; the three others do the same for their steps."""
         return nullcontext()
 
     val_step_context = test_step_context = predict_step_context = train_step_context
