@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 
@@ -13,6 +15,12 @@ import drivetrain.loggers
 from drivetrain import Callback, Trainer
 from drivetrain.errors import NotSupportedError
 from drivetrain.module.hooks import LOG_RULES, DataHooks, ModelHooks
+from drivetrain.strategies.facts import Facts
+from drivetrain.strategies.familiar import Familiar
+from drivetrain.strategies.model import Model
+from drivetrain.strategies.ranks import Ranks
+from drivetrain.strategies.state import State
+from drivetrain.strategies.step import Step
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -74,13 +82,40 @@ def test_the_logging_table_covers_every_hook_that_may_log() -> None:
         assert rule.step_allowed == (not per_epoch), hook
 
 
-def test_the_page_of_strategies_shows_the_example_as_it_stands() -> None:
-    text = (ROOT / "docs" / "own_strategy.md").read_text(encoding="utf-8")
-    shown = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[0]
-    example = (ROOT / "examples" / "fsdp2_strategy.py").read_text(encoding="utf-8")
-    assert shown == example, "copy examples/fsdp2_strategy.py into docs/own_strategy.md"
+OWN_STRATEGY = (ROOT / "docs" / "own_strategy.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("position", "name", "most"), [(0, "rounded_gradients", 60), (1, "fsdp2_strategy", 30)], ids=["rounded", "fsdp2"]
+)
+def test_the_page_of_strategies_shows_the_examples_as_they_stand(position: int, name: str, most: int) -> None:
+    shown = re.findall(r"^```python\n(.*?)^```", OWN_STRATEGY, re.DOTALL | re.MULTILINE)[position]
+    example = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+    assert shown == example, f"copy examples/{name}.py into docs/own_strategy.md"
     lines = [line for line in re.sub(r'^""".*?"""\n', "", example, flags=re.DOTALL).splitlines() if line.strip()]
-    assert len(lines) <= 30
+    assert len(lines) <= most
+
+
+@pytest.mark.parametrize("contract", [Ranks, Model, Step, State], ids=lambda contract: contract.__name__)
+def test_the_page_of_strategies_shows_the_contract_as_it_is(contract: type) -> None:
+    """Each member in the part of its class, with its arguments; all of it on one screen."""
+    [screen] = re.findall(r"^```text\n(.*?)^```", OWN_STRATEGY, re.DOTALL | re.MULTILINE)
+    assert screen.count("\n") <= 65
+    [part] = re.findall(rf"^{contract.__name__} (.*?)(?:^\n|\Z)", screen, re.DOTALL | re.MULTILINE)
+    shown = dict(re.findall(r"(\w+)\(([^()]*)\)", part))
+    own = {name: value for name, value in vars(contract).items() if name[0] != "_"}
+    methods = {name: inspect.signature(value) for name, value in own.items() if inspect.isfunction(value)}
+    assert {name: shown.get(name, "missing").replace("*", "").split(", ") for name in methods} == {
+        name: list(signature.parameters)[1:] or [""] for name, signature in methods.items()
+    }
+    declared = {name for cls in contract.__mro__ for name in vars(cls).get("__annotations__", ())}
+    attributes = (own.keys() | declared) - methods.keys() - vars(Familiar).keys()
+    assert {name for name in attributes if name[0] != "_" and name not in screen} == set()
+
+
+@pytest.mark.parametrize("fact", dataclasses.fields(Facts), ids=lambda fact: fact.name)
+def test_the_page_of_strategies_names_every_fact(fact: dataclasses.Field[object]) -> None:
+    assert re.search(rf"^\|.*`{fact.name}`.*\|", OWN_STRATEGY, re.MULTILINE)
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -14,10 +14,10 @@ EQUAL = ("TestCPU::test_two_processes_train_as_one", "TestFake::test_two_process
 SHARDED = "::test_a_sharded_model_trains"
 
 # Strategies whose numbers are in tests/distributed/ (test_fsdp.py, test_fsdp2.py, test_model_parallel.py, test_ddp2.py,
-# test_horovod.py, test_pipeline.py), and whose rows here are equal in most to TestDDP's.
+# test_horovod.py, test_pipeline.py, test_rounded_gradients.py), and whose rows here are equal in most to TestDDP's.
 ALIKE = (
     "::TestFSDP::", "::TestFSDP2::", "::TestFSDPOnceAWindow::", "::TestTensorParallel::", "::TestDDP2::",
-    "::TestHorovod::", "::TestPipeline::",
+    "::TestHorovod::", "::TestPipeline::", "::TestErrorFeedback::",
 )  # fmt: skip
 
 

@@ -207,3 +207,33 @@ def test_a_checkpoint_of_loggers_without_a_run_has_no_entry(tmp_path: Path) -> N
     trainer(tmp_path, CSVLogger(tmp_path)).fit(Net(), loader())
     saved = torch.load(tmp_path / "saved" / "epoch=0-step=4.ckpt", weights_only=True)
     assert "loggers" not in saved
+
+
+class Continues(Recording):
+    """A run of its own in each fit, unless a checkpoint names one."""
+
+    runs = 0
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.version = folder, Continues.runs  # type: ignore[misc, assignment]
+        Continues.runs += 1
+
+    @property
+    def save_dir(self) -> str:
+        return str(self.folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"version": self.version}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.version = state["version"]  # type: ignore[misc]
+
+
+def test_checkpoints_of_a_resumed_fit_go_beside_those_of_the_run_that_its_logger_continues(tmp_path: Path) -> None:
+    first = ModelCheckpoint()
+    trainer(tmp_path, Continues(tmp_path), callbacks=[first]).fit(Net(), loader())
+    second = ModelCheckpoint()
+    resumed = trainer(tmp_path, Continues(tmp_path), callbacks=[second], max_epochs=2)
+    resumed.fit(Net(), loader(), ckpt_path=first.best_model_path)
+    assert Path(second.best_model_path).parent == Path(first.best_model_path).parent

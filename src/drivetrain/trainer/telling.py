@@ -86,15 +86,17 @@ def continue_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, same_logge
         same_loggers: all ranks have the same loggers.
     """
     states = {} if checkpoint is None else checkpoint.get("loggers", {})
+    continued = False
     for key, logger in _keyed(trainer):
         if isinstance(states, Mapping) and (state := states.get(key)):
             tell_one(trainer, logger, "load_state_dict", state, begins=True)
+            continued = True
     begun = [logger for logger in trainer.loggers if hasattr(logger, "begin_run")]
     for logger in begun:
         tell_one(trainer, logger, "begin_run", begins=True)
         if same_loggers:
             logger.agree_on_run(trainer.strategy.broadcast)
-    for callback in trainer.checkpoint_callbacks if begun and same_loggers else ():
+    for callback in trainer.checkpoint_callbacks if (begun or continued) and same_loggers else ():
         if getattr(callback, "follows_logger", False):
             callback.dirpath = None
             callback.decide_dirpath(trainer)
