@@ -363,7 +363,7 @@ def _folder(name: str, value: Any) -> None:
     if not isinstance(value, (str, os.PathLike)):
         raise _wrong(name, value, "a path or None", f'{name}="runs"', (str,))
     if files.is_remote(path := files.spelled(value)):
-        from drivetrain.base import remote  # here, because few paths are addresses
+        from drivetrain.base import remote
 
         remote.check_argument("Trainer", name, path)
     elif (why := files.impossible_folder(path)) is not None:
@@ -377,7 +377,7 @@ def _fast_dev_run(name: str, value: Any) -> None:
 
 def _compile(name: str, value: Any) -> None:
     if value:
-        from drivetrain.base.compile_options import CompileOptions  # here, because few runs compile
+        from drivetrain.base.compile_options import CompileOptions
 
         CompileOptions.of(value)
     elif value is not None and value is not False:
@@ -474,7 +474,7 @@ def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
 def _cure(name: str, value: Any, known: Iterable[str]) -> str:
     if callable(getattr(value, "training_step", None)):
         return "Pass the model to trainer.fit(model) instead."
-    from drivetrain.base.missing import ARGUMENTS  # here, because only a mistake needs it
+    from drivetrain.base.missing import ARGUMENTS
 
     return ARGUMENTS.get(name) or did_you_mean(name, known)
 

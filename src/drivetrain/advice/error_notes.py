@@ -153,7 +153,7 @@ def _memory(error: Exception, run: Run) -> str:
     """Return what took the memory, and what to change; "" for another error."""
     if not is_out_of_memory(error):
         return ""
-    from drivetrain.advice.memory_note import memory_note  # here, because few errors need it
+    from drivetrain.advice.memory_note import memory_note
 
     return memory_note(error, run)
 

@@ -112,12 +112,12 @@ def _check_arguments(arguments: Mapping[str, Any], owner: str) -> None:
 
 
 def _modes() -> list[str]:
-    from torch._inductor import list_mode_options  # here, because few runs compile
+    from torch._inductor import list_mode_options
 
     return list(list_mode_options())
 
 
 def _backends() -> list[str]:
-    from torch._dynamo import list_backends  # here, because few runs compile
+    from torch._dynamo import list_backends
 
     return [name for name in list_backends(None) if "TESTING" not in name]

@@ -80,7 +80,7 @@ def is_file(path: str | os.PathLike[str]) -> bool:
     """
     if not is_remote(path):
         return os.path.isfile(path)
-    from drivetrain.base import remote  # here, because few paths are addresses
+    from drivetrain.base import remote
 
     return remote.written_at(path) is not None
 
@@ -93,7 +93,7 @@ def size(path: str | os.PathLike[str]) -> int:
     """
     if not is_remote(path):
         return os.path.getsize(path)
-    from drivetrain.base import remote  # here, because few paths are addresses
+    from drivetrain.base import remote
 
     return remote.size(path)
 
@@ -108,7 +108,7 @@ def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -
         with open(path, "rb") as stream:
             stream.seek(at)
             return stream.read(-1 if length is None else length)
-    from drivetrain.base import remote  # here, because few paths are addresses
+    from drivetrain.base import remote
 
     return remote.read(path, at, length)
 
@@ -122,7 +122,7 @@ def remove(path: str | os.PathLike[str]) -> None:
     if not is_remote(path):
         Path(path).unlink(missing_ok=True)
         return
-    from drivetrain.base import remote  # here, because few paths are addresses
+    from drivetrain.base import remote
 
     remote.remove(path)
 
@@ -135,7 +135,7 @@ def names(folder: str | os.PathLike[str]) -> list[str]:
     """
     if not is_remote(folder):
         return os.listdir(folder)
-    from drivetrain.base import remote  # here, because few paths are addresses
+    from drivetrain.base import remote
 
     return remote.names(folder)
 
@@ -162,7 +162,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
         OSError: the file could not be written; the message names the cause, and what was there before is unchanged.
     """
     if is_remote(path):
-        from drivetrain.base import remote  # here, because few paths are addresses
+        from drivetrain.base import remote
 
         with remote.replacing(path, new) as content:
             yield content
@@ -244,7 +244,7 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
         OSError: as :func:`replacing`.
     """
     if is_remote(source) or is_remote(path):
-        from drivetrain.base import remote  # here, because few paths are addresses
+        from drivetrain.base import remote
 
         return remote.copy(source, path, replaces)
     try:

@@ -379,7 +379,7 @@ def check_contract_version(cls: type[Any], current: int, kind: str) -> None:
 def check_part(cls: type) -> None:
     """Check that everything that a class of the user's overrides is called: see :func:`base.members.check_members`."""
     if not is_own_class(cls):
-        load("drivetrain.base.members:check_members")(cls)  # in this way, so that importing the Trainer stays quick
+        load("drivetrain.base.members:check_members")(cls)
 
 
 def load(path: str) -> Any:

@@ -72,7 +72,7 @@ def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
     """
     folder = "" if dirpath is None else files.spelled(dirpath)
     if files.is_remote(folder):
-        from drivetrain.base import remote  # here, because few paths are addresses
+        from drivetrain.base import remote
 
         remote.check_argument(owner, "dirpath", folder)
     elif (why := files.impossible_folder(folder)) is not None:

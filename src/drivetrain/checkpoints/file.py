@@ -67,7 +67,7 @@ class TorchCheckpointIO(CheckpointIO):
     def is_sharded(self, path: str | Path) -> bool:
         if behind(path) is None and not os.path.isdir(path):
             return False
-        from drivetrain.checkpoints import sharded  # here, because few checkpoints are folders
+        from drivetrain.checkpoints import sharded
 
         if not files.is_remote(path):
             return sharded.is_begun(path)
@@ -181,7 +181,7 @@ class TorchCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: there is none, or the server cannot be asked.
         """
-        from drivetrain.base import remote  # here, because few paths are addresses
+        from drivetrain.base import remote
 
         with unreachable(address), contextlib.ExitStack() as stack:
             if self.is_sharded(address):
@@ -314,7 +314,7 @@ def _target(path: str | Path) -> Path | str:
     """
     if isinstance(path, (str, os.PathLike)) and isinstance(name := os.fspath(path), str):
         if files.is_remote(name):
-            from drivetrain.base import remote  # here, because few paths are addresses
+            from drivetrain.base import remote
 
             remote.check_writable(name)
             return name

@@ -236,7 +236,7 @@ def behind(path: str | Path) -> types.ModuleType | None:
     """Return what reads and writes at the address ``path``; ``None`` for local paths and a store's own addresses."""
     if not files.is_remote(path):
         return None
-    from drivetrain.base import remote  # here, because few paths are addresses
+    from drivetrain.base import remote
 
     return remote if remote.is_known(path) else None
 

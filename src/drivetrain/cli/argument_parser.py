@@ -171,7 +171,7 @@ class LightningArgumentParser(ArgumentParser):
         for option, word in zip(options, words, strict=False):
             address = word.removeprefix("--config=")
             if files.is_remote(address) and (address != word or option in ("--config", "-c")):
-                from drivetrain.base import remote  # here, because few configurations are at addresses
+                from drivetrain.base import remote
 
                 remote.check(address)
                 set_parsing_settings(config_read_mode_fsspec_enabled=True)

@@ -330,7 +330,7 @@ class LightningCLI:
     @functools.cached_property
     def config_dump(self) -> dict[str, Any]:
         """What ``self.config`` says for the subcommand, as plain data; later changes of it do not show."""
-        from drivetrain.cli.from_checkpoint import as_plain  # here, because few programs ask
+        from drivetrain.cli.from_checkpoint import as_plain
 
         return as_plain(self._own_parser(), self._own(self.config))
 

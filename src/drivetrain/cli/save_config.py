@@ -101,7 +101,7 @@ def _folder_to_write(folder: str, name: str) -> Iterator[str]:
         files.check_replaceable(Path(folder, name))
         yield folder
         return
-    from drivetrain.base import remote  # here, because few folders are addresses
+    from drivetrain.base import remote
 
     with tempfile.TemporaryDirectory(prefix="drivetrain-") as local:
         yield local

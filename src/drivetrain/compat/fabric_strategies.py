@@ -231,7 +231,7 @@ def entered(*contexts: AbstractContextManager[Any] | None) -> Iterator[None]:
 
 def not_drawn(empty_init: bool | None) -> AbstractContextManager[Any] | None:
     """Return the context in which parameters of new layers are not drawn, if ``empty_init``."""
-    from drivetrain.engine.no_init import NoInit  # here, as the Engine does
+    from drivetrain.engine.no_init import NoInit
 
     return NoInit() if empty_init else None
 

@@ -95,7 +95,7 @@ class CompatFinder:
 
     def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterator[Distribution]:
         """What ``importlib.metadata`` asks: the original's distributions, in place of those that are installed."""
-        from drivetrain.compat.distribution import distributions  # here, because importing it costs every child
+        from drivetrain.compat.distribution import distributions
 
         return distributions(None if context is None else context.name)
 
@@ -108,7 +108,7 @@ def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | Non
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            from drivetrain.base.rank_zero import tell_rank  # here, because importing it costs every child
+            from drivetrain.base.rank_zero import tell_rank
 
             execute(module)
             tell_rank()
@@ -127,7 +127,6 @@ class _TableLoader:
     def exec_module(self, module: ModuleType) -> None:
         """The module is complete when it is made. The first one shows deprecations, also those in imported modules."""
         if module.__name__ in table.in_use().roots:
-            # here, because importing it costs every child
             from drivetrain.base.rank_zero import LightningDeprecationWarning
 
             warnings.simplefilter("default", category=LightningDeprecationWarning)

@@ -269,7 +269,7 @@ class _Seeds:
         self._user = user
         self.states: Mapping[int, Any] = {}
         if not _outlives:
-            from multiprocessing.sharedctypes import RawValue  # here, so that importing the Trainer stays quick
+            from multiprocessing.sharedctypes import RawValue
 
             _outlives.append(RawValue("b", _fits[0]))
         self._outlives = _outlives[0]

@@ -137,7 +137,7 @@ class Engine(StateFiles):
     if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
         def __getattr__(self, name):
-            from drivetrain.base.missing import ENGINE  # here, because only a mistake needs it
+            from drivetrain.base.missing import ENGINE
 
             if name in ENGINE:
                 raise MissingAttributeError(f"An Engine has no attribute {name!r}. {ENGINE[name]}")

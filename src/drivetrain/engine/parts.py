@@ -75,7 +75,7 @@ def check_pair(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
 
 def verbs_of(strategy: Strategy) -> Verbs:
     """Return what calls the strategy's verbs."""
-    from drivetrain.engine.verbs import Verbs  # here, so that importing the Trainer stays quick
+    from drivetrain.engine.verbs import Verbs
 
     verbs: Verbs = (strategy.facts.engine_verbs or Verbs)(strategy)
     return verbs
@@ -98,7 +98,7 @@ def launcher_of(plan: Plan) -> Launcher:
         ConfigurationError: a user's launcher does not work here, or overrides what would never be called.
     """
     if plan.start_method is None:
-        from drivetrain.launchers.external import ExternalLauncher  # here, so that importing the Trainer stays quick
+        from drivetrain.launchers.external import ExternalLauncher
 
         return ExternalLauncher()
     found = LauncherRegistry.entry(plan.start_method)

@@ -143,7 +143,7 @@ class Ranks(RankFacts):
             self.strategy.setup_environment()
             self._start_checks()
             if self.world_size > 1:
-                from drivetrain.engine import uncaught, watching  # here, so that importing the Trainer stays quick
+                from drivetrain.engine import uncaught, watching
 
                 elsewhere = self.plan.environment.creates_processes_externally
                 watching.begin(self.strategy, elsewhere, self.stall_timeout_s)
@@ -229,7 +229,7 @@ def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any
 
 def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
     """Run ``function`` in a started process, with the engine that was sent there."""
-    from drivetrain.launchers.external import ExternalLauncher  # here, so that importing the Trainer stays quick
+    from drivetrain.launchers.external import ExternalLauncher
 
     engine.launcher = ExternalLauncher()  # it has been started
     engine.strategy.set_ranks(engine.plan.environment, engine.plan.num_nodes)
@@ -242,7 +242,7 @@ def _begun(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwa
     engine._begin()
     if engine.world_size == 1:
         return function(engine, *args, **kwargs)
-    from drivetrain.engine.uncaught import told  # here, so that importing the Trainer stays quick
+    from drivetrain.engine.uncaught import told
 
     with told():
         return function(engine, *args, **kwargs)

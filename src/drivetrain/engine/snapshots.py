@@ -62,7 +62,7 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
         CheckpointError: an entry cannot be stored as plain data.
         ConfigurationError: ``state`` is no dictionary, a filter has no entry, or its entry is no dictionary.
     """
-    from drivetrain.checkpoints.plain import encode  # here, so that importing the Engine stays quick
+    from drivetrain.checkpoints.plain import encode
 
     if not isinstance(state, Mapping):
         raise WrongTypeError(

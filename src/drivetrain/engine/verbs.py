@@ -200,7 +200,7 @@ class Verbs:
             if (context := self.strategy.precision_plugin.module_init_context()) is not None:
                 stack.enter_context(context)
             if empty_init:
-                from drivetrain.engine.no_init import NoInit  # here, so that importing the Engine stays quick
+                from drivetrain.engine.no_init import NoInit
 
                 stack.enter_context(NoInit())
             yield
@@ -232,7 +232,7 @@ class Verbs:
         if keeps and self.strategy.world_size > 1:
             self.strategy.barrier("Engine.save")  # finds a rank that does something else, under this name
             if any(self.strategy.world.gather_objects(bool(own))):
-                from drivetrain.strategies import rank_files  # here, because few files have such parts
+                from drivetrain.strategies import rank_files
 
                 part = {_RANK_STATE: own}
                 rank_files.save(self.strategy, snapshot, part, path, waits=False, listed=_RANK_FILES)
@@ -270,7 +270,7 @@ class Verbs:
 
     def _rank_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return what the strategy keeps of this rank, for each module of ``state`` that was set up."""
-        from drivetrain.checkpoints.plain import encode  # here, as in snapshots
+        from drivetrain.checkpoints.plain import encode
 
         states = {}
         for name, module in self._set_up_of(state).items():
@@ -285,7 +285,7 @@ class Verbs:
             CheckpointError: a rank's file is missing or damaged, and ``strict``; on every rank.
         """
         strategy, listed, own, failure = self.strategy, held.get(_RANK_FILES, ()), held.get(_RANK_STATE, {}), None
-        from drivetrain.strategies import rank_files  # here, because few files have such parts
+        from drivetrain.strategies import rank_files
 
         if 1 + len(listed) != strategy.world_size:
             rank_zero_warn(f"{path}: {rank_files.of_other_ranks(strategy, 1 + len(listed))}")

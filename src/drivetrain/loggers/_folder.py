@@ -69,7 +69,7 @@ class FolderLogger(Logger):
 
     def _check_folder(self, argument: str, value: Any, folder: str, example: str) -> None:
         if files.is_remote(folder):
-            from drivetrain.base import remote  # here, because few folders are addresses
+            from drivetrain.base import remote
 
             remote.check_argument(type(self).__name__, argument, value)
         elif (why := files.impossible_folder(folder)) is not None:
@@ -158,7 +158,7 @@ class FolderLogger(Logger):
         if not files.is_remote(folder):
             return folder
         if self._mirror is None or self._mirror.address != folder:
-            from drivetrain.loggers._mirror import Mirror  # here, because few folders are addresses
+            from drivetrain.loggers._mirror import Mirror
 
             self._mirror = Mirror(folder)
         return self._mirror.folder
@@ -236,7 +236,7 @@ def _remove_version(folder: str) -> None:
     if not files.is_remote(folder):
         os.rmdir(folder)
         return
-    from drivetrain.base import remote  # here, because few folders are addresses
+    from drivetrain.base import remote
 
     if remote.names(folder) != [FolderLogger.NAME_HPARAMS_FILE]:
         raise OSError(f"{folder} is not empty")

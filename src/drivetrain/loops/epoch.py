@@ -239,7 +239,7 @@ def _batches(run: Run, loader: Any, resumed: Resumed | None) -> Batches:
     source = feed(passes, num_batches, None if transfer else move, fetches_ahead(loader, num_batches), resumed)
     if run.window.gather is None:
         return source
-    from drivetrain.loops.uneven import UnevenInputs  # here, so that importing the Trainer stays quick
+    from drivetrain.loops.uneven import UnevenInputs
 
     uneven = run.uneven = UnevenInputs(run, loader)
     done = 0 if resumed is None else resumed.done

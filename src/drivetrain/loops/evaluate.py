@@ -244,7 +244,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     book.leave_batch()
     book.begin(group)
     if parity.current().early_iterators and not (predictions and predictions.records):
-        from drivetrain.loops.early import start_evaluation  # here, so that importing the Trainer stays quick
+        from drivetrain.loops.early import start_evaluation
 
         start_evaluation(run, group, loaders)
     hooks.call_method(f"on_{word}_model_eval")
@@ -299,7 +299,7 @@ def _evaluate_loader(
     source.started = None
     uneven = None
     if run.window.gather is not None:
-        from drivetrain.loops.uneven import UnevenInputs  # here, so that importing the Trainer stays quick
+        from drivetrain.loops.uneven import UnevenInputs
 
         uneven = UnevenInputs(run, source.loader)
         batches = uneven.over(batches, source.counts)

@@ -80,7 +80,7 @@ def _prepare(run: Run) -> None:
     if run.validates():
         val_check_every(limits, progress.num_training_batches)
     if run.restart is None and parity.current().early_iterators:
-        from drivetrain.loops.early import start_first_epoch  # here, so that importing the Trainer stays quick
+        from drivetrain.loops.early import start_first_epoch
 
         start_first_epoch(run)
 

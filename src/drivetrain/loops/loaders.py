@@ -90,7 +90,7 @@ def check_counts(counts: Sequence[float], word: str) -> None:
 
 def order_shared(loader: Any) -> str:
     """Return which order of samples the Trainer shares out by ``loader``, as text for :func:`check_orders`."""
-    from drivetrain.data.samplers import RankBatches, SlicedBatches, order_of  # here, as in _is_shared
+    from drivetrain.data.samplers import RankBatches, SlicedBatches, order_of
 
     if isinstance(loader, CombinedLoader):
         return " and ".join(map(order_shared, loader.flattened))
@@ -126,7 +126,7 @@ def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None
         ConfigurationError: they do not, so samples would be left out or seen twice.
     """
     if len(set(orders)) > 1:
-        from drivetrain.strategies.peers import by_rank  # here, so that importing the Trainer stays quick
+        from drivetrain.strategies.peers import by_rank
 
         raise ConfigurationError(
             f"The {word} loaders of the ranks differ, and the Trainer divides one order of samples among all: "
@@ -137,7 +137,7 @@ def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None
 
 def _is_shared(loader: Any) -> bool:
     """Whether the Trainer has shared ``loader`` out, so that it has the same length on every rank."""
-    from drivetrain.data.samplers import RankBatches  # here, so that importing the Trainer stays quick
+    from drivetrain.data.samplers import RankBatches
 
     if isinstance(loader, CombinedLoader):
         return all(map(_is_shared, loader.flattened))

@@ -126,7 +126,7 @@ def shard_places(module: nn.Module) -> dict[str, list[list[int]]]:
     sharded = {name: parameter for name, parameter in module.named_parameters() if is_dtensor(parameter)}
     if not sharded:
         return {}
-    from drivetrain.strategies.sharded_state import boxes_of  # here, so that importing the Trainer stays quick
+    from drivetrain.strategies.sharded_state import boxes_of
 
     return {name: [list(offsets) for offsets, _ in boxes_of(each)] for name, each in sharded.items()}
 
@@ -188,7 +188,7 @@ def _position(run: Run) -> State | None:
 
 
 def _order(run: Run) -> State | None:
-    from drivetrain.data.samplers import order_of  # here, so that importing the Trainer stays quick
+    from drivetrain.data.samplers import order_of
 
     passes = run.loaders.made_passes
     return None if passes is None else order_of(passes.loader)
@@ -196,7 +196,7 @@ def _order(run: Run) -> State | None:
 
 def samples_done(run: Run, data: State | None) -> int | None:
     """How many samples of the epoch all ranks together have done at ``data``; ``None`` if that is not known."""
-    from drivetrain.data.samplers import samples_in  # here, so that importing the Trainer stays quick
+    from drivetrain.data.samplers import samples_in
 
     passes = run.loaders.made_passes
     return None if passes is None or data is None or "given" not in data else samples_in(passes.loader, data["given"])

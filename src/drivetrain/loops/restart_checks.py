@@ -131,7 +131,7 @@ def _check_logged(state: Any, place: str, module: nn.Module) -> None:
 
 
 def _check_window(restart: State, module: nn.Module) -> None:
-    from drivetrain.strategies.sharded_state import local_shard  # here, so that importing the Trainer stays quick
+    from drivetrain.strategies.sharded_state import local_shard
 
     if "window" not in restart:
         return

@@ -66,7 +66,7 @@ def _start(run: Run) -> Epoch:
     set_epoch(loader, progress.current_epoch)
     loaders.passes().start_epoch()
     if reloaded and parity.current().early_iterators:
-        from drivetrain.loops.early import start_again  # here, so that importing the Trainer stays quick
+        from drivetrain.loops.early import start_again
 
         start_again(run)
     run.kept.window_start = None

@@ -81,7 +81,7 @@ def make_step(run: Run) -> BoundStep:
     if not automatic:
         return BoundStep(_manual(run))
     if overrides(strategy, "bind_step", StepVerbs):
-        from drivetrain.loops.own_step import own_step  # here, so that importing the Trainer stays quick
+        from drivetrain.loops.own_step import own_step
 
         if (step := own_step(run)) is not None:
             return BoundStep(step)
@@ -113,7 +113,7 @@ def make_step(run: Run) -> BoundStep:
 
 def _splitting(run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> BoundStep:
     """The flat way, with batches that run again in parts where memory runs out."""
-    from drivetrain.loops.split import SplitWindow  # here, so that importing the Trainer stays quick
+    from drivetrain.loops.split import SplitWindow
 
     if requires_closure(optimizer):
         raise ConfigurationError(

@@ -153,7 +153,7 @@ def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
     """
     hparams: Any = obj.__dict__.get("_hparams", {})
     if is_config(hparams):
-        from drivetrain.base.configs import as_plain  # here, so that importing the Trainer stays quick
+        from drivetrain.base.configs import as_plain
 
         name, values = obj._hparams_name or "kwargs", as_plain(hparams, resolve=False)
         kept = {"hparams_name": name, "hyper_parameters": values, "hparams_type": _CONFIG}
@@ -170,7 +170,7 @@ def encode_hparams(obj: Any, values: Any) -> Any:
 
     What cannot be stored is described instead, with one warning that names all of it, once in the life of ``obj``.
     """
-    from drivetrain.checkpoints.plain import encode  # here, so that importing the Trainer stays quick
+    from drivetrain.checkpoints.plain import encode
 
     noted: list[str] = []
     encoded = encode(values, "", describe=True, noted=noted)
@@ -222,7 +222,7 @@ def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | 
     with restoring(f"'{prefix}hparams_name'"):
         name: str | None = expect(checkpoint.get(f"{prefix}hparams_name"), (str, None))
     if checkpoint.get(f"{prefix}hparams_type") == _CONFIG:
-        from drivetrain.base.configs import restored  # here, so that importing the Trainer stays quick
+        from drivetrain.base.configs import restored
 
         return restored((dict(saved), None, None)), name
     return dict(saved), name
@@ -321,7 +321,7 @@ def _restore_module(
         try:
             strict = is_strict(module) if strict is None else strict
             if "frozen_weights" in checkpoint:
-                from drivetrain.module.frozen import check_base  # here, so that importing the Trainer stays quick
+                from drivetrain.module.frozen import check_base
 
                 strict = check_base(module, checkpoint, strict)
             result = module.load_state_dict(checkpoint["state_dict"], strict=strict)
@@ -360,7 +360,7 @@ def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -
         changed = {key: value for key, value in given.items() if key not in parameters and not takes_any}
         whole: Any = AttributeDict()
         if is_config(saved):
-            from drivetrain.base.configs import merged  # here, so that importing the Trainer stays quick
+            from drivetrain.base.configs import merged
 
             whole = merged(saved, changed)
         else:
@@ -413,7 +413,7 @@ def _parameters_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
 def _read_hparams(file: str | Path) -> dict[str, Any]:
     """Return the hyperparameters in a ``.yaml`` or ``.csv`` file."""
     if files.is_remote(file):
-        from drivetrain.base import remote  # here, because few files are at an address
+        from drivetrain.base import remote
 
         try:
             with remote.fetched(file) as local:

@@ -273,7 +273,7 @@ def share(strategy: Strategy, loader: Any, splits: bool = False, pads: bool = Fa
     """Return ``loader``, or a copy that yields this rank's part: see :func:`drivetrain.data.samplers.share`."""
     if not strategy.facts.is_distributed or not (mine := strategy.distributed_sampler_kwargs):
         return loader
-    from drivetrain.data.samplers import share as shared  # here, because one process does not need it
+    from drivetrain.data.samplers import share as shared
 
     world, pads = strategy.world, pads or parity.current().padded_evaluation
     part = shared(loader, mine["rank"], mine["num_replicas"], world.broadcast, splits, pads, draws=world.index == 0)

@@ -217,7 +217,7 @@ class FSDPStrategy(ParallelStrategy):
             _SHARDED.add(module)
         for group in _groups(module):
             self._set_divide_factor(group)
-        from drivetrain.strategies.meta import materialise  # here, because few models need it
+        from drivetrain.strategies.meta import materialise
 
         shards_on = HOST if self.options.offloads else self.root_device
         if materialise(module, self.root_device, shards_on, self.world, self._loads):
@@ -413,7 +413,7 @@ class FSDPStrategy(ParallelStrategy):
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         if self.saves_shards:
-            from drivetrain.strategies.sharded_files import save  # here, because few runs need it
+            from drivetrain.strategies.sharded_files import save
 
             save(self, checkpoint, filepath, storage_options)
         else:  # callbacks may have shards in their states, too

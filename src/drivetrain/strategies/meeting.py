@@ -52,7 +52,7 @@ def meet(
             none of the job, but has the variables of a rank that started it.
         DrivetrainError: not all ranks have come there within the timeout.
     """
-    from drivetrain.launchers.script import started_by_rank  # here, so that importing the Trainer stays quick
+    from drivetrain.launchers.script import started_by_rank
 
     environment.validate_address()
     if parent := started_by_rank():

@@ -164,7 +164,7 @@ class ParallelStrategy(Strategy):
         environment = self.cluster_environment
         assert environment is not None
         assert self.accelerator is not None
-        from drivetrain.strategies.meeting import meet  # here, so that importing the Trainer stays quick
+        from drivetrain.strategies.meeting import meet
 
         backend = self.process_group_backend or self._backends(self.accelerator)
         meet(backend, environment, self.global_rank, self.world_size, self.num_nodes, self.timeout)
@@ -212,7 +212,7 @@ class ParallelStrategy(Strategy):
 
     def _own_buffers(self, module: nn.Module) -> list[torch.Tensor]:
         """Return the buffers that ranks of one data group may have different values of."""
-        from drivetrain.strategies.sharded_state import is_dtensor  # here, so that importing the Trainer stays quick
+        from drivetrain.strategies.sharded_state import is_dtensor
 
         return [buffer for buffer in module.buffers() if not is_dtensor(buffer)]
 
@@ -289,7 +289,7 @@ def until_thawed(
 def _leave_group() -> None:
     if dist.is_initialized():
         gc.collect()  # what refers to the group, a DDP's reducer above all, must go before it
-        from drivetrain.strategies.meeting import forget_interface  # here, so that importing the Trainer stays quick
+        from drivetrain.strategies.meeting import forget_interface
 
         dist.destroy_process_group()
         forget_interface()

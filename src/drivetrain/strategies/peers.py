@@ -174,7 +174,7 @@ class Peers:
         row = row.to(self.wire(row.device))
         rows = row.new_empty(len(self.ranks), row.numel())
         if waits_in and row.device.type == "cpu":
-            from drivetrain.strategies import waiting  # here, so that importing the Trainer stays quick
+            from drivetrain.strategies import waiting
 
             work = dist.all_gather(list(rows.unbind()), row, group=self.group, async_op=True)
             waiting.finish(work, self.group, self.ranks, waits_in)

@@ -132,6 +132,6 @@ class State(Shared):
         """Delete on global rank 0, with the files that the ranks wrote beside it; every rank may call it."""
         if self.global_rank == 0:
             self.checkpoint_io.remove_checkpoint(filepath)
-        from drivetrain.strategies import rank_files  # here, so that importing the Trainer stays quick
+        from drivetrain.strategies import rank_files
 
         rank_files.remove(self, filepath)  # type: ignore[arg-type]  # a Strategy is one

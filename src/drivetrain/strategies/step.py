@@ -103,7 +103,7 @@ class Step(Shared):
         For a checkpoint, and for :meth:`rescale_gradients`. Override it where :meth:`accumulating` leaves gradients
         elsewhere than in ``parameter.grad``.
         """
-        from drivetrain.strategies.sharded_state import local_shard  # here, so that importing the Trainer stays quick
+        from drivetrain.strategies.sharded_state import local_shard
 
         named = ((name, parameter.grad) for name, parameter in self.lightning_module.named_parameters())
         return {name: local_shard(gradient) for name, gradient in named if gradient is not None}

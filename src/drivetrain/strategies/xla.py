@@ -230,7 +230,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         """Delete on the first rank of every machine; every rank may call it."""
         if self.local_rank == 0:
             self.checkpoint_io.remove_checkpoint(filepath)
-            from drivetrain.strategies import rank_files  # here, so that importing the Trainer stays quick
+            from drivetrain.strategies import rank_files
 
             rank_files.remove(self, filepath)
 

@@ -88,7 +88,7 @@ def _parts(strategy: Strategy, path: str, save_id: str) -> list[str]:
 
 def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
     """Save ``path`` as a folder into which each rank writes its shards; return what is missing, as above."""
-    from drivetrain.strategies import sharded_files  # here, because few runs need it
+    from drivetrain.strategies import sharded_files
 
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
     state = dump(trainer, weights_only)

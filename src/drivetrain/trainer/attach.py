@@ -325,14 +325,14 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     if fn is TrainerFn.PREDICTING and not predicts:
         raise ConfigurationError(f"{name} has neither predict_step nor forward, so it cannot predict. Define one.")
     if settings.split_on_oom and fn is TrainerFn.FITTING:
-        from drivetrain.loops.split_checks import check_split  # here, so that importing the Trainer stays quick
+        from drivetrain.loops.split_checks import check_split
 
         check_split(module, settings, strategy)
     for method in _STEPS[fn]:
         if overrides(module, method, LightningModule):
             _check_step(name, method, getattr(module, method), strategy.facts.earlier.step_arguments)
     if fn is TrainerFn.FITTING and not module.automatic_optimization:
-        from drivetrain.advice.overlooked import check_manual  # here, so that importing the Trainer stays quick
+        from drivetrain.advice.overlooked import check_manual
 
         check_manual(name, settings)
 
@@ -455,7 +455,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
                     f"{params[name]!r}. Rename one, or call save_hyperparameters(logger=False) in one of them."
                 )
         params.update(own)
-    from drivetrain.base.configs import without_configs  # here, so that importing the Trainer stays quick
+    from drivetrain.base.configs import without_configs
     from drivetrain.trainer.telling import tell
 
     if params:  # plain data in the place of configurations, because reading a value that is missing there raises

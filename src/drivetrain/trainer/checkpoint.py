@@ -69,7 +69,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         return requeued
     callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
     if ckpt_path == "last":
-        from drivetrain.trainer.last import resolve_last  # here, so that the import stays quick
+        from drivetrain.trainer.last import resolve_last
 
         return resolve_last(trainer, fitting, requeued)
     if ckpt_path == "best":
@@ -135,7 +135,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
             still being set up.
     """
     import drivetrain
-    from drivetrain.trainer import weights  # here, so that importing the Trainer stays quick
+    from drivetrain.trainer import weights
 
     if not weights_only:
         _check_set_up(trainer)
@@ -165,7 +165,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
             for callback in trainer.callbacks
             if (state := kept[callback.state_key] if callback.state_key in kept else callback.state_dict())
         }
-        from drivetrain.strategies.optimizer_states import describe  # here, so that the import stays quick
+        from drivetrain.strategies.optimizer_states import describe
 
         with nullcontext() if options is None else options.restored():
             checkpoint["optimizer_states"] = [strategy.optimizer_state(optimizer) for optimizer in strategy.optimizers]
@@ -296,7 +296,7 @@ def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, An
     Raises:
         CheckpointError: something else in it cannot be stored; the message names its path.
     """
-    from drivetrain.checkpoints.plain import encode  # here, so that importing the Trainer stays quick
+    from drivetrain.checkpoints.plain import encode
 
     plain: dict[str, Any] = {}
     for key, part in checkpoint.items():
@@ -325,7 +325,7 @@ def load_own_part(trainer: Trainer, checkpoint: dict[str, Any], path: str, weigh
     """Add to ``checkpoint``, which was read from ``path``, what this rank has written beside it, for a fit."""
     if trainer.progress.fn != "fit" or "rank_files" not in checkpoint:
         return
-    from drivetrain.trainer import rank_parts  # here, so that importing the Trainer stays quick
+    from drivetrain.trainer import rank_parts
 
     with naming(path):
         checkpoint["ranks"] = parts = rank_parts.read(trainer, checkpoint, path, weights_only)
@@ -371,7 +371,7 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
     Raises:
         CheckpointError: the checkpoint lacks the weights, or they do not fit the module.
     """
-    from drivetrain.trainer import callback_states, weights  # here, so that importing the Trainer stays quick
+    from drivetrain.trainer import callback_states, weights
 
     path = trainer.ckpt_path
     trainer.hooks.call_method("on_load_checkpoint", checkpoint)
@@ -410,7 +410,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     if "lr_schedulers" not in checkpoint:
         raise CheckpointError("The checkpoint has no 'lr_schedulers'. Use another one.")
     if strategy.facts.trainer_restores_optimizers:
-        from drivetrain.strategies.optimizer_states import restore  # here, so that the import stays quick
+        from drivetrain.strategies.optimizer_states import restore
 
         restore(strategy, trainer.lightning_module, checkpoint)
     schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
@@ -468,7 +468,7 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
             "an optimizer step."
         )
     if batches_done:
-        from drivetrain.trainer.stopping import end_of_epoch  # here, so that the import stays quick
+        from drivetrain.trainer.stopping import end_of_epoch
 
         raise CheckpointError(
             f"The checkpoint was saved in the middle of an epoch by {len(ranks)} processes, and there are "
@@ -476,7 +476,7 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
             f"{end_of_epoch(trainer, trainer.ckpt_path, checkpoint['state_dict'])}."
         )
     if checkpoint.get("rank_state"):
-        from drivetrain.strategies import rank_files  # here, so that importing the Trainer stays quick
+        from drivetrain.strategies import rank_files
 
         rank_zero_warn(rank_files.of_other_ranks(trainer.strategy, len(ranks)))
     kept = ("loaders", "callback_metrics")  # which ranks have agreed on

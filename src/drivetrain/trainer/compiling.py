@@ -68,7 +68,7 @@ def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -
         return
     missing = ""
     if device == HOST:  # torch's own error names what is missing on other devices
-        from torch._inductor import cpp_builder, exc  # here, because few runs compile
+        from torch._inductor import cpp_builder, exc
 
         try:
             cpp_builder.get_cpp_compiler()
@@ -114,7 +114,7 @@ def compile_blocks(trainer: Any) -> None:
     Raises:
         ConfigurationError: it selects none.
     """
-    from drivetrain.strategies import fsdp_blocks  # here, because few runs compile
+    from drivetrain.strategies import fsdp_blocks
 
     options, model = CompileOptions.of(trainer.settings.compile), trainer.lightning_module
     if options is None or options.blocks is None:

@@ -85,7 +85,6 @@ class Outcome:
     @classmethod
     def of(cls, trainer: Trainer, results: list[Any]) -> Outcome:
         """Return what is left of the run that ``trainer`` has just ended; every rank must call it."""
-        # here, so that importing a Trainer stays quick
         from drivetrain.strategies.sharded_state import whole_parameters, whole_state
         from drivetrain.trainer.rank_parts import inside_an_epoch
 

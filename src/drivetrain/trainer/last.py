@@ -206,7 +206,7 @@ class _Found:
         if trainer.strategy.reads_folder(path):
             return True
         if reads_files(store) and not files.is_remote(path) and os.path.isdir(path):
-            from drivetrain.checkpoints import sharded  # here, because few checkpoints are folders
+            from drivetrain.checkpoints import sharded
 
             if not sharded.is_checkpoint(path):
                 self.unfinished.append(f"the save of {path} was not finished")

@@ -40,7 +40,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     """Do everything that precedes the first process and the first device, in the order of docs/hooks.md."""
     progress, strategy, model, fn = trainer.progress, trainer.strategy, job.model, job.fn
     if job.compiled_by is not None or trainer.settings.compile:
-        from drivetrain.trainer import compiling  # here, so that importing the Trainer stays quick
+        from drivetrain.trainer import compiling
 
         compiling.compile_whole(trainer, job)
     progress.begin_run(fn)
@@ -92,19 +92,19 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     several = strategy.world.size > 1
     vote: Vote = _no_vote
     if several:
-        from drivetrain.trainer import comparison, votes  # here, so that importing the Trainer stays quick
+        from drivetrain.trainer import comparison, votes
 
         vote = votes.votes_of(trainer)
         agreed = comparison.compare_start(trainer, fn, job.passed, loaders, datamodule, job.ckpt_path is not None)
     for logger in trainer.loggers if not several or agreed.loggers else ():
         logger.agree_on_run(strategy.broadcast)
     if trainer.settings.profiler is not None:
-        from drivetrain.trainer import profiling  # here, so that importing the Trainer stays quick
+        from drivetrain.trainer import profiling
 
         profiling.begin(trainer, stage)
     join_book(trainer.logbook, strategy)
     if several:
-        from drivetrain.trainer import shown  # here, so that importing the Trainer stays quick
+        from drivetrain.trainer import shown
 
         shown.watch(trainer)
     loaded = _set_up_model(
@@ -133,7 +133,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         run.window.rescale = strategy.rescale_gradients
     if fn is TrainerFn.FITTING:
         _set_up_optimizers(trainer, run, vote)
-    from drivetrain.advice import observers_of  # here, so that importing the Trainer stays quick
+    from drivetrain.advice import observers_of
 
     hooks.observers += observers_of(run, trainer.predictions)
     if fn is TrainerFn.FITTING:
@@ -185,7 +185,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
     with vote("configure_model"), trainer.engine.init_module(), trainer.engine.sharded_model():
         hooks.call_method("configure_model")
     if compares:
-        from drivetrain.trainer import comparison  # here, so that importing the Trainer stays quick
+        from drivetrain.trainer import comparison
 
         comparison.compare_model(trainer)
     loaded = None
@@ -197,7 +197,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
     with vote("setting up the strategy"):
         strategy.setup(trainer)
         if trainer.settings.compile:
-            from drivetrain.trainer import compiling  # here, so that importing the Trainer stays quick
+            from drivetrain.trainer import compiling
 
             compiling.compile_blocks(trainer)
     if strategy.facts.restores_after_setup:
@@ -213,7 +213,7 @@ def _restore(trainer: Trainer, job: Job, same_loggers: bool, vote: Vote) -> dict
             loaded = checkpoint.load(trainer, path, job.weights_only)
         checkpoint.load_own_part(trainer, loaded, path, job.weights_only)
     if trainer.loggers and fitting:
-        from drivetrain.trainer.telling import continue_runs  # here, so that importing the Trainer stays quick
+        from drivetrain.trainer.telling import continue_runs
 
         continue_runs(trainer, loaded, same_loggers)
     if loaded is not None:
@@ -238,7 +238,7 @@ def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
             "computed and nothing is updated."
         )
     if strategy.world.size > 1:
-        from drivetrain.trainer.comparison import compare_optimizers  # here, so that importing the Trainer stays quick
+        from drivetrain.trainer.comparison import compare_optimizers
 
         compare_optimizers(trainer)
     strategy.setup_precision_plugin()
@@ -256,7 +256,7 @@ def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
 def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
     """Return the loop of this run, ready to be called."""
     if fn is TrainerFn.FITTING:
-        from drivetrain.loops.fit import fit  # here, so that importing the Trainer stays quick
+        from drivetrain.loops.fit import fit
 
         return functools.partial(fit, run)
     if fn is TrainerFn.PREDICTING:
@@ -269,21 +269,21 @@ def stoppable(trainer: Trainer, fn: TrainerFn, run: Run) -> AbstractContextManag
     """Return the context around a loop: that of a fit may end early, if a signal or a time limit asks it to."""
     if fn is not TrainerFn.FITTING:
         return nullcontext()
-    from drivetrain.trainer.stopping import stoppable  # here, so that importing the Trainer stays quick
+    from drivetrain.trainer.stopping import stoppable
 
     return stoppable(trainer, run)
 
 
 def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options: Any, allow_pickle: bool) -> None:
     """Write the state of the run to ``path``; the arguments are those of ``Trainer.save_checkpoint``."""
-    from drivetrain.trainer import rank_parts  # here, so that importing the Trainer stays quick
+    from drivetrain.trainer import rank_parts
 
     strategy = trainer.strategy
     with trainer.profiler.profile("save_checkpoint"):
         rank_parts.meet(strategy)
         state = checkpoint.dump(trainer, weights_only, allow_pickle)
         if trainer.loggers and not weights_only:
-            from drivetrain.trainer.telling import states_of  # here, because a run without loggers needs none of it
+            from drivetrain.trainer.telling import states_of
 
             state |= {"loggers": runs} if (runs := states_of(trainer)) else {}
         waits = trainer.progress.status is not TrainerStatus.RUNNING  # else the end of the run waits for the file
@@ -304,7 +304,7 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
     trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved
     _end_profile(trainer, fn)
     if trainer.loggers and trainer.is_global_zero:
-        from drivetrain.trainer.telling import tell  # here, so that importing the Trainer stays quick
+        from drivetrain.trainer.telling import tell
 
         tell(trainer, "finalize", "success")
 
@@ -331,7 +331,7 @@ def abort(trainer: Trainer, error: BaseException) -> None:
 
 def _end_profile(trainer: Trainer, stage: str) -> None:
     if trainer.settings.profiler is not None:
-        from drivetrain.trainer import profiling  # here, so that importing the Trainer stays quick
+        from drivetrain.trainer import profiling
 
         profiling.end(trainer, stage)
 

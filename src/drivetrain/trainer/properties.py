@@ -216,7 +216,7 @@ class TrainerView(LimitsView, RankFacts):
         step = int(given.pop("step", step))
         given.setdefault("epoch", self.progress.current_epoch)
         if self.progress.stage is not RunningStage.SANITY_CHECKING and self.is_global_zero:
-            from drivetrain.trainer.telling import tell  # here, so that importing the Trainer stays quick
+            from drivetrain.trainer.telling import tell
 
             with nullcontext() if self._profiler is None else self._profiler.profile("log_metrics"):
                 tell(self, "log_metrics", metrics=given, step=step)  # by name: a logger may have them in another order

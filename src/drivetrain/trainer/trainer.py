@@ -76,7 +76,7 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
         arguments: Any = complete(kwargs)
         values = (arguments.get("accelerator"), arguments.get("strategy"), *_listed(arguments.get("plugins")))
         if any(hasattr(value, "as_settings") for value in values):
-            from drivetrain.trainer.foreign import translated  # here, so that importing the Trainer stays quick
+            from drivetrain.trainer.foreign import translated
 
             arguments = translated(arguments)
         init(*args, **arguments)
@@ -86,7 +86,7 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
 
 def _unknown(fn: TrainerFn, unknown: Mapping[str, Any]) -> UnknownArgumentError:
     """Return the error for an argument that the entry point of ``fn`` does not have."""
-    from drivetrain.advice.overlooked import unknown_of  # here, so that importing the Trainer stays quick
+    from drivetrain.advice.overlooked import unknown_of
 
     return unknown_of(fn, unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:])
 
@@ -221,7 +221,7 @@ class Trainer(TrainerView):
             raise _unknown(TrainerFn.FITTING, unknown)
         passed = {"fit": train_dataloaders, "validate": val_dataloaders}
         self.run_job(self._job(TrainerFn.FITTING, model, passed, datamodule, ckpt_path, weights_only))
-        from drivetrain.trainer import last  # here, so that importing the Trainer stays quick
+        from drivetrain.trainer import last
 
         last.finished_fits += 1
 
@@ -402,23 +402,23 @@ class Trainer(TrainerView):
         attach.check_module(model, fn, self.settings, self.strategy)
         attach.check_hooks([model, datamodule, *self.callbacks], self.strategy.facts.earlier.hooks)
         if fn is TrainerFn.FITTING:
-            from drivetrain.advice import overlooked  # here, so that the import stays quick
+            from drivetrain.advice import overlooked
 
             overlooked.warn_of_the_overlooked(model, self.settings)
             if ckpt_path is None:  # else their states come from there
                 overlooked.warn_of_used_callbacks(self, model, Callback)
         if not is_own_class(type(precision := self.strategy.precision_plugin)):
-            from drivetrain.trainer.precision_checks import check_precision  # here, so that the import stays quick
+            from drivetrain.trainer.precision_checks import check_precision
 
             check_precision(precision, [model, *self.callbacks], fn, self.settings)
         if fn is TrainerFn.FITTING or not self._program:
-            from drivetrain.trainer.last import program_of  # here, so that importing the Trainer stays quick
+            from drivetrain.trainer.last import program_of
 
             self._program = program_of(self, model, datamodule)
         checkpoint_path = checkpoint.resolve_path(self, ckpt_path, fitting=fn is TrainerFn.FITTING)
         compiled_by = context_of(model)
         if compiled_by is not None or self.settings.compile:
-            from drivetrain.trainer import compiling  # here, so that importing the Trainer stays quick
+            from drivetrain.trainer import compiling
 
             compiled_by = compiling.check(self, model, compiled_by)
         return Job(fn, model, passed, datamodule, checkpoint_path, weights_only, compiled_by)
@@ -430,7 +430,7 @@ class Trainer(TrainerView):
                 f"trainer.{job.fn.value} was called while trainer.{self.progress.fn.value} runs, and would overwrite "
                 "its metrics and its place in the data. Use a second Trainer for it, or val_check_interval."
             )
-        from drivetrain.loops.stop import sigterm_raises  # here, so that importing the Trainer stays quick
+        from drivetrain.loops.stop import sigterm_raises
 
         results: list[Any] = []
         with sigterm_raises(self.engine.launcher.is_external):  # also while an exception is handled
@@ -438,7 +438,7 @@ class Trainer(TrainerView):
                 if not self.engine.launcher.is_external:
                     results = run_elsewhere(self, job, functools.partial(life.connect, self))
                 else:
-                    from drivetrain.trainer.shown import shown  # here, so that importing the Trainer stays quick
+                    from drivetrain.trainer.shown import shown
 
                     fits = job.fn is TrainerFn.FITTING
                     saves = fits and any(each.saves_on_exception for each in self.checkpoint_callbacks)
@@ -460,7 +460,7 @@ class Trainer(TrainerView):
                     raise
                 raise SystemExit(128 + signal.SIGINT) from interrupt
             except BaseException as error:
-                from drivetrain.advice.error_notes import note_place  # here, so that importing the Trainer stays quick
+                from drivetrain.advice.error_notes import note_place
 
                 note_place(error, self.progress, self.strategy.global_rank, self._run_parts)
                 life.abort(self, error)
@@ -472,7 +472,7 @@ class Trainer(TrainerView):
         # Once the constructor is done, a new name may be a misspelt one; the loops set no attribute in a step.
         own = self.__dict__
         if name not in own and "_program" in own and not hasattr(type(self), name):
-            from drivetrain.advice.overlooked import warn_of_attribute  # here, so that the import stays quick
+            from drivetrain.advice.overlooked import warn_of_attribute
 
             warn_of_attribute(self, name, (each for each in (*dir(type(self)), *own) if not each.startswith("_")))
         object.__setattr__(self, name, value)
@@ -489,6 +489,6 @@ def _without_configs(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return ``arguments`` with plain data in the place of OmegaConf's configurations."""
     if "omegaconf" not in sys.modules:
         return arguments
-    from drivetrain.base.configs import without_configs  # here, so that importing the Trainer stays quick
+    from drivetrain.base.configs import without_configs
 
     return without_configs(arguments)

@@ -17,7 +17,7 @@ def of(trainer: Any) -> dict[str, Any]:
     """Return what a checkpoint of the Trainer's run holds of weights; every rank must call it."""
     checkpoint: dict[str, Any] = {"state_dict": trainer.strategy.lightning_module_state_dict()}
     if trainer.settings.save_trainable_only:
-        from drivetrain.module import frozen  # here, so that importing the Trainer stays quick
+        from drivetrain.module import frozen
 
         state, optimizers = checkpoint["state_dict"], trainer.strategy.optimizers
         checkpoint["state_dict"], prints = frozen.without_frozen(trainer.lightning_module, state, optimizers)
@@ -51,7 +51,7 @@ def restore(trainer: Any, checkpoint: dict[str, Any], fitting: bool) -> None:
     with restoring(f"the weights of {type(module).__name__}"):
         strict = is_strict(module)
         if "frozen_weights" in checkpoint:
-            from drivetrain.module.frozen import check_base  # here, so that importing the Trainer stays quick
+            from drivetrain.module.frozen import check_base
 
             strict = check_base(module, checkpoint, strict)
         try:
