@@ -107,7 +107,7 @@ def test_a_run_has_few_parts() -> None:
     assert len(dataclasses.fields(Run)) <= 25
 
 
-CORE, ALL = 34_600, 49_720
+CORE, ALL = 34_743, 49_863
 """Lines of code of the core and of the whole package."""
 
 LONGEST_FILE, LONGEST_FUNCTION = 500, 80

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from drivetrain.base.tree import leaves, map_leaves
+from drivetrain.data.batched import start_pass
 from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeError, described, did_you_mean, whose
 
 _INF = float("inf")
@@ -286,7 +287,7 @@ def _start(loader: Any, limit: int | float) -> Iterator[Any]:
     """A new iterator of ``loader`` that gives at most ``limit`` batches; none is made for 0."""
     if limit == 0:
         return iter(())
-    source = without_restart(iter(loader))
+    source = without_restart(start_pass(loader))
     return source if limit == _INF else islice(source, int(limit))
 
 

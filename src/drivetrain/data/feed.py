@@ -20,6 +20,7 @@ from drivetrain import parity
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info, rank_zero_warn
 from drivetrain.base.seed import rng_state, worker_seed_init
 from drivetrain.base.tree import was_there
+from drivetrain.data.batched import start_pass
 from drivetrain.data.combined import CombinedLoader, without_restart
 from drivetrain.data.indices import RecordedIndices
 from drivetrain.data.kept import parts_of, samplers_of
@@ -122,7 +123,7 @@ def feed(
         started: the iterator over ``batches``, where one was made before.
     """
     done = 0 if resumed is None else resumed.done
-    items = without_restart(iter(batches)) if started is None else started
+    items = without_restart(start_pass(batches)) if started is None else started
     if isinstance(batches, CombinedLoader) and started is None:
         items = (item[0] for item in items)
     source = islice(items, None if num_batches == float("inf") else max(int(num_batches) - done, 0))

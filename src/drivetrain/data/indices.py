@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from drivetrain.data.batched import start_pass
 from drivetrain.data.combined import CombinedLoader, without_restart
 from drivetrain.data.resample import SamplerProxy, replaced
 from drivetrain.errors import ConfigurationError
@@ -46,7 +47,7 @@ class RecordedIndices:
 
     def __iter__(self) -> Iterator[Any]:
         self._given.clear()
-        for batch in self._source:
+        for batch in start_pass(self._source):
             if self._recorder is None:
                 self._given.append([])
             elif self._recorder.drawn:

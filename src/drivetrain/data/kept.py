@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain.base.restoring import Form, WrongForm, check_generators, check_rng_state, expect, of_length, restoring
 from drivetrain.base.seed import isolate_rng
+from drivetrain.data.batched import start_pass
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.stateful import is_stateful
 
@@ -138,7 +139,7 @@ def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]
         for part, alive in zip(parts_of(loader), state["workers"], strict=False):
             if alive and isinstance(part, DataLoader) and part.persistent_workers and part._iterator is None:
                 with isolate_rng():
-                    iter(part)
+                    start_pass(part)
         generators = [generator for part in parts_of(loader) for generator in generators_of(part)]
         with restoring("the validation loaders"):
             set_generator_states(generators, state["generators"])

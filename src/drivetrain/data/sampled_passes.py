@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from drivetrain.base.seed import isolate_rng
+from drivetrain.data.batched import batched
 from drivetrain.data.kept import generator_states, set_generator_states, set_worker_state, worker_state
 from drivetrain.data.loader_passes import Passes, Position, length_of, random_state, set_random_state
 from drivetrain.data.resample import SamplerProxy, replaced
@@ -37,14 +38,15 @@ class SampledPasses(Passes):
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
         self._persists = bool(loader.persistent_workers)
+        source = batched(loader)
         place = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._draws = _Draws(getattr(loader, place), self._generators)
         changes: dict[str, Any] = {place: self._draws}
         self._seeds: _Seeds | None = None
         if self._workers:
-            self._seeds = _Seeds(loader.worker_init_fn)
-            changes |= {"collate_fn": _Carrying(loader.collate_fn), "worker_init_fn": self._seeds}
-        self._source = replaced(loader, **changes)
+            self._seeds = _Seeds(source.worker_init_fn)
+            changes |= {"collate_fn": _Carrying(source.collate_fn), "worker_init_fn": self._seeds}
+        self._source = replaced(source, **changes)
         self._states: dict[int, tuple[Any, Any]] = {}  # by worker: after its batch before the last, and after the last
         self._running: Iterator[Any] | None = None  # the loader's own iterator of this pass
         self._carries_over = False  # the next workers begin with the states that a checkpoint holds

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import COUNT, entry
 from drivetrain.base.tree import move, was_there
+from drivetrain.data.batched import log_fetching, start_pass
 from drivetrain.data.combined import without_restart
 from drivetrain.data.feed import set_epoch
 from drivetrain.errors import ConfigurationError, MissingAttributeError, WrongTypeError, described, did_you_mean, shown
@@ -363,11 +364,12 @@ class EngineLoader:
         self._device = device
         self._mover = mover
         self._passes = 0
+        log_fetching(loader)
 
     def __iter__(self) -> Iterator[Any]:
         set_epoch(self._loader, self._passes)
         self._passes += 1
-        device, batches = self._device, without_restart(iter(self._loader))
+        device, batches = self._device, without_restart(start_pass(self._loader))
         if device is None:
             return batches
         if self._mover is not None and (own := self._mover.batch_to_device) is not None:

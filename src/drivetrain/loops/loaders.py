@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Subset
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import leaves, map_leaves
+from drivetrain.data.batched import log_fetching
 from drivetrain.data.combined import BatchList, CombinedLoader, arranged, check_iterable
 from drivetrain.data.feed import (
     count_batches,
@@ -432,7 +433,9 @@ class Loaders:
                 loader = with_every_sample(loader)
             # Several loaders at once go round each at its own pace, so no batch of theirs may count for less.
             loader = loader if self._share is None else self._share(loader, self._splits, pads=several)
-            return loader if self._process is None else self._process(loader)
+            loader = loader if self._process is None else self._process(loader)
+            log_fetching(loader)
+            return loader
 
         if isinstance(made, CombinedLoader):
             made = made if self._share is None else copy.copy(made)  # the user's own may be shared out again

@@ -1,0 +1,197 @@
+"""Fetch a batch of tensors with one index operation per tensor, in the place of one for each sample.
+
+[Note: which loaders]
+A ``DataLoader`` over a ``TensorDataset``, over a ``StackDataset`` of tensors, or over a ``Subset`` of these, with
+torch's default collate. Only torch's own classes, unchanged, so that no code of the user's is left out. A batch then
+equals the stacked samples in values, dtype, strides and type. Everything else is fetched sample by sample, as torch
+does it, and so is any single batch that this file has doubts about: its indices are no plain integers, one of them is
+out of range, or a tensor is not dense and contiguous in the memory of the host.
+
+The user's loader and data set stay as they are. A copy of the loader is iterated that shares its samplers and its
+generator, so the same random numbers are drawn.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, StackDataset, Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from drivetrain.base.rank_zero import log, rank_zero_only
+from drivetrain.data.resample import replaced
+
+L = TypeVar("L")
+
+
+def start_pass(loader: Any) -> Iterator[Any]:
+    """Start a pass over any loader: ``iter(loader)``, with batches that are fetched as a whole where that is possible.
+
+    Workers that persist live in the user's loader, as they do after ``iter(loader)``.
+    """
+    source = batched(loader)
+    if source is loader:
+        started: Iterator[Any] = iter(loader)
+        return started
+    source._iterator = loader._iterator
+    iterator: Iterator[Any] = iter(source)
+    loader._iterator = source._iterator
+    return iterator
+
+
+def batched(loader: L) -> L:
+    """Return a copy of ``loader`` that fetches each batch as a whole; ``loader`` itself where samples are fetched."""
+    if not isinstance(loader, DataLoader) or reason_for_samples(loader) is not None:
+        return loader
+    fetch = _Fetch(loader.dataset)
+    changes: dict[str, Any] = {"dataset": fetch, "collate_fn": fetch.collate}
+    if loader.worker_init_fn is not None:
+        changes["worker_init_fn"] = _SeesDataset(loader.worker_init_fn, fetch)
+    return replaced(loader, **changes)
+
+
+@rank_zero_only
+def log_fetching(loader: Any) -> None:
+    """Log at DEBUG, on the logger named "drivetrain", whether batches of ``loader`` are fetched as a whole."""
+    if not (isinstance(loader, DataLoader) and log.isEnabledFor(logging.DEBUG)):
+        return
+    reason = reason_for_samples(loader)
+    way = "with one index operation per tensor" if reason is None else f"sample by sample, because {reason}"
+    log.debug("%s over %s: batches are fetched %s", type(loader).__name__, type(loader.dataset).__name__, way)
+
+
+def reason_for_samples(loader: DataLoader[Any]) -> str | None:
+    """Return why the samples of ``loader`` are fetched one by one; ``None``: its batches are fetched as a whole."""
+    if type(loader) is not DataLoader:
+        return f"{type(loader).__name__} is a subclass of DataLoader"
+    if loader.batch_sampler is None:
+        return "it has no batch size"
+    if loader.collate_fn is not default_collate or not all(map(_is_torchs, default_collate_fn_map.values())):
+        return "its collate_fn is not torch's default"
+    data: Any = loader.dataset
+    while type(data) is Subset:
+        if not _is_unchanged(data):
+            return "Subset was changed"
+        if type(data.indices) not in _SEQUENCES and not _is_array(data.indices):
+            return f"the indices of its Subset are a {type(data.indices).__name__}"
+        data = data.dataset
+    tensors = _tensors(data)
+    if tensors is None:
+        return f"its dataset contains a {type(data).__name__} that is not one of torch's, made of tensors"
+    return None if all(map(_is_plain, tensors)) else "a tensor is not dense and contiguous in the memory of the host"
+
+
+class _Fetch:
+    """Stands where a data set stood; its method ``collate`` stands where ``default_collate`` stood.
+
+    A DataLoader calls ``collate(dataset.__getitems__(indices))``.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, indices: Any) -> Any:
+        return indices
+
+    def collate(self, indices: Any) -> Any:
+        """Return the batch of the samples ``indices``."""
+        batch = _whole(self.dataset, indices)
+        if batch is not None:
+            return batch
+        several = getattr(self.dataset, "__getitems__", None)
+        return default_collate(several(indices) if several else [self.dataset[index] for index in indices])
+
+
+class _SeesDataset:
+    """A ``worker_init_fn`` of the user's, which finds its own data set in ``get_worker_info()``."""
+
+    def __init__(self, user: Callable[[int], None], fetch: _Fetch) -> None:
+        self._user, self._fetch = user, fetch
+
+    def __call__(self, worker_id: int) -> None:
+        object.__setattr__(get_worker_info(), "dataset", self._fetch.dataset)  # its own __setattr__ refuses
+        self._user(worker_id)
+
+
+def _whole(data: Any, indices: Any) -> Any:
+    """Return the batch, or ``None`` where its samples must be fetched one by one."""
+    if type(indices) is not list:
+        return None
+    try:
+        while type(data) is Subset:
+            if "__getitems__" in vars(data) or set(map(type, indices)) != _INTEGERS:
+                return None
+            chosen: Any = data.indices
+            if type(chosen) in _SEQUENCES:
+                indices = list(map(chosen.__getitem__, indices))
+            elif _is_array(chosen):
+                indices = chosen[indices].tolist()
+            else:
+                return None
+            data = data.dataset
+        tensors = _tensors(data)
+        if tensors is None or set(map(type, indices)) != _INTEGERS or not all(map(_is_plain, tensors)):
+            return None
+        positions = torch.frombuffer(array("q", indices), dtype=torch.int64)
+        parts = [tensor.index_select(0, positions) for tensor in tensors]
+    except (IndexError, OverflowError, NotImplementedError):  # negative, out of range, or no such kernel
+        return None
+    if type(data) is Tensor:
+        return parts[0]
+    if type(data) is StackDataset and type(data.datasets) is dict:
+        return dict(zip(data.datasets, parts, strict=True))
+    return parts
+
+
+def _tensors(data: Any) -> Any:
+    """Return the tensors that ``data`` consists of; ``None`` where it is none of torch's, or not made of tensors."""
+    if type(data) is Tensor:
+        return (data,)
+    if type(data) not in (TensorDataset, StackDataset) or not _is_unchanged(data):
+        return None
+    parts = data.tensors if type(data) is TensorDataset else data.datasets
+    if type(parts) is dict:
+        return parts.values()
+    return parts if type(parts) is tuple else None
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether rows of ``tensor``, selected together, are what its stacked samples are."""
+    return (
+        type(tensor) is Tensor
+        and tensor.layout is torch.strided
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+        and tensor.numel() > 0  # of empty rows, no index is out of range
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    )
+
+
+def _is_array(indices: Any) -> bool:
+    """Whether ``indices`` are a vector of integers, of torch or NumPy."""
+    if type(indices) is Tensor:
+        return indices.dtype is torch.int64 and indices.dim() == 1
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(indices) is numpy.ndarray and indices.dtype.kind == "i" and indices.ndim == 1
+
+
+def _is_unchanged(data: Any) -> bool:
+    """Whether the samples of ``data`` come from torch's own methods: programs replace them, on a class or an object."""
+    kind, own = type(data), vars(data)
+    return "__getitems__" not in own and all(_is_torchs(getattr(kind, name, None)) for name in _METHODS)
+
+
+def _is_torchs(function: Any) -> bool:
+    return function is None or getattr(function, "__module__", None) in _TORCHS
+
+
+_SEQUENCES = (list, tuple, range)
+_INTEGERS = {int}
+_METHODS = ("__getitem__", "__getitems__")
+_TORCHS = (TensorDataset.__module__, default_collate.__module__)
