@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 from drivetrain import Callback, LightningModule, WeightedLoss
 from drivetrain.advice.losses import returns_nothing
 from drivetrain.errors import ConfigurationError
+from drivetrain.precision import HalfPrecision
 
 # ---- no loss ---------------------------------------------------------------------------------------------------------
 
@@ -302,6 +303,14 @@ def test_an_eps_that_is_zero_in_float16_is_warned_of(make_trainer: Any, loader: 
         make_trainer(precision="16-true").fit(Half(1e-8), loader)
     make_trainer(precision="16-true").fit(Half(1e-4), loader)
     make_trainer(precision="16-mixed").fit(Half(1e-8), loader)
+
+    class Masters(HalfPrecision):
+        """A precision that may step copies in 32 bits: nobody else knows which eps is zero."""
+
+        def optimizer_step(self, optimizer: Any, model: Any = None, closure: Any = None, **kwargs: Any) -> Any:
+            return closure()
+
+    make_trainer(plugins=[Masters("16-true")]).fit(Half(1e-8), loader)
 
 
 def test_layers_in_a_plain_list_are_warned_of(make_trainer: Any, loader: Any) -> None:

@@ -12,6 +12,7 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
 from drivetrain.loops.run import Run
 from drivetrain.module.optimizers import parameters_of
+from drivetrain.strategies.step import steps_itself
 
 _HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest number: what is below rounds to 0
 
@@ -134,7 +135,8 @@ def check_parameters(run: Run) -> None:
             "nn.Parameter(...), or save them in on_save_checkpoint."
         )
     _warn_of_hidden_layers(module)
-    _warn_of_eps(optimizers)
+    if not steps_itself(run.engine.strategy):  # else 32-bit copies of the parameters may be stepped
+        _warn_of_eps(optimizers)
 
 
 def _warn_of_eps(optimizers: Sequence[Optimizer]) -> None:
