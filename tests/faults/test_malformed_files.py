@@ -71,7 +71,7 @@ def test_every_reader_reads_what_is_valid(tmp_path: Path, valid: dict[str, bytes
 @pytest.mark.parametrize(
     ("check", "place"),
     [
-        ("drivetrain.strategies.strategy.check_optimizer_state", ("optimizer_states", 0, "state", 0, "exp_avg")),
+        ("drivetrain.strategies.state.check_optimizer_state", ("optimizer_states", 0, "state", 0, "exp_avg")),
         ("drivetrain.trainer.checkpoint.check_progress", ("loops", "drivetrain", "current_epoch")),
     ],
 )
