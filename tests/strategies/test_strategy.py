@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from drivetrain import Callback, LightningModule, Trainer
@@ -175,3 +176,12 @@ def test_new_tensors_have_the_strategys_device_and_precision(precision: Any, dty
             weight = nn.Linear(1, 1).weight
         assert (weight.dtype, weight.device) == (dtype, device)
     assert torch.ones(1).dtype is torch.float32
+
+
+def test_a_launching_process_keeps_a_process_group_of_the_users() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        DDPStrategy().leave_process_group()  # as when the processes that it has started have ended
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What is said of a program that trains without doing what its author most likely meant.
+"""Warnings about programs that train, but not as their authors most likely meant.
 
 Each class looks at one concern of a run. The hook table calls it after all callbacks, the module and the strategy, by
 the names of hooks and of the phases that :class:`drivetrain.module.hooks.HookTable` lists. Nothing of it runs in a

@@ -1,4 +1,4 @@
-"""Loaders that look swapped, ranks that see the same samples, and predictions that nobody gets."""
+"""Warnings about loaders that look swapped, ranks that see the same samples, and predictions that are dropped."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def was_there(batch: Any, moved: Any) -> bool:
 
 
 def dtensor() -> Any:
-    """Return torch's class of tensors of which each process has a part; ``()`` while nobody has imported it."""
+    """Return torch's class ``DTensor``, whose tensors are spread over processes; ``()`` if it was not imported."""
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
 
 

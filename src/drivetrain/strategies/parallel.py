@@ -172,8 +172,10 @@ class ParallelStrategy(Strategy):
         atexit.register(_leave_group)
 
     def leave_process_group(self) -> None:
+        joined = self._groups is not None and not self._outlived  # or the process group is one of the user's
         self._groups, self._outlived = None, True
-        _leave_group()
+        if joined:
+            _leave_group()
 
     def _backends(self, accelerator: Accelerator) -> str:
         """The accelerator's own backend for its devices, and Gloo for what lies on the host: nothing waits then."""
