@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration: what the user gave, what the Trainer's arguments say, and where they contradict."""
+"""DeepSpeed's configuration: merge the user's with the Trainer's arguments, and report contradictions."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def given(
     nvme_path: str,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the configuration that the strategy's arguments mean, without ``options``.
+    """Return the configuration that the strategy's arguments describe, without ``options``.
 
     Raises:
-        ConfigurationError: the file cannot be read, an entry is the Trainer's to decide, or two contradict each other.
+        ConfigurationError: the file cannot be read, only the Trainer may set an entry, or two entries contradict.
     """
     found = read(config)
     section = {"stage": 2, **found.get("zero_optimization", {}), **(zero_optimization or {})}
@@ -57,10 +57,10 @@ def given(
 
 
 def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: str) -> dict[str, Any]:
-    """Return what the engine gets: ``config`` with ``options``, for a run in ``precision``.
+    """Return the configuration for DeepSpeed's engine: ``config`` with ``options``, for a run in ``precision``.
 
     Raises:
-        ConfigurationError: DeepSpeed, or its device, cannot train in that precision, or does not know an option.
+        ConfigurationError: DeepSpeed or its device does not support this precision, or an option is unknown.
     """
     if precision not in _PRECISIONS:
         raise ConfigurationError(
@@ -73,7 +73,7 @@ def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: s
         "train_micro_batch_size_per_gpu": 1,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "gradient_clipping": 0.0,  # DeepSpeed would clip to 1.0, unasked
+        "gradient_clipping": 0.0,  # DeepSpeed's default would clip to 1.0
         **copy.deepcopy(dict(config)),
         "gradient_accumulation_steps": 1,
     }
@@ -86,10 +86,10 @@ def complete(config: Mapping[str, Any], options: Mapping[str, Any], precision: s
 
 
 def _check_type(section: str, precision: str) -> None:
-    """Check that DeepSpeed has the type of a section ("fp16" or "bf16") on this device.
+    """Check that DeepSpeed supports the type of a section ("fp16" or "bf16") on this device.
 
     Raises:
-        ConfigurationError: it has not.
+        ConfigurationError: DeepSpeed does not support it.
     """
     from deepspeed.accelerator import get_accelerator
 
@@ -102,7 +102,7 @@ def _check_type(section: str, precision: str) -> None:
 
 
 def _zero_fields(options: Mapping[str, Any]) -> set[str]:
-    """Return the names in ``zero_optimization``; check that DeepSpeed knows the options that were given."""
+    """Return the fields of ``zero_optimization`` that DeepSpeed knows; check that it knows the given options."""
     from deepspeed.runtime import constants
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
@@ -119,7 +119,7 @@ def _zero_fields(options: Mapping[str, Any]) -> set[str]:
 
 
 def read(config: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return DeepSpeed's configuration as it was given; a path is that of a JSON file."""
+    """Return DeepSpeed's configuration as a dictionary; a path is read as a JSON file."""
     if config is None or isinstance(config, Mapping):
         return dict(copy.deepcopy(config or {}))
     path = Path(config)
@@ -135,7 +135,7 @@ def read(config: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _check_given(given: Mapping[str, Any]) -> None:
-    """Check that DeepSpeed's configuration leaves to the Trainer what the Trainer decides."""
+    """Check that DeepSpeed's configuration sets nothing that the Trainer decides."""
     for name, instead in _INSTEAD.items():
         section = given.get(name)
         enabled = section.get("enabled") if isinstance(section, Mapping) else section

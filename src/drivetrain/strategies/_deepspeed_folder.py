@@ -1,4 +1,4 @@
-"""Checkpoints in DeepSpeed's own format: folders, for its tools, which other strategies cannot read."""
+"""Checkpoint folders in DeepSpeed's own format, for its tools; other strategies cannot read them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from drivetrain.errors import CheckpointError
 
 
 def is_folder(path: str) -> bool:
-    """Return whether ``path`` is such a folder."""
+    """Return whether ``path`` is a folder in DeepSpeed's format."""
     latest = Path(path) / "latest"
     if not latest.is_file():
         return False
@@ -18,15 +18,15 @@ def is_folder(path: str) -> bool:
 
 
 def weights_in(folder: Path, resumes: bool, weights_only: bool | None) -> dict[str, Any]:
-    """Return the complete weights in such a folder.
+    """Return the complete weights in a folder of DeepSpeed's format.
 
     Args:
-        folder: what DeepSpeed has written.
-        resumes: whether training is to be resumed from it.
-        weights_only: False: its files may be unpickled.
+        folder: a folder that DeepSpeed has written.
+        resumes: whether training resumes from it.
+        weights_only: False allows its files to be unpickled.
 
     Raises:
-        CheckpointError: they may not, or training is to be resumed.
+        CheckpointError: unpickling is not allowed, or training is to resume from the folder.
     """
     if resumes:
         raise CheckpointError(

@@ -1,7 +1,7 @@
-"""The optimizer of the user beside the one that DeepSpeed's engine steps: the same kind, with other tensors.
+"""The user's optimizer, and an optimizer of the same class that DeepSpeed's engine steps on its own tensors.
 
-ZeRO puts its own flat tensors into the parameter groups of the optimizer that it gets. Checkpoints, schedulers and
-callbacks look at the user's, whose groups stay as they are.
+ZeRO replaces the tensors in the parameter groups of the optimizer that it gets with flat tensors of its own.
+Checkpoints, schedulers and callbacks use the user's optimizer, whose groups are not changed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from drivetrain.errors import ConfigurationError
 
 
 def check(optimizers: Sequence[Optimizer], has_scheduler: bool, config: Mapping[str, Any]) -> None:
-    """Check that DeepSpeed's engine can step what ``configure_optimizers`` returned.
+    """Check that DeepSpeed's engine supports what ``configure_optimizers`` returned.
 
     Args:
-        optimizers: the user's.
-        has_scheduler: whether there is a scheduler beside them.
-        config: what the engine gets.
+        optimizers: the optimizers that it returned.
+        has_scheduler: whether it also returned a scheduler.
+        config: the configuration of the engine.
 
     Raises:
-        ConfigurationError: it cannot, or its configuration names another.
+        ConfigurationError: the engine does not support them, or its configuration names another optimizer.
     """
     named = "optimizer" in config
     if len(optimizers) > 1:
@@ -47,7 +47,7 @@ def check(optimizers: Sequence[Optimizer], has_scheduler: bool, config: Mapping[
 
 
 def trained_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The parameter groups that DeepSpeed's engine knows: those with a parameter that is trained."""
+    """The parameter groups that DeepSpeed's engine has: those with at least one trained parameter."""
     return [group for group in optimizer.param_groups if any(each.requires_grad for each in group["params"])]
 
 
@@ -59,17 +59,17 @@ def pass_options(source: Sequence[Mapping[str, Any]], target: Sequence[dict[str,
 
 
 def pass_options_to(engine: Any, optimizer: Optimizer) -> None:
-    """Give the engine's optimizer the options that the user's has now."""
+    """Copy the current options of the user's optimizer to the engine's optimizer."""
     pass_options(trained_groups(optimizer), engine.basic_optimizer.param_groups)
 
 
 def take_options_of(engine: Any, optimizer: Optimizer) -> None:
-    """Give the user's optimizer the options that the engine's has now."""
+    """Copy the current options of the engine's optimizer to the user's optimizer."""
     pass_options(engine.basic_optimizer.param_groups, trained_groups(optimizer))
 
 
 def stand_in(optimizer: Optimizer) -> Optimizer:
-    """An optimizer of the same kind for the engine, which puts its own flat tensors into the parameter groups."""
+    """Return an optimizer of the same class for the engine, which replaces the tensors in its parameter groups."""
     groups = [
         {**group, "params": [each for each in group["params"] if each.requires_grad]}
         for group in trained_groups(optimizer)
@@ -79,6 +79,7 @@ def stand_in(optimizer: Optimizer) -> Optimizer:
 
 def like(optimizer: Optimizer, groups: list[dict[str, Any]]) -> Optimizer:
     made: Optimizer = object.__new__(type(optimizer))
-    made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})  # a scheduler's
+    # a scheduler has wrapped step
+    made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     made.param_groups, made.state = groups, type(optimizer.state)(optimizer.state.default_factory)
     return made

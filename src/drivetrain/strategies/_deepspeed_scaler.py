@@ -1,7 +1,7 @@
-"""torch's gradient scaler inside a DeepSpeed engine: the engine unscales, and finds gradients that are not finite.
+"""torch's gradient scaler in a DeepSpeed engine: the engine unscales gradients and finds non-finite ones.
 
-With "16-mixed" the parameters have 32 bits, for which DeepSpeed scales no loss of itself. The scaler is that of the
-precision, so its state is in checkpoints as with any other strategy.
+With "16-mixed" the parameters are float32, and DeepSpeed does not scale the loss for float32 parameters. The scaler
+belongs to the precision, so checkpoints contain its state as with any other strategy.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _LEFT_TO_THE_ENGINE = ("scale", "unscale", "unscale_gradients")
 
 
 class EngineScaler:
-    """What a ZeRO optimizer of DeepSpeed asks of its ``loss_scaler``.
+    """The interface that a ZeRO optimizer of DeepSpeed expects of its ``loss_scaler``.
 
     Args:
-        scaler: the precision's.
+        scaler: the scaler of the precision.
     """
 
     dynamic = True
@@ -31,7 +31,7 @@ class EngineScaler:
 
     @property
     def cur_scale(self) -> float:
-        """What the losses were multiplied by."""
+        """The factor by which the losses were multiplied."""
         return float(self._scaler.get_scale())
 
     loss_scale = cur_scale
@@ -51,7 +51,7 @@ class EngineScaler:
 
 
 def hand_over(precision: Any, zero: Any) -> None:
-    """Let the engine's optimizer scale and unscale with the scaler of ``precision``, which then does neither."""
+    """Let the engine's optimizer use the scaler of ``precision``; the precision then neither scales nor unscales."""
     if (scaler := torch_scaler(precision)) is None:
         return
     zero.loss_scaler, zero.dynamic_loss_scale = EngineScaler(scaler), True
@@ -59,7 +59,7 @@ def hand_over(precision: Any, zero: Any) -> None:
 
 
 def take_back(precision: Any) -> None:
-    """End what :func:`hand_over` began."""
+    """Undo :func:`hand_over`."""
     for name in _LEFT_TO_THE_ENGINE:
         vars(precision).pop(name, None)
 

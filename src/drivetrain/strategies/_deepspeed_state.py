@@ -1,8 +1,8 @@
-"""The states of a DeepSpeed engine as complete tensors: made whole for a checkpoint, cut up again when it is loaded.
+"""The states of a DeepSpeed engine: gathered to complete tensors for a checkpoint, split again when it is loaded.
 
-ZeRO keeps the weights that the optimizer steps, and the optimizer's states, as flat pieces in 32 bits, one piece per
-rank and parameter group. A checkpoint has them under the names and numbers that the module and its optimizer have
-without DeepSpeed, so that any strategy, on any number of processes, can load it.
+ZeRO keeps float32 master weights and the optimizer's states as flat pieces, one per rank and parameter group. In a
+checkpoint they have the names and numbers of the module and its optimizer without DeepSpeed, so that any strategy can
+load it on any number of processes.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from drivetrain.errors import CheckpointError
 
 
 def is_partitioned(parameter: Tensor) -> bool:
-    """Whether ZeRO-3 has left only a piece of this parameter on each rank."""
+    """Whether each rank has only a piece of this parameter, because ZeRO-3 has partitioned it."""
     return hasattr(parameter, "ds_id")
 
 
 def whole_weights(module: nn.Module, keep: bool, trained: bool) -> dict[str, Any]:
-    """Return the module's state with complete weights in host memory, in 32 bits where ZeRO trains such a copy.
+    """Return the module's state with complete weights in host memory: the float32 master weights where ZeRO has them.
 
     Every rank must call it.
 
     Args:
-        module: the user's.
-        keep: whether this rank needs the result; otherwise it is empty.
-        trained: whether an engine trains them, so that there are copies in 32 bits.
+        module: the user's module.
+        keep: whether this rank needs the result; without it the result is empty.
+        trained: whether an engine trains the weights, so that float32 master weights exist.
     """
     from deepspeed.runtime.zero import GatheredParameters
     from deepspeed.utils import safe_get_full_fp32_param
@@ -56,7 +56,7 @@ def parameter_shape(parameter: Tensor) -> torch.Size:
 
 
 def put_together(module: nn.Module) -> None:
-    """Give each parameter of which ZeRO-3 has left a piece its complete value, in host memory, and no trace of ZeRO."""
+    """Gather each parameter that ZeRO-3 has partitioned into host memory, and remove ZeRO's attributes from it."""
     from deepspeed.runtime.zero import GatheredParameters
 
     for parameter in filter(is_partitioned, module.parameters()):
@@ -70,10 +70,10 @@ def put_together(module: nn.Module) -> None:
 
 
 def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], strict: bool) -> None:
-    """Load complete weights into a module of which ZeRO-3 has left pieces; every rank must call it.
+    """Load complete weights into a module that ZeRO-3 has partitioned; every rank must call it.
 
     Raises:
-        RuntimeError: names are missing or unknown, if ``strict``; or a shape is another one.
+        RuntimeError: names are missing or unknown, if ``strict``; or a shape differs.
     """
     from deepspeed.runtime.zero import GatheredParameters
 
@@ -96,12 +96,12 @@ def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], s
 
 
 def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict[str, Any]:
-    """Return what ``optimizer.state_dict()`` would be with one process; every rank must call it.
+    """Return ``optimizer.state_dict()`` as it would be with one process; every rank must call it.
 
     Args:
-        engine: that trains.
-        optimizer: the user's, with the module's parameters.
-        keep: whether this rank needs the result; otherwise it is empty.
+        engine: the engine that trains.
+        optimizer: the user's optimizer of the module's parameters.
+        keep: whether this rank needs the result; without it the result is empty.
     """
     from deepspeed.utils import safe_get_full_optimizer_state
 
@@ -127,10 +127,10 @@ def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict
 
 
 def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load what :func:`whole_optimizer_state` has returned, on any number of ranks; every rank must call it.
+    """Load a result of :func:`whole_optimizer_state` on any number of ranks; every rank must call it.
 
     Raises:
-        WrongForm: a tensor has another shape than its parameter.
+        WrongForm: a tensor's shape differs from its parameter's.
     """
     for group, then in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         group.update({key: value for key, value in then.items() if key != "params"})
@@ -150,7 +150,7 @@ def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, 
                 key: torch.zeros_like(piece) if _is_like(value, shape) else _copied(value)
                 for key, value in like.items()
             }
-    if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):  # of ZeRO-1 and 2, which look them up there
+    if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):  # ZeRO-1 and 2 look the states up there
         engine.optimizer._lazy_init_hp_params_optimizer_state()
     for parameter, index, entry in entries:
         for key, value in entry.items():
@@ -165,7 +165,7 @@ def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, 
 
 
 def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> None:
-    """Give the 32-bit copy that ZeRO trains the weights of a checkpoint, which 16-bit parameters have rounded."""
+    """Load the float32 master weights that ZeRO trains from a checkpoint; 16-bit parameters hold them rounded."""
     state = own_names(module, state_dict)
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and name in state:
@@ -173,7 +173,7 @@ def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> Non
 
 
 def _set_whole(parameter: Any, value: Tensor, key: str | None = None) -> None:
-    """Give the engine the 32-bit copy of ``parameter``, or its optimizer's state ``key``; no rank waits for another."""
+    """Set the float32 master weights of ``parameter``, or its optimizer state ``key``; no rank waits for another."""
     from deepspeed import utils
 
     value = value.to(device=parameter.device, dtype=torch.float32)
@@ -183,7 +183,7 @@ def _set_whole(parameter: Any, value: Tensor, key: str | None = None) -> None:
         else:
             utils.safe_set_full_optimizer_state(parameter, value, key)
         return
-    # DeepSpeed's own function fails where the number of elements is no multiple of the number of ranks.
+    # DeepSpeed's own function fails if the number of elements is not divisible by the number of ranks.
     size = parameter.ds_tensor.ds_numel
     padded = value.new_zeros(size * parameter.ds_zero_partition_world_size)
     padded[: value.numel()] = value.flatten()
@@ -203,7 +203,9 @@ def _copied(value: Any) -> Any:
 
 
 def _pieces(engine: Any, optimizer: Optimizer) -> list[list[Tensor]]:
-    """Return this rank's flat pieces of each parameter group of ``optimizer``; ZeRO-3 cuts a group in several."""
+    """Return this rank's flat pieces of each parameter group of ``optimizer``; ZeRO-3 may split a group into
+    several.
+    """
     zero = engine.optimizer
     trained = [any(each.requires_grad for each in group["params"]) for group in optimizer.param_groups]
     if hasattr(zero, "single_partition_of_fp32_groups"):
@@ -221,24 +223,25 @@ def _by_group(zero: Any) -> Iterator[list[Tensor]]:
 
 
 def _states_of_pieces(engine: Any, optimizer: Optimizer) -> Iterator[tuple[Tensor, Mapping[str, Any]]]:
-    """A piece of each trained parameter group, and the optimizer's state of it: ``{}`` before the first step."""
+    """Yield a piece of each trained parameter group and the optimizer's state for it: ``{}`` before the first step."""
     for pieces in _pieces(engine, optimizer):
         if pieces:
             yield pieces[0], engine.basic_optimizer.state.get(pieces[0], {})
 
 
 def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int, **options: Any) -> dict[str, Any]:
-    """Load a folder of DeepSpeed's own format into the engine; return what else it holds. Every rank must call it.
+    """Load a folder of DeepSpeed's own format into the engine; return the folder's other entries. Every rank must call
+    it.
 
     Args:
-        engine: of DeepSpeed.
-        folder: what ``save_checkpoint`` of an engine has written.
-        tag: the folder in it; ``None``: the latest.
-        world_size: how many processes there are.
+        engine: DeepSpeed's engine.
+        folder: a folder that an engine's ``save_checkpoint`` has written.
+        tag: the subfolder; ``None``: the latest.
+        world_size: the number of processes.
         options: further arguments of the engine's ``load_checkpoint``.
 
     Raises:
-        CheckpointError: there is none, or another number of processes has written it.
+        CheckpointError: the folder does not exist, or another number of processes has written it.
     """
     latest = folder / "latest"
     if tag is None and latest.is_file():

@@ -1,4 +1,4 @@
-"""What the strategies for XLA devices share: torch_xla's deferred execution, its random state, their arguments."""
+"""What the strategies for XLA devices share: torch_xla's deferred execution, random state and arguments."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from drivetrain.errors import ConfigurationError, unknown_argument
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.strategy import Strategy
 
-_NO_QUEUE = "device_ready_queues_"  # in torch's words where its engine knows no such device
-DEBUG = "PT_XLA_DEBUG"  # torch_xla reads it, and reports why it compiles and reads values
+_NO_QUEUE = "device_ready_queues_"  # from torch's error if its engine does not know the device
+DEBUG = "PT_XLA_DEBUG"  # torch_xla's variable; it then reports compilations and reads of values
 
 
 class XLAExecution(Strategy):
     """Base of the strategies for XLA devices.
 
-    torch_xla records operations and runs them when it is told to. These strategies tell it after each step of an
-    optimizer, after each batch whose gradients are accumulated, and after each batch of an evaluation: an optimizer's
-    step is then one graph together with the forward and backward pass before it, compiled once for each shape of batch.
+    torch_xla records operations and executes them at a ``sync``. These strategies call it after each optimizer step,
+    after each batch whose gradients are accumulated, and after each batch of an evaluation: an optimizer step and the
+    forward and backward pass before it form one graph, compiled once per shape of batch.
 
-    What the device draws follows from the state of torch's generator when the run begins.
+    At the start of a run the device's generator is seeded from the state of torch's generator.
 
     Attributes:
         debug: whether torch_xla reports in this run why it compiles and where values are read.
@@ -41,7 +41,7 @@ class XLAExecution(Strategy):
     facts = Strategy.facts.but(
         refuses={"compile": "torch_xla compiles what it records by itself."},
         accelerators=frozenset({"xla"}),
-        allows_inference_mode=False,  # tensors of that mode cannot be recorded with others
+        allows_inference_mode=False,  # inference tensors cannot be recorded together with others
     )
 
     debug: bool = False
@@ -50,7 +50,7 @@ class XLAExecution(Strategy):
 
     def setup_environment(self) -> None:
         super().setup_environment()
-        if (xla := xla_generator()) is not None:  # torch.manual_seed does not reach it
+        if (xla := xla_generator()) is not None:  # torch.manual_seed does not seed it
             xla.set_rng_state(_seed())
 
     def setup(self, trainer: Any) -> None:
@@ -63,7 +63,7 @@ class XLAExecution(Strategy):
         os.environ.pop(DEBUG, None)
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Torch has no thread for the backward passes of XLA devices: say why."""
+        """Explain torch's error that it has no thread for the backward passes of XLA devices."""
         if isinstance(error, RuntimeError) and _NO_QUEUE in str(error):
             return ConfigurationError(
                 "torch cannot compute gradients on XLA devices in this process, because it computed some on another "
@@ -100,22 +100,22 @@ class XLAExecution(Strategy):
 
 
 def _seed() -> int:
-    """Return a number that follows from the state of torch's generator, which is not advanced."""
+    """Return a number derived from the state of torch's generator, without advancing it."""
     state = bytes(torch.get_rng_state().tolist())
     return int.from_bytes(hashlib.blake2b(state, digest_size=7).digest(), "little")
 
 
 def run_recorded() -> None:
-    """Let the device run what was recorded; this does not wait for the results."""
+    """Let the device execute the recorded operations; this does not wait for the results."""
     import torch_xla
 
-    torch_xla.sync(reset_scope=False)  # it may be called inside a scope of torch_xla's profiler
+    torch_xla.sync(reset_scope=False)  # keep an enclosing scope of torch_xla's profiler
 
 
 def checked(
     cls: type, unknown: Mapping[str, Any], checkpoint_io: CheckpointIO | None, precision: Precision | None
 ) -> tuple[CheckpointIO, Precision | None]:
-    """Check the arguments of a strategy for XLA devices, and return the store that it writes with and its precision.
+    """Check the arguments of a strategy for XLA devices; return its store and its precision.
 
     Args:
         cls: the strategy's class.
@@ -123,7 +123,7 @@ def checked(
         checkpoint_io, precision: the arguments ``checkpoint_io`` and ``precision_plugin``.
 
     Raises:
-        UnknownArgumentError: there are unknown ones; it names the first of them, and a similar one.
+        UnknownArgumentError: there are unknown arguments; the message names the first and a similar known one.
         ModuleNotFoundError: torch_xla is not installed.
         TypeError: the store is no CheckpointIO, or the precision no Precision.
     """
@@ -145,5 +145,5 @@ def checked(
 
 
 def device_meant(device: torch.device | str | int) -> torch.device:
-    """Return the XLA device of a constructor's argument; a number counts this machine's."""
+    """Return the XLA device for a constructor's argument; a number is an index among this machine's devices."""
     return torch.device("xla", device) if isinstance(device, int) else torch.device(device)

@@ -1,4 +1,4 @@
-"""The replicas of a job of torch_xla, which exchange through its collectives."""
+"""The replicas of a torch_xla job, which communicate through torch_xla's collectives."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from drivetrain.strategies.group import Group, all_or_alone
 
 
 class XLAGroup(Group):
-    """All replicas of a job that ``xmp.spawn`` has started; one, too, exchanges with itself.
+    """All replicas of a job that ``xmp.spawn`` has started; a single replica is also a group.
 
-    Tensors are exchanged on the device, as part of what is recorded; objects are pickled, which waits for the device.
-    An object that one replica unpickles has been pickled by another replica of the same job.
+    Tensors are exchanged on the device, as recorded operations; objects are pickled, which waits for the device. A
+    replica unpickles only objects that another replica of the same job has pickled.
 
     Args:
-        device: of this replica.
+        device: the device of this replica.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -42,7 +42,7 @@ class XLAGroup(Group):
         return [obj if rank == self.rank else self._loaded(row[:size]) for rank, row, size in each]
 
     def _loaded(self, data: Tensor) -> Any:
-        """Return an object of another replica; its tensors that were on a device come to this one's."""
+        """Return an object of another replica; its tensors on a device are moved to this replica's device."""
 
         def here(storage: Any, location: str) -> Any:
             return storage if location == "cpu" else storage.to(device=self.device)
@@ -58,18 +58,18 @@ class XLAGroup(Group):
         return self._stacked(tensor.detach())
 
     def _stacked(self, tensor: Tensor) -> Tensor:
-        """Return every replica's tensor, stacked, on the device on which this one's is."""
+        """Return every replica's tensor, stacked, on the device of this replica's tensor."""
         from torch_xla.core import xla_model
 
         if tensor.is_complex():
             return torch.view_as_complex(self._stacked(torch.view_as_real(tensor)))
-        # torch_xla gathers by adding up, and truth values cannot be added up
+        # torch_xla gathers by summation, which booleans do not support
         numbers = tensor.to(torch.uint8) if tensor.dtype is torch.bool else tensor
         gathered: Tensor = xla_model.all_gather(numbers.to(self.device).unsqueeze(0), dim=0)
         return gathered.to(dtype=tensor.dtype, device=tensor.device)
 
     def total(self, tensor: Tensor) -> None:
-        """Add up every replica's ``tensor``, which is on the device, in place."""
+        """Sum every replica's ``tensor``, which is on the device, in place."""
         from torch_xla.core import xla_model
 
         xla_model.all_reduce(xla_model.REDUCE_SUM, [tensor])
@@ -84,7 +84,7 @@ class XLAGroup(Group):
 
         shape, dtype = theirs
         like = obj if isinstance(obj, Tensor) else torch.empty(0, device=self.device)
-        # Other replicas send zeros, and not what they have: torch_xla adds up, and NaN times 0 is NaN.
+        # Other replicas send zeros instead of their values: torch_xla sums, and NaN times 0 is NaN.
         mine = like.detach() if self.rank == src else torch.zeros(shape, dtype=dtype)
         sent = mine.to(device=self.device, dtype=_added_up(dtype), copy=True)
         xla_model.collective_broadcast([sent], root_ordinal=src)
@@ -94,7 +94,7 @@ class XLAGroup(Group):
         from torch_xla.core import xla_model
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # about a function that rendezvous itself calls
+            warnings.simplefilter("ignore", DeprecationWarning)  # xm.rendezvous itself calls a deprecated function
             xla_model.rendezvous("" if name is None else name)
 
     def new(self, ranks: Sequence[int]) -> Group:
@@ -103,12 +103,14 @@ class XLAGroup(Group):
 
 
 def _added_up(dtype: torch.dtype) -> torch.dtype:
-    """Return a type in which values of ``dtype`` can be added up, of which all but one are zero."""
+    """Return a type in which values of ``dtype`` can be summed if all but one are zero."""
     return torch.uint8 if dtype is torch.bool else dtype
 
 
 class _Gather(torch.autograd.Function):
-    """Every replica's tensor, stacked; the gradient of mine is the sum of all replicas' gradients of my slice."""
+    """Every replica's tensor, stacked; the gradient of this replica's tensor is the sum of all gradients of its
+    slice.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, group: XLAGroup) -> Tensor:

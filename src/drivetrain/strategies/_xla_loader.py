@@ -15,11 +15,11 @@ _KEPT = ("dataset", "batch_sampler", "sampler", "generator", "num_workers", "bat
 
 
 def on_device(loader: Any, device: torch.device) -> Any:
-    """Return ``loader`` as a torch_xla ``MpDeviceLoader``; one that is that already as it is.
+    """Return ``loader`` as a torch_xla ``MpDeviceLoader``; an ``MpDeviceLoader`` is returned unchanged.
 
-    It has the attributes of a DataLoader that tell where a pass is. Each batch that is asked for lets the device run
-    what was recorded before. With workers, torch_xla's threads upload batches ahead. Without, each batch is fetched
-    when it is asked for, because fetching may draw from this process's random generators.
+    It has the attributes of a DataLoader that describe the position of a pass. Each request for a batch executes the
+    operations recorded before. With workers, torch_xla's threads upload batches ahead. Without workers, each batch is
+    fetched when it is requested, because fetching may draw from this process's random generators.
     """
     kind = _device_loader()
     if isinstance(loader, kind.__mro__[1]):
@@ -54,7 +54,7 @@ def _device_loader() -> Any:
 
         def _uploaded_ahead(self) -> Iterator[Any]:
             source = without_restart(iter(self._loader))
-            first = next(source, _END)  # here and not in a thread: samplers draw now, and ask other ranks
+            first = next(source, _END)  # in this thread: samplers draw random numbers now, and call collectives
             if first is _END:
                 return iter(())
             self._parallel_loader = ParallelLoader(
@@ -64,7 +64,7 @@ def _device_loader() -> Any:
             return batches
 
         def close(self) -> None:
-            """End the threads that upload, where a pass was left early."""
+            """End the upload threads if a pass was left early."""
             if self._parallel_loader is not None:
                 self._parallel_loader.close()
                 self._parallel_loader = None

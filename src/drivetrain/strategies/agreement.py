@@ -1,4 +1,6 @@
-"""Whether the ranks of a job were given the same: one small exchange, and the details only where they differ."""
+"""Check that all ranks of a job were given the same arguments and model: exchange digests, then details if they
+differ.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,23 @@ from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.peers import COMPARISON, owners_of, peers_of, some
 from drivetrain.strategies.strategy import Strategy
 
-_MOST = 8  # differences in a message
+_MOST = 8  # differences shown in a message
 _MISSING = "none"
-METHOD = "the method called"  # in the facts of the start of a run
+METHOD = "the method called"  # a key in ``Facts.job`` when a run starts
 _CALL = COMPARISON
-_OWN_VALUES = (bool, int, float, str, type(None))  # of options; other values may have an address in their text
+_OWN_VALUES = (bool, int, float, str, type(None))  # types of options; the text of other values may contain an address
 
 
 @dataclass
 class Facts:
-    """What one rank was given, as text by name.
+    """The arguments and the model of one rank, as text by name.
 
     Attributes:
-        job: what must be the same on all ranks.
-        model: what must be the same on the ranks of one data group; other ranks may hold another part of the model.
-        seed: of ``seed_everything``; ranks may have different ones.
-        loggers: ranks may have different ones.
-        changes: whether the model may still change before it is trained; then no rank's is compared.
+        job: entries that must be equal on all ranks.
+        model: entries that must be equal within a data group; ranks outside it may hold another part of the model.
+        seed: the seed of ``seed_everything``; it may differ between ranks.
+        loggers: they may differ between ranks.
+        changes: whether the model may still change before training; the models are then not compared.
     """
 
     job: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +49,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Agreement:
-    """What the exchange has shown, the same on all ranks.
+    """The result of the exchange, equal on all ranks.
 
     Attributes:
         changes: the model of at least one rank may still change.
@@ -59,24 +61,24 @@ class Agreement:
 
 
 def compare(world: Group, data: Group, facts: Facts) -> Agreement:
-    """Compare what the ranks were given; every rank must call it.
+    """Compare the arguments and models of the ranks; every rank must call it.
 
-    The ranks exchange one text of fixed size, which holds digests. Only if these differ do they exchange what they were
-    given. Different seeds are a warning: parameters and the order of the data come from rank 0 in any case, and a seed
-    for each rank is a common way to let the ranks augment their samples differently.
+    The ranks exchange one text of fixed size that holds digests. Only if the digests differ do they exchange the
+    values. Different seeds cause a warning, not an error: parameters and the order of the data come from rank 0 in any
+    case, and different seeds are a common way to augment samples differently on each rank.
 
     Args:
         world: all ranks. data: the ranks that have the same part of the model as this one.
-        facts: of this rank.
+        facts: those of this rank.
 
     Raises:
-        ConfigurationError: on all ranks, where something differs; it shows what each of them has.
+        ConfigurationError: on all ranks, if something differs; the message shows each rank's value.
     """
     if world.size == 1:
         return Agreement(facts.changes)
     rows = [text.split() for text in _gathered(world, " ".join(_digests(facts, data.ranks[0])))]
     _, jobs, parts, models, seeds, loggers, changes = ([row[index] for row in rows] for index in range(7))
-    final = "1" not in changes  # else they are compared once they are final
+    final = "1" not in changes  # otherwise they are compared when they are final
     same = len(set(jobs)) == 1 and not (final and len(set(zip(parts, models, strict=True))) > len(set(parts)))
     if not same or len(set(seeds)) > 1:
         everyones: list[Facts] = world.gather_objects(facts)
@@ -92,7 +94,7 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
 
 
 def _digests(facts: Facts, part: int) -> Iterable[str]:
-    yield facts.job.get(METHOD, "compare_models").replace(" ", "_")  # messages show this word alone
+    yield facts.job.get(METHOD, "compare_models").replace(" ", "_")  # messages show only this word
     yield _digest(facts.job)
     yield str(part)
     yield _digest(facts.model)
@@ -102,7 +104,7 @@ def _digests(facts: Facts, part: int) -> Iterable[str]:
 
 
 def _digest(texts: Mapping[str, str]) -> str:
-    """The order counts: DDP pairs parameters by it."""
+    """The order matters: DDP matches parameters by it."""
     return hashlib.sha256(repr(list(texts.items())).encode()).hexdigest()[:16]
 
 
@@ -110,10 +112,10 @@ def _gathered(world: Group, text: str) -> list[str]:
     if not isinstance(world, TorchGroup):
         return world.gather_objects(text)
     peers = peers_of(_CALL, world.handle, world.device)
-    assert peers is not None  # there are several
+    assert peers is not None  # the world has several ranks
     rows = peers.meet(text)
     if any(row.call != _CALL for row in rows):
-        peers.check(rows)  # raises: some ranks do something else
+        peers.check(rows)  # raises, because some ranks call another operation
     return [row.text.removeprefix(f"{_CALL}(").removesuffix(")") for row in rows]
 
 
@@ -160,7 +162,7 @@ def _cut(text: str) -> str:
 
 
 def of_program(strategy: Strategy) -> dict[str, str]:
-    """Return the versions, and what any run on ``strategy`` depends on."""
+    """Return the versions and the options that affect any run with ``strategy``."""
     import drivetrain  # here, because it is the package of this module
 
     return {
@@ -176,8 +178,9 @@ def of_program(strategy: Strategy) -> dict[str, str]:
 
 
 def of_module(module: nn.Module) -> dict[str, str]:
-    """Return name, type, shape and ``requires_grad`` of each parameter and buffer."""
-    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())  # torch's own name for what DDP leaves alone
+    """Return name, dtype, shape and ``requires_grad`` of each parameter and buffer."""
+    # torch's attribute with the names that DDP ignores
+    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
     texts = {"the class of the model": f"{type(module).__module__}.{type(module).__qualname__}"}
     for name, tensor in module.named_parameters():
         frozen = "" if tensor.requires_grad else ", frozen"
@@ -188,7 +191,7 @@ def of_module(module: nn.Module) -> dict[str, str]:
 
 
 def of_optimizers(optimizers: Sequence[Optimizer], schedulers: Sequence[Any] = ()) -> dict[str, str]:
-    """Return classes and options; not the parameters, which an optimizer may divide among the ranks."""
+    """Return classes and options without the parameters, which an optimizer may divide among the ranks."""
     texts = {"the number of optimizers": str(len(optimizers)), "the number of schedulers": str(len(schedulers))}
     for index, optimizer in enumerate(optimizers):
         texts[f"optimizer {index}"] = type(optimizer).__name__
@@ -210,7 +213,7 @@ def seed() -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a text of an option that is the same in every process: plain values, and the names of other things."""
+    """Return a text for an option that is equal in every process: plain values, or the name of any other object."""
     if isinstance(value, _OWN_VALUES):
         return repr(value)
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""What a rank can save by itself, when a fit ends by an exception and another rank may be dead."""
+"""What a rank can save without the others, when a fit ends with an exception and another rank may be dead."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ STATE_VERBS = (
 
 @contextmanager
 def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
-    """Context in which this rank exchanges nothing with the others; it yields ``what`` can be saved so."""
+    """Context in which this rank exchanges nothing with the others; yields ``what``, the parts that it can save
+    alone.
+    """
     groups, lone = strategy._groups, LoneGroup(strategy.global_rank)
     strategy._groups = lone, lone, lone
     try:
@@ -37,8 +39,8 @@ def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
 def whole_here(strategy: Strategy, *bases: type) -> Alone:
     """Return "whole" if each rank has the whole model and the whole states of its optimizers, else "".
 
-    That is so where the verbs of state are those of ``bases``, without any those of the contract, and no optimizer is
-    spread over the ranks.
+    The result is "whole" if the strategy overrides no state method of ``bases`` (default: the contract's classes) and
+    no optimizer's state is spread over the ranks.
     """
     known = [(base, name) for base in bases or (State, Step, Familiar) for name in STATE_VERBS if hasattr(base, name)]
     if any(overrides(strategy, name, base) for base, name in known):

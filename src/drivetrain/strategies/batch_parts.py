@@ -1,8 +1,8 @@
-"""The parts of a batch that several devices work on, and their outputs as one.
+"""Split a batch into parts for several devices, and join their outputs.
 
 A batch is a tree, as in :mod:`drivetrain.base.tree`. Its size is the first dimension of its first tensor. Each tensor
-of that length is split along its first dimension, and so is each list of that length of strings, numbers or other plain
-objects. Tensors without dimensions and other plain values go to every part as they are.
+of that length is split along its first dimension, and so is each list of that length with strings, numbers or other
+plain objects. Tensors without dimensions and other plain values are passed unchanged to every part.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from drivetrain.errors import ConfigurationError, described
 def split_batch(batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any], list[int]]:
     """Return a part of ``batch`` for each device, on that device, and the number of samples in each.
 
-    The first parts have one sample more if the batch cannot be split evenly. A batch with fewer samples than there are
-    devices has as many parts as samples.
+    The first parts have one sample more if the batch cannot be split evenly. A batch with fewer samples than devices is
+    split into parts of one sample.
 
     Raises:
         ConfigurationError: something in the batch cannot be split.
@@ -42,12 +42,12 @@ def split_batch(batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any],
 
 
 def samples_in(batch: Any) -> int:
-    """Return the number of samples in ``batch``; 1 if nothing in it has a length."""
+    """Return the number of samples in ``batch``, or 1 if nothing in it has a length."""
     return next(_lengths(batch), 1)
 
 
 def _lengths(batch: Any) -> Iterator[int]:
-    """The length of each tensor that has dimensions, in order, and then of each list of plain objects."""
+    """Return the length of each tensor that has dimensions, in order, then of each list of plain objects."""
     leaves = list(_leaves(batch))
     yield from (leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)
     yield from (len(leaf) for leaf in leaves if _is_plain_list(leaf))
@@ -68,7 +68,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 
 def _split(tree: Any, sizes: Sequence[int], devices: Sequence[torch.device]) -> Sequence[Any]:
-    """Return the part of each device."""
+    """Return each device's part."""
     count, samples = len(devices), sum(sizes)
     if isinstance(tree, Tensor):
         if tree.ndim and tree.shape[0] != samples:
@@ -100,11 +100,11 @@ def _split(tree: Any, sizes: Sequence[int], devices: Sequence[torch.device]) -> 
 
 
 class Joiner:
-    """Makes one output of those of several parts.
+    """Joins the outputs of several parts into one.
 
     Args:
-        sizes: the samples of each part.
-        device: where the output is.
+        sizes: the number of samples in each part.
+        device: the device of the joined output.
     """
 
     def __init__(self, sizes: Sequence[int], device: torch.device) -> None:
@@ -114,9 +114,10 @@ class Joiner:
     # ---- for hooks over the whole batch --------------------------------------------------------------------------
 
     def gathered(self, outputs: Sequence[Any]) -> Any:
-        """Return the parts' tensors behind each other; numbers, and tensors without dimensions, as one of each part.
+        """Return the parts' tensors concatenated; numbers and tensors without dimensions are stacked, one for each
+        part.
 
-        Other values become a list with one of each part. ``None`` from all parts stays ``None``.
+        Other values become a list with one item for each part. ``None`` from all parts stays ``None``.
         """
         return self._zipped(outputs, self._gather)
 
@@ -134,7 +135,7 @@ class Joiner:
         """Return what one device would return for the whole batch, if its numbers are means over samples.
 
         Tensors with one element and numbers are averaged, weighted by samples; other tensors, and lists with an item
-        for each sample, are put behind each other. The parts that return ``None`` are left out.
+        for each sample, are concatenated. Parts that return ``None`` are left out.
         """
         if len(outputs) == 1:
             return outputs[0]
@@ -172,14 +173,14 @@ class Joiner:
         return functools.reduce(torch.add, parts)
 
     def _weighted(self, outputs: Sequence[Any]) -> Any:
-        """Return the mean of weighted losses, with the sum of their weights."""
+        """Return the weighted mean of the losses, with the sum of their weights."""
         losses = [loss.to(self._device, non_blocking=True) for loss, _ in outputs]
         weights = [
             weight.detach().reshape(()).to(self._device, non_blocking=True) if isinstance(weight, Tensor) else weight
             for _, weight in outputs
         ]
         counted = [index for index, weight in enumerate(weights) if isinstance(weight, Tensor) or weight]
-        if counted:  # a loss of no tokens may be anything
+        if counted:  # a loss with weight 0 may have any value, also NaN
             losses, weights = [losses[index] for index in counted], [weights[index] for index in counted]
         total: Any = functools.reduce(lambda one, other: one + other, weights)
         if isinstance(total, Tensor):
@@ -195,7 +196,7 @@ class Joiner:
     # ---- trees ---------------------------------------------------------------------------------------------------
 
     def _zipped(self, trees: Sequence[Any], fn: Callable[[Sequence[Any]], Any]) -> Any:
-        """Return a tree like each of ``trees``, with ``fn`` of the leaves at each place."""
+        """Return a tree with the structure of ``trees``; each leaf is ``fn`` of the leaves at its position."""
         first = trees[0]
         if isinstance(first, Mapping) and all(isinstance(tree, Mapping) and set(tree) == set(first) for tree in trees):
             return _like_mapping(first, {key: self._zipped([tree[key] for tree in trees], fn) for key in first})
@@ -205,7 +206,7 @@ class Joiner:
 
 
 def _is_list(tree: Any) -> bool:
-    return isinstance(tree, (list, tuple)) and not hasattr(tree, "to")  # a PackedSequence moves itself
+    return isinstance(tree, (list, tuple)) and not hasattr(tree, "to")  # a PackedSequence has its own ``to``
 
 
 def _is_dataclass(tree: Any) -> bool:
@@ -213,7 +214,7 @@ def _is_dataclass(tree: Any) -> bool:
 
 
 def _is_plain(item: Any) -> bool:
-    """Whether ``item`` is no tensor and no container."""
+    """Whether ``item`` is neither a tensor nor a container."""
     return not (isinstance(item, (Tensor, Mapping, Movable)) or _is_list(item) or _is_dataclass(item))
 
 
@@ -223,14 +224,14 @@ def _is_plain_list(tree: Any) -> bool:
 
 
 def _is_per_sample(items: Any, size: int) -> bool:
-    """Whether ``items`` is a list with something of each sample, and not of numbers or tensors about all of them."""
+    """Whether ``items`` is a list with one item per sample, and none of them is a tensor about all samples."""
     if type(items) is not list or len(items) != size:
         return False
     return not any(isinstance(each, Tensor) and (each.ndim == 0 or len(each) == size) for each in items)
 
 
 def _is_weighted(output: Any) -> bool:
-    """Whether ``output`` is a ``WeightedLoss``, which is defined in a higher layer."""
+    """Whether ``output`` is a ``WeightedLoss``; that class is defined in a higher layer."""
     return getattr(output, "_fields", None) == ("loss", "weight") and isinstance(output.loss, Tensor)
 
 

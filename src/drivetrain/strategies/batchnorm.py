@@ -1,11 +1,11 @@
-"""Batch norm whose statistics are those of the batches of all ranks together, on every device.
+"""Batch norm with statistics over the batches of all ranks, on every device.
 
-torch's own ``nn.SyncBatchNorm`` does this on some devices and refuses the others, the host among them. Here a layer of
-the user's model gets another forward pass for the time of a run, and stays the object that it was: its parameters,
-buffers, hooks, names and references are untouched.
+torch's ``nn.SyncBatchNorm`` does this on some devices and refuses others, the CPU among them. Here a layer of the
+user's model gets another forward pass during a run and remains the same object: its parameters, buffers, hooks, names
+and references do not change.
 
 Per layer and training step the ranks exchange ``2 C + 1`` numbers in the forward pass and ``2 C`` in the backward pass,
-for C channels. Nothing is read from a device, so nothing waits for one.
+for C channels. No value is read back from a device, so the host never waits for one.
 """
 
 from __future__ import annotations
@@ -30,47 +30,47 @@ from drivetrain.strategies.peers import Peers, peers_of
 
 
 class TorchSyncBatchNorm(LayerSync):
-    """What ``Trainer(sync_batchnorm=True)`` uses: batch norm whose statistics are those of all ranks."""
+    """The layer synchronisation of ``Trainer(sync_batchnorm=True)``: batch norm with statistics over all ranks."""
 
     @classmethod
     def register_layer_syncs(cls, layer_sync_registry: Registry[LayerSync]) -> None:
         layer_sync_registry.register("sync_batchnorm", cls)
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Return ``model``, its layers changed in place: see :func:`synchronised`."""
+        """Return ``model``, with its layers changed in place: see :func:`synchronised`."""
         return synchronised(model, self.group)
 
     def revert(self, model: nn.Module) -> nn.Module:
-        """Return ``model``, its layers of the classes that they had."""
+        """Return ``model``, with the original classes of its layers."""
         return restored(model)
 
     def count_batches(self, model: nn.Module, counts: bool) -> None:
         count_batches(model, counts)
 
 
-_OF_A_RUN = ("counts", "data_group")  # what a layer has only while it is synchronised
+_OF_A_RUN = ("counts", "data_group")  # attributes that a layer has only while it is synchronised
 
 # ---- the functions ---------------------------------------------------------------------------------------------------
 
 
 def synchronised(module: nn.Module, group: Any = None) -> nn.Module:
-    """Let every batch norm in ``module`` take its training statistics from all ranks; undone by :func:`restored`.
+    """Let every batch norm in ``module`` compute its training statistics over all ranks; :func:`restored` undoes it.
 
-    Layers are changed in place, also those of subclasses without a forward of their own. A ``nn.SyncBatchNorm``, which
-    torch refuses on the host, keeps a process group of its own; other layers talk to the ranks of ``group``. Without a
-    process group, in a group of one and in evaluation a layer does what it always did, which without running statistics
-    means to evaluate by the rank's own batch. A copy of a layer, pickled or not, is of the class that it had before.
+    Layers are changed in place, including subclasses without their own ``forward``. A ``nn.SyncBatchNorm``, which torch
+    refuses on the CPU, keeps its own process group; other layers use ``group``. In a group of one, without a process
+    group, and in evaluation, a layer behaves as before: without running statistics it evaluates with the statistics of
+    the rank's own batch. A copy of a layer, pickled or not, has the layer's original class.
 
     Args:
         module: a model, or one layer. Every rank must run the same layers in the same order, forward and backward; a
-            batch of no samples takes part like any other. Gradients cannot be differentiated again.
+            batch without samples takes part like any other. Double backward is not supported.
         group: the process group of the ranks that see different samples; ``None``: all processes.
 
     Returns:
         ``module`` itself.
 
     Raises:
-        ConfigurationError: a lazy layer has not seen a batch yet, so its class is still going to change.
+        ConfigurationError: a lazy layer has not seen a batch yet, so its class will still change.
     """
     changing, overridden = [], []
     for name, layer in module.named_modules():
@@ -86,7 +86,7 @@ def synchronised(module: nn.Module, group: Any = None) -> nn.Module:
             overridden.append(f"{name!r} ({cls.__name__})")
         else:
             changing.append(layer)
-    for layer in changing:  # all, or where one cannot be, none
+    for layer in changing:  # if one cannot be changed, none is
         kind: type = type(layer)
         layer.__class__ = _synchronised_class(kind)
         vars(layer)["data_group"] = group
@@ -100,7 +100,7 @@ def synchronised(module: nn.Module, group: Any = None) -> nn.Module:
 
 
 def restored(module: nn.Module) -> nn.Module:
-    """``module`` itself, its layers of the classes that they had before :func:`synchronised`."""
+    """Return ``module`` with the classes that its layers had before :func:`synchronised`."""
     for layer in module.modules():
         if isinstance(layer, _Synchronised):
             for name in _OF_A_RUN:
@@ -110,14 +110,14 @@ def restored(module: nn.Module) -> nn.Module:
 
 
 def count_batches(module: nn.Module, counts: bool) -> None:
-    """Say whether the batches that come are to be seen in the statistics, or only take part in finding them."""
+    """Set whether the next batches count in the statistics, or only take part in the exchange."""
     for layer in module.modules():
         if isinstance(layer, _Synchronised):
             layer.counts = counts
 
 
 def _synchronises_itself(layer: _BatchNorm) -> bool:
-    """Whether a layer may do anything: a subclass of torch's own."""
+    """Whether a layer is a subclass of torch's SyncBatchNorm, which may have its own exchange."""
     return isinstance(layer, nn.SyncBatchNorm) and type(layer) is not nn.SyncBatchNorm
 
 
@@ -125,11 +125,11 @@ def _synchronises_itself(layer: _BatchNorm) -> bool:
 
 
 class _Synchronised(_BatchNorm):
-    """What a layer is while its statistics are everybody's; always with the layer's own class, ``was``, below it."""
+    """The class of a synchronised layer; it is always combined with the layer's original class, ``was``."""
 
     was: type[_BatchNorm]
-    counts: bool = True  # whether this rank's batch is one; see count_batches
-    data_group: Any = None  # the process group of a layer that has none of its own
+    counts: bool = True  # whether the statistics include this rank's batch; see count_batches
+    data_group: Any = None  # the process group for layers without their own
 
     def forward(self, input: Tensor) -> Tensor:
         group = getattr(self, "process_group", None) or self.data_group
@@ -148,7 +148,7 @@ class _Synchronised(_BatchNorm):
         return cast(Tensor, normalized)
 
     def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """Move the running statistics towards those of a batch; an empty one leaves them where they are."""
+        """Move the running statistics towards the batch's; an empty batch does not change them."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         if self.running_mean is None or self.running_var is None:
@@ -165,14 +165,15 @@ class _Synchronised(_BatchNorm):
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
         state = {name: value for name, value in reduced[2].items() if name not in _OF_A_RUN}
-        return (object.__new__, (self.was,), state, *reduced[3:])  # this class is in no module: nothing could load it
+        # pickle could not import this class, which is created at run time
+        return (object.__new__, (self.was,), state, *reduced[3:])
 
 
 @functools.cache
 def _synchronised_class(was: type) -> type:
     base = was
     members: dict[str, Any] = {"was": was, "__module__": __name__}
-    if was is nn.SyncBatchNorm:  # DDP refuses what inherits from it
+    if was is nn.SyncBatchNorm:  # DDP refuses its subclasses
         base, members["_check_input_dim"] = _BatchNorm, nn.SyncBatchNorm._check_input_dim
     return type(f"Synchronised{was.__name__}", (_Synchronised, base), members)
 
@@ -181,7 +182,9 @@ def _synchronised_class(was: type) -> type:
 
 
 def _statistics(input: Tensor, peers: Peers) -> tuple[Tensor, Tensor, Tensor]:
-    """Of all ranks' inputs: mean and biased variance, (C), and how many values a channel has; 32 bits at least."""
+    """Return mean and biased variance of all ranks' inputs, (C), and the number of values per channel; at least
+    float32.
+    """
     dims, channels = [0, *range(2, input.dim())], input.shape[1]
     count = input.numel() // max(channels, 1)
     wide = torch.promote_types(input.dtype, torch.float32)
@@ -192,19 +195,21 @@ def _statistics(input: Tensor, peers: Peers) -> tuple[Tensor, Tensor, Tensor]:
     rows = peers.gather(own).to(input.device)
     counts, means, variances = rows[:, :1], rows[:, 1 : 1 + channels], rows[:, 1 + channels :]
     total = counts.sum()
-    if count < 2 and input.device.type == HOST.type and total == 1:  # elsewhere it would have to wait for the device
+    # other devices would have to synchronise for this check
+    if count < 2 and input.device.type == HOST.type and total == 1:
         raise ValueError(
             f"The {len(peers.ranks)} ranks together gave one value per channel (here, a batch of shape "
             f"{tuple(input.shape)}), whose variance is unknown. Give two at least, or call eval() on the layer."
         )
     some = total.clamp(min=1)
     mean = (counts * means).sum(0) / some
-    var = (counts * (variances + (means - mean).square())).sum(0) / some  # no difference of large squares
+    # a difference of large squares would lose precision
+    var = (counts * (variances + (means - mean).square())).sum(0) / some
     return mean, var, total
 
 
 class _Normalized(torch.autograd.Function):
-    """``input`` by given statistics; the gradient also goes through them, to the input of every rank."""
+    """``input`` normalized with given statistics; gradients also flow through them to the input of every rank."""
 
     @staticmethod
     def forward(
@@ -213,24 +218,24 @@ class _Normalized(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(input, weight, mean, var, count)
         ctx.eps, ctx.peers, ctx.counts = eps, peers, counts
-        return F.batch_norm(input, mean, var, weight, bias, eps=eps)  # one kernel; keeps type and memory format
+        return F.batch_norm(input, mean, var, weight, bias, eps=eps)  # one kernel; keeps dtype and memory format
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         input, weight, mean, var, count = ctx.saved_tensors
         to_input, to_weight, to_bias = None, torch.zeros_like(mean), torch.zeros_like(mean)
-        if input.numel():  # the kernel divides by it
+        if input.numel():  # the kernel divides by the number of elements
             _, to_weight, to_bias = torch.ops.aten.native_batch_norm_backward(
                 gradient, input, weight, mean, var, None, None, False, ctx.eps, [False, True, True]
             )
         if ctx.needs_input_grad[0]:
             sums = ctx.peers.all_reduce(torch.cat([to_weight, to_bias]), dist.ReduceOp.SUM)
             scale = weight * (var + ctx.eps).rsqrt()
-            seen = float(ctx.counts)  # the statistics do not depend on an input that is not in them
+            seen = float(ctx.counts)  # 0 if the statistics do not include this input: they do not depend on it
             slope, offset = (sums / -count.clamp(min=1)).view(2, -1) * scale * seen
-            # What goes through the statistics is linear in the normalized input. It may nearly cancel what goes past
-            # them, so the sum of both is not rounded to 16 bits before its end.
+            # The gradient through the statistics is linear in the normalized input. It may nearly cancel the direct
+            # gradient, so their sum is rounded to 16 bits only at the end.
             wide = F.batch_norm(input.to(mean.dtype), mean, var, slope, offset, eps=ctx.eps)
             past = scale.view(-1, *[1] * (input.dim() - 2))
             to_input = wide.addcmul_(gradient.to(mean.dtype), past).to(input.dtype)

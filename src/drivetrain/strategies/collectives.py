@@ -1,18 +1,19 @@
 """Collectives over torch.distributed: gather, broadcast, reduce, barrier, decisions.
 
-Each function first lets the ranks show each other, in one small message of fixed size, what they are about to do. Where
-they differ, in the operation, a shape or a name, every rank raises the same error, and none waits forever.
-This message travels in the host's memory where the group has a backend for that ("cpu:gloo,cuda:nccl"); in a group
-that only knows devices it costs a wait for the device. Only a rank that never comes is found by the group's timeout.
-``all_gather`` and ``reduce`` take several times as long with this message as without it, so ``checks`` may leave it
-out: then ranks that differ hang or get wrong values, as with torch's own collectives.
+Before each operation, the ranks exchange one small message of fixed size that describes it. If the operations, shapes
+or names differ, every rank raises the same error, and none waits forever. The message is exchanged in host memory if
+the group has a backend for it ("cpu:gloo,cuda:nccl"); otherwise it waits for the device. Only a rank that never calls
+the function is found by the group's timeout. ``all_gather`` and ``reduce`` take several times as long with this
+message, so ``checks`` can turn it off: ranks that differ then hang or get wrong values, as with torch's own
+collectives.
 
-Without a process group, and in a group of one, every function returns its input. ``group`` is a process group of
-which this process is a member, and ``None`` all processes. A tensor on a device that the group's backends cannot reach
-is sent by way of ``device``, or of the host; the result is on the input's device. Ranks are always global ranks.
+Without a process group, and in a group of one, every function returns its input. ``group`` is a process group that
+contains this process; ``None`` means all processes. If the group's backends do not support a tensor's device, it is
+copied to ``device`` or to the host for the exchange; the result is on the input's device. Ranks are always global
+ranks.
 
-Objects travel pickled. What one rank of a job unpickles, another rank of the same job has pickled: whoever can speak
-to the group can run code in it, here as in torch's own object collectives. Nothing from outside the job is unpickled.
+Objects are pickled. A rank unpickles only data from other ranks of the same job: a process that can send to the group
+can run code in it, as with torch's own object collectives. Nothing from outside the job is unpickled.
 """
 
 from __future__ import annotations
@@ -53,18 +54,19 @@ def all_gather(
     """Return every rank's tensor, stacked in the order of ranks; with one process, the tensor itself.
 
     Args:
-        tensor: any shape and type, the same on every rank; without dimensions it gives ``(world_size,)``.
-        group: the ranks that take part; ``None``: all.
-        sync_grads: let gradients flow back. The gradient of this rank's tensor is then the sum, over all ranks, of
-            their gradients of its slice; every rank must run the backward pass. Otherwise the result is detached.
-        device: where to send what the group cannot reach; ``None``: the host, or the first device that it can reach.
+        tensor: any shape and dtype, equal on every rank; a scalar tensor gives ``(world_size,)``.
+        group: the participating ranks; ``None``: all.
+        sync_grads: let gradients flow back. The gradient of this rank's tensor is the sum over all ranks of the
+            gradients of its slice; every rank must run the backward pass. Otherwise the result is detached.
+        device: where to copy tensors that the group does not support; ``None``: the host, or the first supported
+            device.
         checks: whether the ranks compare this call before it runs; ``None``: they do.
 
     Returns:
         ``(world_size, *tensor.shape)``.
 
     Raises:
-        ConfigurationError: on every rank, where shapes, types or ``sync_grads`` differ between ranks.
+        ConfigurationError: on every rank, if shapes, dtypes or ``sync_grads`` differ between ranks.
     """
     peers = peers_of("all_gather", group, device, checks)
     if peers is None:
@@ -81,17 +83,17 @@ def broadcast(obj: Any, src: int = 0, group: Any = None, *, device: torch.device
     """Return rank ``src``'s ``obj`` on every rank.
 
     Args:
-        obj: on rank ``src``, a tensor or anything that can be pickled; elsewhere it does not matter.
-        src: the *global* rank that gives, also inside a group, as in torch.
-        group: the ranks that take part; ``None``: all.
-        device: where tensors of another rank's accelerator shall lie here; ``None``: on the current one.
+        obj: on rank ``src``, a tensor or any picklable object; ignored on the other ranks.
+        src: the *global* source rank, also inside a group, as in torch.
+        group: the participating ranks; ``None``: all.
+        device: the device here for tensors that were on another rank's accelerator; ``None``: the current one.
 
     Returns:
-        On rank ``src``, ``obj`` itself; elsewhere a new object. A tensor keeps shape, type and whether it requires a
-        gradient, and is a leaf there.
+        On rank ``src``, ``obj`` itself; elsewhere a new object. A tensor keeps its shape, dtype and ``requires_grad``,
+        and is a leaf.
 
     Raises:
-        ConfigurationError: on every rank, where ranks name different sources, the source is not in the group, or its
+        ConfigurationError: on every rank, if ranks name different sources, the source is not in the group, or the
             object cannot be pickled.
     """
     peers = peers_of("broadcast", group, device)
@@ -127,27 +129,28 @@ def reduce(
     device: torch.device | None = None,
     checks: Checks | None = None,
 ) -> Any:
-    """Return the element-wise reduction of every rank's tensor; a value that is no tensor is returned unchanged.
+    """Return the element-wise reduction of every rank's tensor; other values are returned unchanged.
 
-    Nothing is lost on the way: numbers are added up in a wider type, float32 in 64 bits, 16-bit types in 32, integers
-    in int64, and a mean is divided once. The mean of integers or booleans is float64: of 1 and 2 it is 1.5.
-    Sums and products of them are int64, as torch's own. Everything else keeps its type. NaN on one rank is NaN in all
-    results.
+    Sums use a wider type, so that no precision is lost: float64 for float32, float32 for 16-bit types, int64 for
+    integers; a mean is divided once. The mean of integers or booleans is float64: the mean of 1 and 2 is 1.5. Their
+    sums and products are int64, as in torch. All other results have the input's dtype. NaN on one rank makes the result
+    NaN on all ranks.
 
     Args:
-        tensor: the same shape and type on every rank. It is not changed, and the result is detached from its graph.
-        group: the ranks that take part; ``None``: all.
-        reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or a ``ReduceOp`` of these, or
-            of the bitwise ones; ``None`` is the mean.
-        device: where to send what the group cannot reach; ``None``: the host, or the first device that it can reach.
-        checks: as for :func:`all_gather`.
+        tensor: the same shape and dtype on every rank. It is not changed, and the result is detached from its graph.
+        group: the participating ranks; ``None``: all.
+        reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or one of these or a bitwise one as a
+            ``ReduceOp``; ``None`` is the mean.
+        device: where to copy tensors that the group does not support; ``None``: the host, or the first supported
+            device.
+        checks: as in :func:`all_gather`.
 
     Returns:
-        The result, the same on every rank; of one process, ``tensor`` itself, in its own type.
+        The result, the same on every rank; with one process, ``tensor`` itself in its own dtype.
 
     Raises:
-        UnknownNameError: there is no such operation.
-        ConfigurationError: on every rank, where tensors or operations differ, or a type knows no such operation.
+        UnknownNameError: the operation is unknown.
+        ConfigurationError: on every rank, if tensors or operations differ, or the dtype does not support the operation.
     """
     operation = operation_of(reduce_op)
     if not isinstance(tensor, Tensor):
@@ -164,12 +167,12 @@ def barrier(group: Any = None, name: str | None = None, *, device: torch.device 
     """Wait until every rank of the group has called this.
 
     Args:
-        group: the ranks that take part; ``None``: all.
-        name: of this meeting, for the message when ranks wait in different places.
-        device: for a group that cannot reach the host.
+        group: the participating ranks; ``None``: all.
+        name: the name of this barrier, for the message if ranks wait at different ones.
+        device: for a group without a backend for the host.
 
     Raises:
-        ConfigurationError: on every rank, where a rank waits at a barrier of another name, or calls something else.
+        ConfigurationError: on every rank, if a rank waits at a barrier of another name or calls another function.
     """
     peers = peers_of("barrier", group, device)
     if peers is not None:
@@ -182,7 +185,7 @@ def reduce_boolean_decision(
     """Return whether every rank passes True; with ``all=False``, whether at least one does.
 
     Raises:
-        ConfigurationError: on every rank, where ranks ask different questions.
+        ConfigurationError: on every rank, if the ranks' values of ``all`` differ.
     """
     peers = peers_of("reduce_boolean_decision", group, device)
     if peers is None:
@@ -192,15 +195,15 @@ def reduce_boolean_decision(
 
 
 def gather_objects(obj: Any, group: Any = None, *, device: torch.device | None = None) -> list[Any]:
-    """Return every rank's object in the order of ranks, on every rank; this rank's own is ``obj`` itself.
+    """Return every rank's object in the order of ranks, on every rank; this rank's own object is ``obj`` itself.
 
     Args:
-        obj: anything that can be pickled.
-        group: the ranks that take part; ``None``: all.
-        device: where tensors of another rank's accelerator shall lie here; ``None``: on the current one.
+        obj: any picklable object.
+        group: the participating ranks; ``None``: all.
+        device: the device here for tensors that were on another rank's accelerator; ``None``: the current one.
 
     Raises:
-        ConfigurationError: on every rank, where a rank's object cannot be pickled.
+        ConfigurationError: on every rank, if a rank's object cannot be pickled.
     """
     peers = peers_of("gather_objects", group, device)
     return [obj] if peers is None else _gathered(obj, peers)
@@ -209,22 +212,24 @@ def gather_objects(obj: Any, group: Any = None, *, device: torch.device | None =
 def gather_keyed(
     names: Sequence[str], values: Tensor, group: Any = None, *, device: torch.device | None = None
 ) -> Tensor:
-    """Return every rank's numbers, after a check that their names are the same on all ranks.
+    """Return every rank's numbers, after a check that their names are equal on all ranks.
 
-    One message of fixed size shows that the names are the same on all ranks, a second one carries all the numbers. How
-    they are reduced is the caller's: sums and counts may need an exact one.
+    The first message, of fixed size, compares the names; the second carries all numbers. The caller reduces them: sums
+    and counts may need an exact reduction.
 
     Args:
-        names: what the numbers stand for, in order; one name may stand for several numbers.
-        values: ``(n,)``, the same length and type on every rank: float64 where the device has it.
-        group: the ranks that take part; ``None``: all.
-        device: where to send what the group cannot reach; ``None``: the host, or the first device that it can reach.
+        names: the names of the numbers, in order; one name may have several numbers.
+        values: ``(n,)``, the same length and dtype on every rank: float64 if the device supports it.
+        group: the participating ranks; ``None``: all.
+        device: where to copy tensors that the group does not support; ``None``: the host, or the first supported
+            device.
 
     Returns:
-        ``(world_size, n)``, on the device of ``values``; of one process ``(1, n)``.
+        ``(world_size, n)``, on the device of ``values``; with one process ``(1, n)``.
 
     Raises:
-        ConfigurationError: on every rank, where names or lengths differ; it says what each rank has and others lack.
+        ConfigurationError: on every rank, if names or lengths differ; the message shows what each rank has and others
+            lack.
     """
     peers = peers_of("gather_keyed", group, device)
     wrong = values.ndim != 1
@@ -236,7 +241,7 @@ def gather_keyed(
         return values.detach().unsqueeze(0)
     rows = peers.meet(f"{len(names)} names, {_kind(values)}", failed=wrong, also="\0".join(names))
     if len({row.digest for row in rows}) > 1 and builtins.all(row.call == "gather_keyed" for row in rows):
-        each = _gathered(list(names), peers)  # all ranks have seen the same rows, and all come here
+        each = _gathered(list(names), peers)  # all ranks have the same rows, so all of them call this
         if any(other != each[0] for other in each):
             raise ConfigurationError(differing_names(each, peers.ranks))
     peers.check(rows)
@@ -247,18 +252,19 @@ def gather_keyed(
 
 
 def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
-    """A number of Python or numpy, or a numpy array of numbers, as a tensor on ``device``; anything else as it is.
+    """Return a number or a numpy array as a tensor on ``device``; return any other value unchanged.
 
     Args:
-        leaf: what may be a number. An int becomes int64; a float becomes float64, or float32 on a device without it.
-        device: of this rank.
-        reduce_op: the operation that follows. The tensor has the type of its result, so that the result has the same
-            type with one process, where nothing is reduced: the mean of integers is a float, their sum an int64.
+        leaf: any value. An int becomes int64; a float becomes float64, or float32 on a device without float64.
+        device: the device of this rank.
+        reduce_op: the operation that follows. The tensor gets the dtype of that operation's result, so that the dtype
+            is the same with one process, where nothing is reduced: a float for the mean of integers, int64 for their
+            sum.
 
     Raises:
-        UnknownNameError: there is no such operation.
+        UnknownNameError: the operation is unknown.
     """
-    numpy = sys.modules.get("numpy")  # numpy is optional: without it, nothing is of its types
+    numpy = sys.modules.get("numpy")  # numpy is optional: if it is not imported, no value has one of its types
     if numpy is not None and isinstance(leaf, (numpy.generic, numpy.ndarray)):
         if leaf.dtype.kind not in "biufc":
             return leaf
@@ -279,7 +285,9 @@ def as_tensor(leaf: Any, device: torch.device, reduce_op: Any = "max") -> Any:
 
 
 class _Gather(torch.autograd.Function):
-    """Every rank's tensor, stacked; the gradient of mine is the sum of all ranks' gradients of my slice."""
+    """Every rank's tensor, stacked; the gradient of this rank's tensor is the sum of all ranks' gradients of its
+    slice.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, peers: Peers) -> Tensor:
@@ -292,7 +300,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _OwnSlice(torch.autograd.Function):
-    """My slice of the sum of all ranks' stacks: what :class:`_Gather` is in reverse, and the other way round."""
+    """This rank's slice of the sum of all ranks' stacks; :class:`_Gather` is its backward, and this is _Gather's."""
 
     @staticmethod
     def forward(ctx: Any, stack: Tensor, peers: Peers) -> Tensor:
@@ -305,13 +313,14 @@ class _OwnSlice(torch.autograd.Function):
 
 
 def _stacked(tensor: Tensor, peers: Peers) -> Tensor:
-    rows = peers.gather(_bytes(tensor)).to(tensor.device)  # as bytes, every type can travel
+    rows = peers.gather(_bytes(tensor)).to(tensor.device)  # sent as bytes, so that every dtype works
     return _unpacked(rows, tensor.dtype, (len(peers.ranks), *tensor.shape))
 
 
 def _bytes(tensor: Tensor) -> Tensor:
     dense = tensor.resolve_conj().resolve_neg().contiguous()
-    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)  # one number's own stride may be anything
+    # the stride of a tensor with one element is arbitrary
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def _unpacked(packed: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
@@ -331,10 +340,10 @@ def _unsendable(tensor: Any) -> str | None:
 
 
 def operation_of(reduce_op: Any) -> str:
-    """Return the name of a reduction, however it was given.
+    """Return the name of a reduction that was given as a name or a ``ReduceOp``.
 
     Raises:
-        UnknownNameError: there is no such operation.
+        UnknownNameError: the operation is unknown.
     """
     if reduce_op is None:
         return "mean"
@@ -350,8 +359,8 @@ def reduction_of(rows: Tensor, reduce_op: Any) -> Tensor:
     """Reduce ``rows`` over their first dimension, as exactly as :func:`reduce` reduces over ranks.
 
     Raises:
-        UnknownNameError: there is no such operation.
-        ConfigurationError: the type of ``rows`` has no such operation.
+        UnknownNameError: the operation is unknown.
+        ConfigurationError: the dtype of ``rows`` does not support the operation.
     """
     operation = operation_of(reduce_op)
     if problem := _irreducible(rows, operation):
@@ -380,7 +389,7 @@ def _irreducible(tensor: Tensor, operation: str) -> str | None:
 
 
 def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
-    """Return the reduction of a tensor that all ranks are known to have."""
+    """Reduce a tensor after the ranks have compared their calls."""
     dtype, home = tensor.dtype, tensor.device
     if operation in _BITWISE:
         return functools.reduce(_BITWISE[operation], _stacked(tensor, peers).unbind())
@@ -402,7 +411,7 @@ def _reduced(tensor: Tensor, operation: str, peers: Peers) -> Any:
 
 
 def _wide(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return a type in which many values of ``dtype`` can be added up, and that ``device`` has."""
+    """Return a dtype that ``device`` supports and in which many values of ``dtype`` can be summed."""
     if dtype.is_complex:
         return torch.complex128 if _float64(device) is torch.float64 else torch.complex64
     if not dtype.is_floating_point:
@@ -412,7 +421,7 @@ def _wide(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 @functools.cache
 def _float64(device: torch.device) -> torch.dtype:
-    """float64, or float32 on a device that has no wider type: it is tried."""
+    """Return float64, or float32 if creating a float64 tensor on the device fails."""
     try:
         torch.zeros((), dtype=torch.float64, device=device)
     except (TypeError, RuntimeError):
@@ -421,7 +430,9 @@ def _float64(device: torch.device) -> torch.dtype:
 
 
 def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
-    """The smallest or largest of every rank's values. Backends differ in what they make of NaN, so it travels apart."""
+    """Return the smallest or largest of every rank's values. Backends treat NaN differently, so a mask of the NaNs is
+    reduced separately.
+    """
     sign = 1.0 if operation == "max" else -1.0
     nan = values.isnan()
     both = torch.stack([values.masked_fill(nan, 0.0), nan.to(values.dtype) * sign])
@@ -441,11 +452,11 @@ def _gathered(obj: Any, peers: Peers) -> list[Any]:
 
 
 def _dumped(obj: Any) -> tuple[bytes, str | None]:
-    """Return ``obj`` as bytes, or why it cannot be."""
+    """Return ``obj`` as bytes, or the reason why it cannot be pickled."""
     buffer = io.BytesIO()
     try:
         torch.save(obj, buffer)
-    except Exception as error:  # a class's own reduction may raise anything
+    except Exception as error:  # a class's __reduce__ may raise anything
         return b"", f"what cannot be pickled: {type(error).__name__}: {error}"
     return buffer.getvalue(), None
 
@@ -455,19 +466,19 @@ def _padded(data: bytes, size: int) -> Tensor:
 
 
 def _loaded(data: Tensor, device: torch.device | None) -> Any:
-    """Return an object of another rank of this job; its tensors on an accelerator come to this rank's."""
+    """Return an object of another rank of this job; its tensors on an accelerator are moved to this rank's device."""
 
     def here(storage: Any, location: str) -> Any:
         nearest = _nearest(location.partition(":")[0], device)
         return storage if nearest.type in ("cpu", "meta") else storage.to(device=nearest)
 
     packed = bytearray(data.numel())
-    torch.frombuffer(packed, dtype=torch.uint8).copy_(data)  # numpy, which tensors would need for this, is optional
+    torch.frombuffer(packed, dtype=torch.uint8).copy_(data)  # without numpy, which is optional
     return torch.load(io.BytesIO(packed), map_location=here, weights_only=False)
 
 
 def _nearest(kind: str, device: torch.device | None) -> torch.device:
-    """Return the device of this ``kind`` that belongs to this rank."""
+    """Return this rank's device of this ``kind``."""
     return device if device is not None and device.type == kind else torch.device(kind)
 
 

@@ -1,9 +1,9 @@
-"""Sequences split over ranks: attention over all of them, and which part of a sequence a rank has.
+"""Sequences split over ranks: attention over complete sequences, and which part of a sequence each rank has.
 
-Each rank of a context-parallel group computes on a part of every sequence. Only attention needs the others: before it,
-the ranks exchange heads for positions (arXiv 2309.14509, "Ulysses"), so that each computes plain attention over
-complete sequences for some of the heads, and afterwards they exchange back. A module calls :func:`attention`,
-:func:`positions` and :func:`gather`; in a run that splits no sequence, they do what a module needs on complete ones.
+Each rank of a context-parallel group computes on a part of every sequence. Only attention needs the other parts: before
+it, the ranks exchange heads for positions (arXiv 2309.14509, "Ulysses"), so that each computes plain attention over
+complete sequences for some heads; afterwards they exchange back. A module calls :func:`attention`, :func:`positions`
+and :func:`gather`; in a run that does not split sequences, they work on complete sequences.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Context:
     """The ranks among which a run splits sequences.
 
     Attributes:
-        group: these ranks, in the order of the parts.
-        kind: how attention sees all parts.
+        group: these ranks, in the order of their parts.
+        kind: how attention exchanges the parts, "ulysses" or "ring".
     """
 
     group: Group
@@ -46,10 +46,10 @@ class Context:
     _open: ExitStack = field(default_factory=ExitStack)
 
     def enter(self, device: torch.device) -> None:
-        """Let the functions of this module use this context.
+        """Make this the context that the functions of this module use.
 
         Raises:
-            ConfigurationError: the device has no ring attention.
+            ConfigurationError: torch has no ring attention for the device.
         """
         leave_all()
         if self.kind == "ring":
@@ -60,7 +60,7 @@ class Context:
         """Return this rank's part of a complete sequence.
 
         Raises:
-            ConfigurationError: the ranks do not divide it.
+            ConfigurationError: the length is not divisible by the number of ranks.
         """
         length, size = tensor.shape[dim], self.group.size
         if length % size:
@@ -73,11 +73,11 @@ class Context:
         return tensor.narrow(dim, share * self.group.index, share).contiguous()
 
 
-_ENTERED: list[Context] = []  # that of the run, if it splits sequences
+_ENTERED: list[Context] = []  # the run's context, if it splits sequences
 
 
 def leave_all() -> None:
-    """End what :meth:`Context.enter` began."""
+    """Undo :meth:`Context.enter`."""
     while _ENTERED:
         _ENTERED.pop()._open.close()
 
@@ -101,10 +101,10 @@ def attention(
         query, key, value: this rank's parts, (batch, heads, positions of this rank, features).
         attn_mask: for complete sequences, (..., positions, positions), on every rank; its dimension of heads is 1 or
             that of ``query``.
-        dropout_p, is_causal, scale, enable_gqa: as for torch's function; the causal mask is that of complete sequences.
+        dropout_p, is_causal, scale, enable_gqa: as in torch's function; a causal mask applies to complete sequences.
 
     Raises:
-        ConfigurationError: the ranks do not divide the heads, or the mask is one for a part.
+        ConfigurationError: the number of heads is not divisible by the ranks, or the mask is only for a part.
     """
     options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     context = _ENTERED[-1] if _ENTERED else None
@@ -121,13 +121,13 @@ def attention(
 
 
 def positions(length: int, device: torch.device | None = None) -> Tensor:
-    """Return the positions, in complete sequences, of the ``length`` ones that this rank has."""
+    """Return the positions in complete sequences of the ``length`` elements that this rank has."""
     first = length * _ENTERED[-1].group.index if _ENTERED else 0
     return torch.arange(first, first + length, device=device)
 
 
 def gather(tensor: Tensor, dim: int) -> Tensor:
-    """Return the complete sequences of which each rank has a part, on every rank; gradients flow back."""
+    """Return the complete sequences on every rank, from each rank's part; gradients flow back."""
     if not _ENTERED:
         return tensor
     return torch.cat(list(_ENTERED[-1].group.all_gather(tensor, sync_grads=tensor.requires_grad)), dim)
@@ -137,7 +137,7 @@ def part(tensor: Tensor, dim: int) -> Tensor:
     """Return this rank's part of complete sequences.
 
     Raises:
-        ConfigurationError: the ranks do not divide them.
+        ConfigurationError: the length is not divisible by the number of ranks.
     """
     return _ENTERED[-1].part(tensor, dim) if _ENTERED else tensor
 
@@ -146,10 +146,11 @@ def part(tensor: Tensor, dim: int) -> Tensor:
 
 
 def split(batch: Any, dims: Dims) -> Any:
-    """Return ``batch`` with this rank's parts of its sequences.
+    """Return ``batch`` with only this rank's part of each sequence.
 
     Raises:
-        ConfigurationError: the batch has nothing that ``dims`` names, or the ranks do not divide a sequence.
+        ConfigurationError: the batch has no entry named in ``dims``, or a length is not divisible by the number of
+            ranks.
     """
     if callable(dims):
         return dims(batch, part)
@@ -202,7 +203,7 @@ def _split_fields(batch: Any, dims: Mapping[Any, int]) -> Any:
 
 
 class _Exchange(torch.autograd.Function):
-    """Each rank gives the others parts of dimension ``split_dim``, and gets their parts of ``join_dim``."""
+    """All-to-all: each rank sends slices of dimension ``split_dim`` and receives slices of ``join_dim``."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, handle: Any, split_dim: int, join_dim: int) -> Tensor:
@@ -220,7 +221,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _with_heads_for(size: int, tensor: Tensor, heads: int, enable_gqa: bool) -> Tensor:
-    """Return keys or values with as many heads as the ranks divide; heads that queries share are repeated for that."""
+    """Return keys or values with a number of heads that the ranks divide; heads shared by queries are repeated."""
     own = tensor.shape[1]
     if heads % size:
         raise ConfigurationError(
@@ -239,7 +240,7 @@ def _with_heads_for(size: int, tensor: Tensor, heads: int, enable_gqa: bool) -> 
 
 
 def _own_heads(mask: Tensor, heads: int, lengths: tuple[int, int], group: Group) -> Tensor:
-    """Return what of a mask for complete sequences belongs to this rank's heads."""
+    """Return the part of a mask for complete sequences that belongs to this rank's heads."""
     if any(have not in (1, want) for have, want in zip(mask.shape[-2:], lengths, strict=True)):
         raise ConfigurationError(
             f"context_parallel.attention got a mask of shape {tuple(mask.shape)}, and complete sequences have "
@@ -252,10 +253,10 @@ def _own_heads(mask: Tensor, heads: int, lengths: tuple[int, int], group: Group)
 
 
 def _ring(handle: Any, size: int, device: torch.device) -> Any:
-    """torch's ring attention, which takes the place of plain attention, for parts in the order of the ranks.
+    """Context in which torch's ring attention replaces plain attention, for parts in the order of the ranks.
 
     Raises:
-        ConfigurationError: torch has none for this device.
+        ConfigurationError: torch has no ring attention for this device.
     """
     if device == HOST:
         raise ConfigurationError(
@@ -266,6 +267,6 @@ def _ring(handle: Any, size: int, device: torch.device) -> Any:
     from torch.distributed.tensor.experimental import _attention, context_parallel
 
     _attention._cp_options.enable_load_balance = False  # it would reorder the parts
-    buffer = torch.zeros(size, device=device)  # torch wants one
+    buffer = torch.zeros(size, device=device)  # torch requires a buffer
     mesh = DeviceMesh.from_group(handle, device.type)
     return context_parallel(mesh, buffers=[buffer], buffer_seq_dims=[0], no_restore_buffers={buffer})

@@ -1,4 +1,4 @@
-"""What a strategy adds to split sequences over ranks: groups of them, and which part of a batch each gets."""
+"""Split sequences over ranks: the groups of ranks, and which part of a batch each gets."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ CONTEXT = "context_parallel"
 
 
 class SequenceParts:
-    """Neighbours of the data group see the same samples, and each of them a part of every sequence.
+    """Groups of neighbouring ranks of the data group: they see the same samples, each a part of every sequence.
 
     Args:
         owner: the name of the strategy's class, for messages.
         size, dims, kind: its arguments ``context_parallel_size``, ``sequence_dims`` and ``context_parallel_attention``.
 
     Raises:
-        ConfigurationError: one is wrong, or they contradict each other.
+        ConfigurationError: an argument is wrong, or two contradict each other.
     """
 
     def __init__(self, owner: str, size: int, dims: Dims | None, kind: str) -> None:
@@ -37,27 +37,27 @@ class SequenceParts:
                 f"{CONTEXT}_size is 1. Write both, or none."
             )
         self.owner, self.size, self.dims, self._kind = owner, size, dims, kind
-        self._context: tuple[Group, Context] | None = None  # with the data group that it is a part of
+        self._context: tuple[Group, Context] | None = None  # with the data group for which it was made
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_context": None}
 
     def context(self, world: Group, data: Group) -> Context:
-        """Return the ranks among which sequences are split, of which this process is one."""
+        """Return this process's group of ranks among which sequences are split."""
         if self._context is None or self._context[0] is not data:
             first = data.index - data.index % self.size
             self._context = data, Context(world.new(data.ranks[first : first + self.size]), self._kind)
         return self._context[1]
 
     def sampler_kwargs(self, data: Group) -> dict[str, Any]:
-        """Return which part of the samples this rank sees, and how many there are."""
+        """Return this rank's index among the parts of the data, and the number of parts."""
         return {"num_replicas": max(1, data.size // self.size), "rank": data.index // self.size}
 
     def dims_for(self, module: nn.Module) -> Dims:
         """Return which dimensions of a batch are sequences.
 
         Raises:
-            ConfigurationError: neither the argument nor the module says it.
+            ConfigurationError: neither the argument nor the module names them.
         """
         dims: Dims | None = getattr(module, "sequence_dims", None) if self.dims is None else self.dims
         if dims is None:

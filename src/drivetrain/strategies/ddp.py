@@ -1,4 +1,4 @@
-"""The whole model on every device; gradients are averaged while they are computed."""
+"""The complete model on every device; gradients are averaged during the backward pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from drivetrain.strategies.strategy import Strategy
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_UNFINISHED = "Expected to have finished reduction in the prior iteration"  # torch's words
+_UNFINISHED = "Expected to have finished reduction in the prior iteration"  # the beginning of torch's error
 
 
 class DDPArguments(TypedDict, total=False):
@@ -58,7 +58,7 @@ class DDPArguments(TypedDict, total=False):
 class DDPStrategy(ParallelStrategy):
     """``torch.nn.parallel.DistributedDataParallel`` around the model while it is trained.
 
-    Evaluation and prediction run the model itself: nothing is exchanged there but what user code asks for.
+    Evaluation and prediction run the model itself, without communication except what user code starts.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
@@ -69,14 +69,14 @@ class DDPStrategy(ParallelStrategy):
             subgroup only (``None``: over each machine), and parameters over all ranks after every so many optimizer
             steps. In between ranks differ: evaluation takes each one's own parameters, and a checkpoint holds rank 0's
             with its optimizer state, from which all ranks go on.
-        start_method: how the processes are started where no cluster does, the name of a launcher: "popen" runs the
-            program again; "spawn", "fork" and "forkserver" take this one's objects into new processes; "ray" into
-            actors of a Ray cluster.
-        ddp_arguments: what else the constructor of DistributedDataParallel takes, such as ``find_unused_parameters``,
+        start_method: the launcher that starts the processes if no cluster does: "popen" runs the program again;
+            "spawn", "fork" and "forkserver" pass this process's objects to new processes; "ray" passes them to actors
+            of a Ray cluster.
+        ddp_arguments: further arguments of DistributedDataParallel's constructor, such as ``find_unused_parameters``,
             ``static_graph`` or ``gradient_as_bucket_view``.
 
     Raises:
-        ConfigurationError: there is no such ``start_method``, or what averages models does not go together.
+        ConfigurationError: ``start_method`` is unknown, or the arguments for model averaging do not fit together.
     """
 
     synchronises_batchnorm = True
@@ -118,9 +118,9 @@ class DDPStrategy(ParallelStrategy):
         self.comm = (ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper)
         self.facts = self.facts.but(refuses={**self.facts.refuses, **self._refused()})
         self._wraps = True
-        self._sync: LayerSync | None = None  # of a fit that runs
+        self._sync: LayerSync | None = None  # of the running fit
         self._averaged: set[int] = set()  # parameters, by identity
-        self._frozen: list[nn.Parameter] = []  # the others
+        self._frozen: list[nn.Parameter] = []  # parameters that are not averaged
 
     def _refused(self) -> dict[str, str]:
         name = type(self).__name__
@@ -174,7 +174,7 @@ class DDPStrategy(ParallelStrategy):
             super().on_validation_start()
 
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
-        """Nothing where each forward pass gives all ranks the buffers of the first."""
+        """Return nothing if each forward pass broadcasts rank 0's buffers."""
         return {} if self.ddp_arguments.get("broadcast_buffers", True) else super().rank_state(module)
 
     def bind(self, name: str) -> Callable[..., Any]:
@@ -188,9 +188,9 @@ class DDPStrategy(ParallelStrategy):
         return until_thawed(step, self._frozen, lambda: self.bind(name))
 
     def _wrap_again(self) -> None:
-        """Wrap the module once more if the wrapper leaves to each rank what is trained now, or waits for what is not.
+        """Wrap the module again if parameters have been thawed or frozen since it was wrapped.
 
-        What freezes inside a window has gradients there, which only the present wrapper exchanges.
+        A parameter frozen inside a window has gradients there that only the present wrapper exchanges.
         """
         model = self.model
         if not isinstance(model, DistributedDataParallel) or (trained := _trained(model)) == self._averaged:
@@ -199,7 +199,7 @@ class DDPStrategy(ParallelStrategy):
         if in_window and not trained - self._averaged:
             return
         frozen = [each for each in model.parameters() if in_window and id(each) in self._averaged - trained]
-        for parameter in frozen:  # their gradients of this window are to be averaged too
+        for parameter in frozen:  # the gradients of this window must be averaged too
             parameter.requires_grad_(True)
         self.model = self._wrapped(self.lightning_module)
         if in_window:
@@ -207,14 +207,16 @@ class DDPStrategy(ParallelStrategy):
         for parameter in frozen:
             parameter.requires_grad_(False)
         if self.driver.rebind is not None:
-            self.driver.rebind()  # the loop holds the earlier wrapper until then
+            self.driver.rebind()  # the loop uses the earlier wrapper until then
 
     def _continue_window(self) -> None:
-        """Let a new wrapper average all gradients of an open window, also those that its rest does not add to."""
+        """Let a new wrapper average all gradients of an open window, including those that its remaining batches do not
+        add to.
+        """
         model = self.model
         if not isinstance(model, DistributedDataParallel):
             return
-        model.require_forward_param_sync = False  # as after a pass that exchanges nothing
+        model.require_forward_param_sync = False  # as after a pass without an exchange
         if model.find_unused_parameters:
             held = [each for each in model.parameters() if each.requires_grad and each.grad is not None]
             with model.no_sync():
@@ -225,12 +227,12 @@ class DDPStrategy(ParallelStrategy):
         self._continue_window()
 
     def on_train_end(self) -> None:
-        """Check the last backward pass: DDP reports one that missed parameters at the next, and there is no next."""
+        """Check the last backward pass: DDP reports missed parameters only in the next pass."""
         if isinstance(model := self.model, DistributedDataParallel):
             model.reducer._rebuild_buckets()
 
     def explain(self, error: BaseException) -> Exception | None:
-        """Torch has found that the last backward pass has missed parameters: say which."""
+        """Explain torch's error that the last backward pass has missed parameters, and name them."""
         model = self.model
         misses = isinstance(model, DistributedDataParallel) and not model.find_unused_parameters
         if misses and isinstance(error, RuntimeError) and _UNFINISHED in str(error):
@@ -266,7 +268,7 @@ class DDPStrategy(ParallelStrategy):
         found = [loss] if model.find_unused_parameters and not model.static_graph else []
         model.reducer.prepare_for_backward(found)
         yield
-        model.require_backward_grad_sync = False  # or the end of the forward pass would prepare it again
+        model.require_backward_grad_sync = False  # otherwise the end of the forward pass would prepare it again
         if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
             model._static_graph_delay_allreduce_enqueued = True
             model.reducer._delay_all_reduce()  # type: ignore[attr-defined]  # the end of a first pass would call it
@@ -275,24 +277,25 @@ class DDPStrategy(ParallelStrategy):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """Those of the run. Who sets them need not know what is to be done at their steps."""
-        mine: list[Optimizer] = self.__dict__["optimizers"]  # the place that a copy in another process finds empty
+        """The optimizers of the run. Setting them also registers the hooks that DDP needs at their steps."""
+        # in the instance's dictionary, where a copy in another process looks for it
+        mine: list[Optimizer] = self.__dict__["optimizers"]
         return mine
 
     @optimizers.setter
     def optimizers(self, optimizers: list[Optimizer]) -> None:
         self.__dict__["optimizers"] = optimizers
         for optimizer in filter(_is_sharded, optimizers):
-            # It leaves what it has loaded in its own state too, a second time and never updated, with None for the
-            # parameters of other ranks.
+            # It also leaves the loaded state in its own ``state``: a second copy that is never updated, with None for
+            # the parameters of other ranks.
             optimizer.register_load_state_dict_post_hook(_drop_copies)
         if self._averaging is not None and not self._outlived:
             self._averaging.attach(optimizers)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What of an optimizer a checkpoint holds; one whose state is spread over the ranks is whole on rank 0.
+        """Return an optimizer's state for a checkpoint; a state that is spread over the ranks is complete on rank 0.
 
-        Of a ``ZeroRedundancyOptimizer`` it is what the optimizer in it would hold alone, in host memory; ``{}`` on the
+        For a ``ZeroRedundancyOptimizer`` it is the complete state of the inner optimizer in host memory; ``{}`` on the
         other ranks. Every rank must call it.
         """
         if not _is_sharded(optimizer):
@@ -303,11 +306,11 @@ class DDPStrategy(ParallelStrategy):
     def _consolidate(self, sharded: Any, rank: int) -> None:
         sharded.consolidate_state_dict(to=rank)
         if self.accelerator is not None:
-            self.accelerator.synchronize(self.root_device)  # its copies to the host do not wait for themselves
+            self.accelerator.synchronize(self.root_device)  # its copies to the host are asynchronous
 
     def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """``optimizer`` as a process that is no rank can use it: with everyone's part of its state, on the first rank
-        of each machine. Every rank must call it.
+        """Return ``optimizer`` for a process outside the job: with all ranks' state, on the first rank of each machine.
+        Every rank must call it.
         """
         if not _is_sharded(optimizer):
             return optimizer
@@ -324,7 +327,7 @@ class DDPStrategy(ParallelStrategy):
         return alone(self, whole_here(self, DDPStrategy))
 
     def teardown(self) -> None:
-        self.model, self._frozen = self.lightning_module, []  # the wrapper belongs to the run
+        self.model, self._frozen = self.lightning_module, []  # the wrapper exists only during the run
         if self._sync is not None and self.model is not None:
             self.model = self._sync.revert(self.model)
         if self._averaging is not None:
@@ -345,18 +348,18 @@ class DDPStrategy(ParallelStrategy):
             self._wrap_again()
         own = self.model
         if isinstance(own, DistributedDataParallel) and next(own.parameters()) is next(model.parameters()):
-            model = own  # in the place of one from before
+            model = own  # replaces an earlier one
         return model.no_sync()
 
 
 def _starts(installed: bool) -> dict[str, str]:
-    """Return the start methods by the names of this strategy: one name for each launcher, and more if it wants them."""
+    """Return the start methods by the names of this strategy: one name for each launcher, and its aliases."""
     endings = LauncherRegistry.endings(installed).items()
     return {f"ddp_{ending}" if ending else "ddp": start for ending, start in endings}
 
 
 def _entries(installed: bool) -> dict[str, Entry[Strategy]]:
-    """Return what the names of this strategy stand for."""
+    """Return the registry's entries for the names of this strategy."""
     forms: dict[str, dict[str, Any]] = {"": {}} | {
         f"_find_unused_parameters_{str(unused).lower()}": {"find_unused_parameters": unused} for unused in (True, False)
     }
@@ -369,10 +372,10 @@ def _entries(installed: bool) -> dict[str, Entry[Strategy]]:
 
 
 def _static_from_first_exchange(model: DistributedDataParallel) -> None:
-    """Make its graph a static one before the first pass that exchanges gradients.
+    """Make its graph static before the first pass that exchanges gradients.
 
-    That is the pass in which torch records the graph; in passes before it, those of an accumulation window, it records
-    too, and then misses exchanges later on, in silence (pytorch#187732).
+    torch should record the graph in that pass; in the earlier passes of an accumulation window it would record too, and
+    then silently miss exchanges later (pytorch#187732).
     """
 
     def look(*_: Any) -> None:
@@ -384,7 +387,7 @@ def _static_from_first_exchange(model: DistributedDataParallel) -> None:
 
 
 def _by_hand(step: Callable[..., Any], model: DistributedDataParallel) -> Callable[..., Any]:
-    """``step``, whose backward passes are inside and say themselves when they begin."""
+    """Return ``step`` of manual optimization, whose backward passes prepare their own exchange."""
 
     def step_by_hand(*args: Any, **kwargs: Any) -> Any:
         model.require_forward_param_sync = True
@@ -399,7 +402,7 @@ def _trained(module: nn.Module) -> set[int]:
 
 
 def _is_sharded(optimizer: Optimizer) -> bool:
-    """Whether each rank has a part of its state (``ZeroRedundancyOptimizer``)."""
+    """Whether each rank has a part of the optimizer's state (``ZeroRedundancyOptimizer``)."""
     return hasattr(optimizer, "consolidate_state_dict")
 
 

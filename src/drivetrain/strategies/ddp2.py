@@ -1,4 +1,4 @@
-"""One process on each machine: it trains on all devices there, and gradients are averaged between machines."""
+"""One process on each machine: it trains on all devices of its machine, and gradients are averaged between machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from drivetrain.strategies.strategy import Strategy
 
 
 class _BetweenMachines(DistributedDataParallel):
-    """DDP around the replicas of one machine, which sees the call of any method as a forward pass."""
+    """DDP around the replicas of one machine; it handles a call of any method as a forward pass."""
 
     def runs(self, method: Callable[..., Any]) -> Callable[..., Any]:
         replicas: Replicas = self.module
@@ -40,7 +40,7 @@ class DDP2Strategy(DDPStrategy):
     ``training_step_end``, ``validation_step_end`` and ``test_step_end`` with the outputs of the machine's devices. One
     backward pass adds up the gradients of these devices, and averages them over the machines.
 
-    Args: those of :class:`DDPStrategy`.
+    Args: as for :class:`DDPStrategy`.
     """
 
     synchronises_batchnorm = False
@@ -80,7 +80,7 @@ class DDP2Strategy(DDPStrategy):
     def bind(self, name: str) -> Callable[..., Any]:
         model = self.model
         replicas = model.module if isinstance(model, DistributedDataParallel) else model
-        assert isinstance(replicas, Replicas)  # setup() came first
+        assert isinstance(replicas, Replicas)  # setup() has run
         bound = bound_to(replicas, self.lightning_module, name, len(self._devices))
         through_ddp = name == "training_step" and isinstance(model, DistributedDataParallel)
         return super().bind(name) if through_ddp else bound

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO: optimizer states, gradients and parameters are spread over the ranks; its engine makes the step."""
+"""DeepSpeed's ZeRO: optimizer states, gradients and parameters are spread over the ranks; its engine runs the step."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ _NAMES: dict[str, dict[str, Any]] = {
         "offload_params_device": "nvme",
     },
 }  # fmt: skip
-_WORLD: list[Any] = []  # the process group that DeepSpeed has made its own groups of
+_WORLD: list[Any] = []  # the process group from which DeepSpeed has made its own groups
 
 
 class DeepSpeedStrategy(ParallelStrategy):
-    """DeepSpeed's ZeRO on any accelerator that it supports, the CPU included; needs the package ``deepspeed``.
+    """DeepSpeed's ZeRO on any accelerator that it supports, including the CPU; needs the package ``deepspeed``.
 
     Its engine exchanges gradients, clips, steps the optimizer of ``configure_optimizers`` and skips steps whose
-    gradients overflow. Schedulers of ``configure_optimizers`` step as usual, but not after a skipped step; one in
-    ``config`` belongs to the engine.
+    gradients overflow. Schedulers of ``configure_optimizers`` step as usual, but not after a skipped step; a scheduler
+    in ``config`` belongs to the engine.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
@@ -71,8 +71,8 @@ class DeepSpeedStrategy(ParallelStrategy):
         offload_optimizer_device, offload_params_device: "cpu", or "nvme" for files in ``nvme_path``.
         nvme_path: a folder on a fast disk.
         zero_optimization: more entries for the section of this name in DeepSpeed's configuration.
-        config: DeepSpeed's configuration, or the path of its JSON file; the arguments here come before it.
-        logging_level: of DeepSpeed's own logger.
+        config: DeepSpeed's configuration, or the path of its JSON file; the arguments here override its entries.
+        logging_level: the level of DeepSpeed's own logger.
         options: any other entry of DeepSpeed's configuration or of its ``zero_optimization``, such as
             ``allgather_bucket_size``, ``overlap_comm`` or ``gradient_clipping``.
 
@@ -125,11 +125,12 @@ class DeepSpeedStrategy(ParallelStrategy):
         }
         self.config = _deepspeed_config.given(config, stage, zero_optimization, offloaded, nvme_path, options)
         self.stage: int = self.config["zero_optimization"]["stage"]
-        self.facts = self.facts.but(allows_inference_mode=self.stage < 3)  # stage 3 gathers while it evaluates
+        # stage 3 gathers parameters during evaluation
+        self.facts = self.facts.but(allows_inference_mode=self.stage < 3)
         self.logging_level, self._options = logging_level, options
         self._engine: Any = None
-        self._trained: set[int] = set()  # parameters, by identity
-        self._unit = 1.0  # what the engine's gradients must be multiplied by
+        self._trained: set[int] = set()  # identities of parameters
+        self._unit = 1.0  # the factor by which the engine's gradients must be multiplied
         self._window_open = False
         self._had_local_rank = True
         self._kept: tuple[dict[str, Any], dict[int, dict[str, Any]]] | None = None
@@ -139,7 +140,7 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     @property
     def deepspeed_engine(self) -> Any:
-        """DeepSpeed's engine of the run, or of the last one; ``None`` before, and where none was needed."""
+        """DeepSpeed's engine of the current or last run; ``None`` before, and if none was needed."""
         return self._engine
 
     def agreed_options(self) -> dict[str, Any]:
@@ -155,11 +156,11 @@ class DeepSpeedStrategy(ParallelStrategy):
         super().setup_environment()
         deepspeed = self._deepspeed()
         self._had_local_rank = "LOCAL_RANK" in os.environ
-        os.environ["LOCAL_RANK"] = str(self.local_rank)  # which DeepSpeed insists on, in every step
+        os.environ["LOCAL_RANK"] = str(self.local_rank)  # DeepSpeed reads it in every step
         if _WORLD and _WORLD[0] is not dist.group.WORLD:
-            deepspeed.utils.groups._release_process_group_references()  # those that it keeps are gone
+            deepspeed.utils.groups._release_process_group_references()  # the groups that it keeps no longer exist
         _WORLD[:] = [dist.group.WORLD]
-        deepspeed.init_distributed(verbose=False)  # as it is: it looks at the process group that there is
+        deepspeed.init_distributed(verbose=False)  # uses the existing process group
         device = deepspeed.accelerator.get_accelerator().device_name()
         if device.partition(":")[0] != self.root_device.type:
             raise ConfigurationError(
@@ -169,7 +170,7 @@ class DeepSpeedStrategy(ParallelStrategy):
             )
 
     def model_sharded_context(self) -> AbstractContextManager[Any]:
-        """With stage 3, layers that ``configure_model`` makes are cut into pieces as soon as each is made."""
+        """With stage 3, layers that ``configure_model`` creates are partitioned as soon as each is created."""
         if self.stage < 3:
             return super().model_sharded_context()
         context: AbstractContextManager[Any] = self._deepspeed().zero.Init(config_dict_or_path=self.engine_config())
@@ -179,7 +180,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         fitting = trainer.progress.fn == "fit"
         if fitting:
             self._check_run(trainer)
-        self.engine_config()  # its errors come before anything is moved
+        self.engine_config()  # its errors come before the model is moved
         super().setup(trainer)
         if not fitting and self.stage == 3:
             self._start_engine(None)
@@ -226,7 +227,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         return _deepspeed_config.complete(self.config, self._options, self.precision_plugin.name)
 
     def _deepspeed(self) -> Any:
-        """The package, imported for this strategy's device."""
+        """Return the package, imported for this strategy's device."""
         os.environ.setdefault("DS_ACCELERATOR", self.root_device.type)
         import deepspeed
 
@@ -257,7 +258,7 @@ class DeepSpeedStrategy(ParallelStrategy):
             self.optimizers = [_deepspeed_optimizers.like(made, groups)]
 
     def _let_go(self) -> None:
-        """Take the last run's engine away from its module."""
+        """Detach the last run's engine from its module."""
         engine, self._engine, self._kept, self._window_open = self._engine, None, None, False
         if engine is not None:
             for hook in (engine.module_forward_pre_hook, engine.module_forward_post_hook):
@@ -270,20 +271,21 @@ class DeepSpeedStrategy(ParallelStrategy):
             self._tear_down()
         finally:
             if self.world_size == 1 and not self._had_local_rank:
-                os.environ.pop("LOCAL_RANK", None)  # it would say that a launcher has started this process
+                os.environ.pop("LOCAL_RANK", None)  # it would mean that a launcher has started this process
 
     def _tear_down(self) -> None:
         if self._engine is None:
             super().teardown()
             return
-        if self.world_size == 1 and dist.is_initialized():  # super() ends its group, and states pass through that
+        # super() destroys the process group, which reading the states needs
+        if self.world_size == 1 and dist.is_initialized():
             states = {id(each): self.optimizer_state(each) for each in self.optimizers}
             kept = self.module_state(self.lightning_module), states
             self._let_go()
             self._kept = kept
             _deepspeed_state.put_together(self.lightning_module)
             self.model = self.lightning_module
-        # The engine's pieces stay where they are, so that the module works and can be saved.
+        # The engine's pieces stay on their device, so that the module works and can be saved.
         optimizers, module, self.optimizers, self.lightning_module = self.optimizers, self.lightning_module, [], None
         try:
             super().teardown()
@@ -320,7 +322,7 @@ class DeepSpeedStrategy(ParallelStrategy):
                     "Return a loss of zero that depends on the parameters, or a WeightedLoss of weight 0."
                 )
             loss = parts.loss_of(output, index, last)
-            if loss is None:  # one process, and a WeightedLoss of weight 0
+            if loss is None:  # with one process, a WeightedLoss of weight 0
                 raise ConfigurationError(
                     "training_step returned a WeightedLoss of the number 0, and DeepSpeed's engine counts on a "
                     "backward pass for every batch. Give its weight as a tensor."
@@ -335,12 +337,12 @@ class DeepSpeedStrategy(ParallelStrategy):
         return step
 
     def rescale_gradients(self, optimizer: Any, factor: float | Tensor) -> None:
-        """Note what the engine's gradients must be multiplied by: later losses are divided by it, and the step does it.
+        """Multiply the factor for the engine's gradients: later losses are divided by it, and the step applies it.
 
-        A weight on the device is read back here.
+        A factor on the device is read back here.
         """
         self._unit *= float(factor)
-        if self._unit == 0:  # what is there came from weights of 0: it is 0, in any unit
+        if self._unit == 0:  # earlier gradients come from weights of 0: they are 0 at any scale
             self._unit = 1.0
 
     def clip_gradients(
@@ -352,8 +354,8 @@ class DeepSpeedStrategy(ParallelStrategy):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
     ) -> Tensor | None:
-        """Let the engine clip in the step that follows."""
-        if algorithm == "value" and clip_val:  # a limit of 0 is none
+        """Let the engine clip in the next step."""
+        if algorithm == "value" and clip_val:  # a limit of 0 means no clipping
             raise self._no_clipping_by_value()
         if algorithm == "value":
             return None
@@ -368,7 +370,7 @@ class DeepSpeedStrategy(ParallelStrategy):
     def optimizer_step(
         self, optimizer: Optimizer, closure: Callable[[], Any] | None, model: nn.Module | None = None, **kwargs: Any
     ) -> Any:
-        """Let the engine clip, step the optimizer with its options as they are now, and clear the gradients."""
+        """Let the engine clip, step the optimizer with its current options, and clear the gradients."""
         loss = None if closure is None else closure()
         engine, zero = self._engine, self._engine.optimizer
         schedules_itself = engine.lr_scheduler is not None
@@ -390,7 +392,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         return self._engine is not None and getattr(self._engine, "basic_optimizer", None) is not None
 
     def module_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return complete weights on rank 0, in 32 bits where the engine trains such copies of 16-bit parameters."""
+        """Return complete weights on rank 0, in float32 if the engine has float32 master weights."""
         if self._kept is not None:
             return self._kept[0]
         if self.stage < 3 and not (self._trains() and self.precision_plugin.name in ("bf16-true", "16-true")):
@@ -404,7 +406,7 @@ class DeepSpeedStrategy(ParallelStrategy):
             super().load_module_state(module, state, strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return on rank 0 what the optimizer's state would be with one process."""
+        """Return on rank 0 the optimizer's state as it would be with one process."""
         if self._kept is not None:
             return self._kept[1].get(id(optimizer), {})
         if not self._trains():
@@ -443,18 +445,18 @@ class DeepSpeedStrategy(ParallelStrategy):
         """Write weights and optimizer states as a folder of DeepSpeed's own format; every rank must call it.
 
         Args:
-            folder: for DeepSpeed's tools, such as the ``zero_to_fp32.py`` that it puts there.
-            tag: the name of the folder in it; ``None``: DeepSpeed's, which counts steps.
+            folder: a folder for DeepSpeed's tools, such as the ``zero_to_fp32.py`` that it puts there.
+            tag: the name of the subfolder; ``None``: DeepSpeed's, which counts steps.
         """
         self._running_engine("save_deepspeed_checkpoint").save_checkpoint(str(folder), tag=tag)
 
     def load_deepspeed_checkpoint(self, folder: str | Path, tag: str | None = None) -> None:
-        """Load what :meth:`save_deepspeed_checkpoint` has written; every rank must call it, in ``on_fit_start``.
+        """Load a folder of :meth:`save_deepspeed_checkpoint`; every rank must call it, in ``on_fit_start``.
 
         Its files are unpickled, which can run code.
 
         Raises:
-            CheckpointError: there is none, or another number of processes has written it.
+            CheckpointError: the folder does not exist, or another number of processes has written it.
         """
         engine = self._running_engine("load_deepspeed_checkpoint")
         _deepspeed_state.load_folder(engine, Path(folder), tag, self.world_size)
@@ -475,10 +477,10 @@ class DeepSpeedStrategy(ParallelStrategy):
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Read a checkpoint; of a folder of DeepSpeed's own format, the weights.
+        """Read a checkpoint; from a folder of DeepSpeed's own format, only the weights.
 
         Raises:
-            CheckpointError: the folder would be unpickled unasked, or training is to be resumed from it.
+            CheckpointError: reading the folder needs ``weights_only=False``, or training is to resume from it.
         """
         if not self.reads_folder(str(checkpoint_path)):
             return super().load_checkpoint(checkpoint_path, weights_only, into)

@@ -1,4 +1,4 @@
-"""One process, several devices: each device works on its part of every batch."""
+"""One process, several devices: each device computes on its part of every batch."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from drivetrain.strategies.strategy import Strategy
 class DataParallelStrategy(Strategy):
     """Runs each step on all devices of this machine in one process, each on its part of the batch.
 
-    A batch is split along its first dimension. The outputs of the parts become one: means are weighted by samples, so
-    loss, gradients and logged values are those of the complete batch on one device. A module with
-    ``training_step_end``, ``validation_step_end`` or ``test_step_end`` gets the outputs of all parts there, and may
+    A batch is split along its first dimension. The outputs of the parts are joined: means are weighted by samples, so
+    loss, gradients and logged values equal those of the complete batch on one device. If the module defines
+    ``training_step_end``, ``validation_step_end`` or ``test_step_end``, it gets the outputs of all parts there, and can
     compute what depends on all samples.
 
-    Devices of an accelerator work at the same time. Replicas on the CPU run one after the other, so that random numbers
-    are drawn in a fixed order.
+    Devices of an accelerator work concurrently. Replicas on the CPU run one after the other, so that random numbers are
+    drawn in a fixed order.
 
     Args:
         accelerator, checkpoint_io, precision_plugin: as for every strategy.
@@ -65,7 +65,7 @@ class DataParallelStrategy(Strategy):
     def _devices(self) -> Sequence[torch.device]:
         if devices := self.parallel_devices or self.own_parts.devices:
             return devices
-        assert self.accelerator is not None  # without a plan, the caller has given one
+        assert self.accelerator is not None  # without a plan, the caller has passed one
         return self.accelerator.get_parallel_devices([0])
 
     def split_batch(self, batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any], list[int]]:
@@ -86,11 +86,11 @@ class DataParallelStrategy(Strategy):
         return self._made[-1]
 
     def bind(self, name: str) -> Callable[..., Any]:
-        assert isinstance(self.model, Replicas)  # setup() came first
+        assert isinstance(self.model, Replicas)  # setup() has run
         return bound_to(self.model, self.lightning_module, name, len(self._devices))
 
     def teardown(self) -> None:
-        self.model = self.lightning_module  # the replicas belong to the run
+        self.model = self.lightning_module  # the replicas exist only during the run
         for replicas in self._made:
             replicas.close()
         self._made.clear()
@@ -113,10 +113,11 @@ def bound_to(replicas: Replicas, module: nn.Module, name: str, devices: int) -> 
 
 
 def check_run(strategy: Strategy, trainer: Any, devices: int) -> None:
-    """Check that a fit can be run by replicas.
+    """Check that replicas can run this fit.
 
     Raises:
-        NotSupportedError: the module optimizes by hand, or batch norm is to be synchronised, over several devices.
+        NotSupportedError: there are several devices, and the module uses manual optimization or batch norm is to be
+            synchronised.
     """
     if trainer is None or trainer.progress.fn != "fit" or devices == 1:
         return

@@ -1,4 +1,4 @@
-"""What a strategy declares of itself: facts, which its callers read before and during a run; the types of its parts."""
+"""Facts that a strategy declares, which its callers read before and during a run; the types of its parts."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Earlier:
-    """What strategies call that today's steps do not have.
+    """Hooks and arguments of earlier generations that a strategy's steps use.
 
     Attributes:
         step_ends: it splits batches, and calls the module's ``training_step_end``, ``validation_step_end`` and
-            ``test_step_end`` with the outputs of all parts. With others, a module that has one is refused.
-        zero_grad: its ``zero_grad`` calls the module's ``optimizer_zero_grad``; else that one replaces it.
-        hooks: further methods of a module, or of a callback; others refuse a module that has one, and warn of a
-            callback.
-        step_arguments: further arguments of ``training_step``, by name.
+            ``test_step_end`` with the outputs of all parts. Other strategies refuse a module that defines one.
+        zero_grad: its ``zero_grad`` calls the module's ``optimizer_zero_grad``; otherwise the module's method replaces
+            it.
+        hooks: further methods of a module or a callback that it calls; other strategies refuse a module that defines
+            one, and warn about a callback.
+        step_arguments: the names of further arguments of ``training_step``.
         enters_contexts: its steps enter the precision's contexts themselves.
-        reduces: its ``reduce`` also reduces what is logged.
+        reduces: its ``reduce`` also reduces logged values.
     """
 
     step_ends: bool = False
@@ -45,38 +46,39 @@ class Earlier:
 
 @dataclass(frozen=True)
 class Facts:
-    """Declared by a strategy's class: ``facts = ParallelStrategy.facts.but(calls_through_forward=True)``.
+    """Facts that a strategy's class declares: ``facts = ParallelStrategy.facts.but(calls_through_forward=True)``.
 
-    A constructor may set ``self.facts`` for what follows from its arguments.
+    A constructor may set ``self.facts`` if they depend on its arguments.
 
     Attributes:
         is_distributed: several processes train together.
-        drives_all_devices: one process trains on all devices of its machine; else each device has a process of its own.
-        accelerators: the only accelerators it works on, by name or type of device; empty: all that need no strategies
-            of their own.
-        start_method: how processes start if no launcher has: "popen", "spawn", "fork", "forkserver", "ray"; ``None``:
-            none start.
-        restores_after_setup: a checkpoint is read, and its weights are loaded, after ``setup`` instead of before it:
-            where ``setup`` shards the model, or ``load_checkpoint`` fills it in place.
+        drives_all_devices: one process trains on all devices of its machine; otherwise each device has its own process.
+        accelerators: the only supported accelerators, by name or device type; empty: all that do not need their own
+            strategies.
+        start_method: how processes start if no launcher has started them: "popen", "spawn", "fork", "forkserver",
+            "ray"; ``None``: the strategy starts none.
+        restores_after_setup: a checkpoint is read and its weights are loaded after ``setup`` instead of before it: for
+            a ``setup`` that shards the model, or a ``load_checkpoint`` that fills it in place.
         trainer_restores_optimizers: the Trainer restores optimizers from a checkpoint; False if ``load_checkpoint``
             does.
         calls_through_forward: steps run inside the module's ``__call__``, for wrappers that work in place, such as
             FSDP2's.
-        allows_inference_mode: evaluation may run under ``torch.inference_mode``; else it runs under ``no_grad``.
-        handles_gradient_accumulation: its optimizers add up the gradients of a window themselves: the loss is not
-            divided, and they are stepped after each batch.
-        honoured_hooks: for a strategy that owns its step: which hooks inside a step it calls. If another one is
-            overridden, set-up is an error. ``StepParts.HOOKS`` are those that the parts call; "all": every one.
-        local_passes: "module:function" that returns :class:`~drivetrain.strategies.local_passes.LocalPasses` for this
-            strategy: passes without an exchange between ranks, and the exchange after them, with which
-            ``Trainer(split_on_oom=True)`` works; "": it is an error.
-        refuses: arguments of the Trainer that do not work with it, each with why, as a sentence: "compile",
+        allows_inference_mode: evaluation may run under ``torch.inference_mode``; otherwise it runs under ``no_grad``.
+        handles_gradient_accumulation: its optimizers add up the gradients of a window: the loop does not divide the
+            loss, and steps them after each batch.
+        honoured_hooks: for a strategy that owns its step: the hooks inside a step that it calls. If another hook is
+            overridden, set-up raises an error. ``StepParts.HOOKS`` are the hooks that the parts call; "all": every
+            hook.
+        local_passes: "module:function" that returns the :class:`~drivetrain.strategies.local_passes.LocalPasses` of
+            this strategy: passes without communication between ranks, followed by one exchange, for
+            ``Trainer(split_on_oom=True)``; "": that argument raises an error.
+        refuses: arguments of the Trainer that do not work with it, each with the reason as a sentence: "compile",
             "save_trainable_only", "split_on_oom".
-        engine_verbs: where the methods have other signatures, which a Trainer cannot use: the class that calls them.
-            An Engine makes one in place of its own ``Verbs``.
-        engine_class: for a strategy that only a Trainer can use: "module:class", which an Engine builds under the same
+        engine_verbs: for methods with other signatures, which a Trainer cannot use: the class that calls them. An
+            Engine uses it instead of its own ``Verbs``.
+        engine_class: for a strategy that only a Trainer can use: "module:class" that an Engine builds under the same
             names.
-        earlier: what only strategies that train as earlier generations did declare.
+        earlier: facts of strategies that train like earlier generations.
     """
 
     is_distributed: bool = False
@@ -100,14 +102,14 @@ class Facts:
         return replace(self, **changes)
 
 
-_NAMES = {each.name for each in fields(Facts)} - {"handles_gradient_accumulation"}  # which the field has as a property
+_NAMES = {each.name for each in fields(Facts)} - {"handles_gradient_accumulation"}  # a property under the familiar name
 
 
 def check_declared(cls: Any) -> None:
-    """Check that a strategy's class declares facts in its ``facts``, and nowhere else.
+    """Check that a strategy's class declares facts only in ``facts``.
 
     Raises:
-        ConfigurationError: it has an attribute of a fact's name, which nothing would read.
+        ConfigurationError: it has an attribute with the name of a fact, which nothing would read.
     """
     if wrong := sorted(vars(cls).keys() & _NAMES):
         value = vars(cls)[wrong[0]]
@@ -118,7 +120,7 @@ def check_declared(cls: Any) -> None:
 
 
 class Shared:
-    """Base of the parts of the contract: the types of what several of them use. It defines nothing."""
+    """Base of the parts of the contract: the types of their shared attributes. It defines nothing."""
 
     accelerator: Accelerator | None
     checkpoint_io: CheckpointIO

@@ -1,4 +1,6 @@
-"""A rank that fails tells why: the other ranks, through the job's store, and the process that prints the report."""
+"""A failing rank reports why: to the other ranks, through the job's store, and to the process that prints the
+report.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,15 @@ from drivetrain.launchers.board import Sheet
 from drivetrain.launchers.tracebacks import place_of_user
 from drivetrain.strategies import waiting
 
-_STORE_S = 2.0  # that a rank which fails waits for the store: the process that holds it may have stopped
+_STORE_S = 2.0  # how long a failing rank waits for the store: the process that holds it may have stopped
 
 
 def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Exception], str]) -> None:
-    """Write why this rank fails: for the other ranks into the job's store, for the report onto the board.
+    """Report why this rank fails: to the other ranks through the job's store, and on the board for the report.
 
     Args:
-        error: why.
-        sheet: this rank's part of the board; ``None``: no process watches this rank.
+        error: the exception that ends this rank.
+        sheet: this rank's sheet on the board; ``None``: no process watches this rank.
         summary: returns the text for the other ranks.
     """
     if isinstance(error, Exception):
@@ -33,13 +35,13 @@ def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Excepti
 
 
 def use_store(exchange: Callable[[], object]) -> None:
-    """Call ``exchange``, which uses the job's store, in a thread that this rank awaits for a few seconds at most.
+    """Call ``exchange``, which uses the job's store, in a thread; wait for it only a few seconds.
 
-    So a store that does not answer keeps no rank from ending.
+    A store that does not answer then cannot keep a rank from ending.
     """
 
     def attempt() -> None:
-        with suppress(RuntimeError):  # the store is gone, with the process that held it
+        with suppress(RuntimeError):  # the store's process has ended
             exchange()
 
     thread = threading.Thread(target=attempt, name="drivetrain failure", daemon=True)
@@ -48,13 +50,14 @@ def use_store(exchange: Callable[[], object]) -> None:
 
 
 def _tell_ranks(error: Exception, summary: Callable[[Exception], str]) -> None:
-    """Tell the other ranks why this one fails; or, if its exchange broke, add to ``error`` what another has told.
+    """Send the reason of this failure to the other ranks; if an exchange broke, add the reason that another rank has
+    sent.
 
-    The other rank's connections break when its process ends or leaves the group, and it tells before that. A second
-    call changes nothing.
+    The other rank's connections break when its process ends or leaves the group, and it sends its reason before that. A
+    second call changes nothing.
     """
     store = waiting.store_of_job()
-    if store is None or isinstance(error, PeerError):  # which says already what another has told
+    if store is None or isinstance(error, PeerError):  # it already contains the other rank's reason
         return
     follows, found = child.follows(error), list[str]()
 
@@ -75,27 +78,31 @@ def _tell_ranks(error: Exception, summary: Callable[[Exception], str]) -> None:
 
 
 def _write_for_report(sheet: Sheet | None, error: BaseException) -> None:
-    """Write for the report why this rank fails, if it is watched, and ``error`` is no order to end."""
+    """Write the reason of this failure for the report, if this rank is watched and ``error`` is not a request to
+    end.
+    """
     if sheet is None or not (isinstance(error, Exception) or _is_failed_exit(error)):
         return
-    with suppress(OSError):  # the launching process was killed, and the folder is gone with it
+    with suppress(OSError):  # the launching process was killed, and its folder was removed
         if isinstance(error, Exception) and (text := _collective(error)):
             sheet.note_collective(text)
         child.write_failure(sheet.folder, sheet.local_rank, error)
 
 
 def summary(error: BaseException, where: str) -> str:
-    """Return which rank has failed, where, by what, and in which line of the user's code; for other ranks."""
+    """Return a text for other ranks: which rank has failed, in which phase, with which exception, in which line of the
+    user's code.
+    """
     place = place_of_user(error)
     lines = f"{type(error).__name__}: {text_of(error)}".splitlines()
     return f"Rank {dist.get_rank()} had failed, {where}: {lines[0]}{place and f', at {place}'}"
 
 
 def _collective(error: Exception) -> str:
-    """Return in or after which collective this rank has failed; "" where torch has recorded none."""
+    """Return the collective in or after which this rank has failed; "" if torch has recorded none."""
     if waiting.store_of_job() is None:
         return ""
-    with suppress(Exception):  # whatever another version of torch raises; the error itself is what matters
+    with suppress(Exception):  # other versions of torch may raise anything; only the original error matters
         last = flight.last(json.loads(flight.taken()))
         if last is not None:
             return f"{'in' if child.follows(error) else 'after'} {last}"
@@ -103,5 +110,5 @@ def _collective(error: Exception) -> str:
 
 
 def _is_failed_exit(error: BaseException) -> bool:
-    """Return whether user code has called ``sys.exit`` with another code than 0."""
+    """Return whether user code has called ``sys.exit`` with a nonzero code."""
     return isinstance(error, SystemExit) and not isinstance(error, SIGTERMException) and bool(error.code)

@@ -1,7 +1,7 @@
-"""Members of the field's strategies under their names there, on top of this contract.
+"""Familiar members of strategies under their usual names, implemented with this contract.
 
-The class holds them, so that they can be called and overridden. The functions behind it are how the library calls what
-may be overridden under such a name: each does what the contract says unless a strategy has one of its own.
+The class defines them, so that they can be called and overridden. The library calls the functions below the class: each
+runs the contract's method, unless the strategy overrides the familiar name.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ COLLECTIVES = frozenset({"barrier", "broadcast", "reduce_boolean_decision"})
 
 
 class Familiar(Shared):
-    """What the field's strategies have, and this contract says in another way: callable, and honoured if overridden."""
+    """Familiar members that this contract defines under other names or signatures: they can be called and
+    overridden.
+    """
 
-    accumulating: Any  # these are of the contract, whose verbs the members here call
+    accumulating: Any  # members of the contract that the methods here call
     bind: Any
     clip_gradients: Any
     load_module_state: Any
@@ -77,22 +79,24 @@ class Familiar(Shared):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """Arguments for a DistributedSampler; ranks with the same ``rank`` get the same samples, augmented alike."""
+        """Arguments for a DistributedSampler; ranks with the same ``rank`` get the same samples with the same
+        augmentation.
+        """
         return {"num_replicas": self.data.size, "rank": self.data.index}
 
     @property
     def device_mesh(self) -> Any:
-        """The mesh of devices of a strategy that shards the model; ``None`` of others."""
+        """The device mesh of a strategy that shards the model; ``None`` for others."""
         return None
 
     def model_to_device(self) -> None:
         """Move the model to the root device."""
-        assert self.model is not None  # connect() came first
+        assert self.model is not None  # connect() has run
         place(self.model, self.root_device)
 
     @contextmanager
     def tensor_init_context(self, empty_init: bool | None = None) -> Iterator[None]:
-        """Context in which new tensors are made on the device and in the precision: that of ``configure_model``.
+        """Context in which ``configure_model`` runs: new tensors get the strategy's device and precision.
 
         Args:
             empty_init: not used; the caller decides whether parameters are initialized.
@@ -111,14 +115,16 @@ class Familiar(Shared):
         return self._plain_world.broadcast(obj, src)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Whether all ranks decide so, or any of them. Every rank gets the same answer, so all take the same branch."""
+        """Whether ``decision`` is true on all ranks, or on any of them. Every rank gets the same result, so all take
+        the same branch.
+        """
         return self._plain_world.reduce_boolean_decision(decision, all)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return the reduction of ``tensor`` over the ranks of ``group``, or of all; other values are unchanged.
 
         Raises:
-            UnknownNameError: there is no operation ``reduce_op``, also with one process.
+            UnknownNameError: the operation ``reduce_op`` is unknown, also with one process.
         """
         operation_of(reduce_op)
         return self._group_of(group).all_reduce(tensor, reduce_op) if isinstance(tensor, Tensor) else tensor
@@ -129,13 +135,13 @@ class Familiar(Shared):
         return tensor if ranks.size == 1 else ranks.all_gather(tensor, sync_grads)
 
     def _group_of(self, group: Any) -> Group:
-        """The group that an argument of a collective means: a Group, or what torch.distributed calls a group."""
+        """Return the group for an argument of a collective: a Group, or a process group of torch.distributed."""
         return group if isinstance(group, Group) else self._plain_world
 
     # ---- a step --------------------------------------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the module's ``training_step``, with the arguments that it takes."""
+        """Run the module's ``training_step`` with the arguments that it accepts."""
         with self.precision_plugin.train_step_context():
             return self._module_step("training_step")(*args, **kwargs)
 
@@ -159,22 +165,22 @@ class Familiar(Shared):
         return step
 
     def post_training_step(self) -> None:
-        """A ``training_step`` has returned; its backward pass is still to come."""
+        """Called after ``training_step``, before its backward pass."""
 
     def pre_backward(self, closure_loss: Tensor) -> None:
-        """A backward pass begins."""
+        """Called before a backward pass."""
 
     def post_backward(self, closure_loss: Tensor) -> None:
-        """A backward pass is done."""
+        """Called after a backward pass."""
 
     def block_backward_sync(self) -> AbstractContextManager[Any]:
-        """Context whose backward passes exchange nothing, for the model of the run."""
-        assert self.model is not None  # setup() came first
+        """Context whose backward passes do not exchange gradients, for the model of the run."""
+        assert self.model is not None  # setup() has run
         context: AbstractContextManager[Any] = self.accumulating(self.model)
         return context
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Clear the gradients, on a window's first batch."""
+        """Clear the gradients, before a window's first backward pass."""
         optimizer.zero_grad()
 
     def clip_gradients_norm(
@@ -185,7 +191,7 @@ class Familiar(Shared):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
     ) -> Tensor | None:
-        """Clip this optimizer's gradients by their total norm, and return the norm before."""
+        """Clip this optimizer's gradients by their total norm, and return the norm before clipping."""
         norm: Tensor | None = self.clip_gradients(module, optimizer, max_norm, "norm", norm_type, error_if_nonfinite)
         return norm
 
@@ -194,7 +200,7 @@ class Familiar(Shared):
         self.clip_gradients(module, optimizer, clip_val, "value")
 
     def setup_precision_plugin(self) -> None:
-        """Let the precision replace the model, the optimizers or the schedulers of the run, when they are made."""
+        """Let the precision replace the model, the optimizers or the schedulers of the run, after they are created."""
         precision, model = self.precision_plugin, self.model
         if model is not None and overrides(precision, "connect", Precision):
             self.model, self.optimizers, self.lr_scheduler_configs = precision.connect(
@@ -216,47 +222,47 @@ class Familiar(Shared):
         """Load ``checkpoint["optimizer_states"]``, one entry for each optimizer of the run."""
         self.load_optimizer_states(self.optimizers, checkpoint["optimizer_states"], checkpoint.get("state_dict", {}))
 
-    # ---- moments of a run ----------------------------------------------------------------------------------------
+    # ---- phases of a run -----------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """After the callbacks' and the module's hook of this name; so do the others."""
+        """Called after the callbacks' and the module's hook of this name, like the following ones."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """A batch begins; not called unless overridden."""
+        """Called before a batch, only if overridden."""
 
     def on_train_end(self) -> None:
-        """Training has ended."""
+        """Called after training."""
 
     def on_validation_start(self) -> None:
-        """Validation begins."""
+        """Called before validation."""
 
     def on_validation_end(self) -> None:
-        """Validation has ended."""
+        """Called after validation."""
 
     def on_test_start(self) -> None:
-        """Testing begins."""
+        """Called before testing."""
 
     def on_test_end(self) -> None:
-        """Testing has ended."""
+        """Called after testing."""
 
     def on_predict_start(self) -> None:
-        """Prediction begins."""
+        """Called before prediction."""
 
     def on_predict_end(self) -> None:
-        """Prediction has ended."""
+        """Called after prediction."""
 
     def on_exception(self, exception: BaseException) -> None:
-        """The run ends by ``exception``."""
+        """Called when the run ends with ``exception``."""
 
 
-# ---- overrides under these names, for the callers of the contract: between ranks ----------------------------------
+# ---- how the library calls overrides of these names: collectives ----------------------------------------------------
 
 
 def own_collectives(strategy: Strategy, world: Group) -> Group:
-    """Return ``world``; where ``strategy`` overrides one of :data:`COLLECTIVES`, a copy that asks it for them."""
+    """Return ``world``, or a copy that calls the strategy's methods if it overrides one of :data:`COLLECTIVES`."""
     if not any(overrides(strategy, name, Familiar) for name in COLLECTIVES):
         return world
-    asks: Any = copy.copy(world)  # of the same class, whose other exchanges stay
+    asks: Any = copy.copy(world)  # a copy keeps the class and its other exchanges
     asks.barrier, asks.reduce_boolean_decision = strategy.barrier, strategy.reduce_boolean_decision
     asks.broadcast = lambda obj, src=None: strategy.broadcast(obj, world.ranks[0] if src is None else src)
     asked: Group = asks
@@ -281,7 +287,7 @@ def share(strategy: Strategy, loader: Any, splits: bool = False, pads: bool = Fa
 
 
 def part_of_data(strategy: Strategy) -> int | None:
-    """Return which part of the data this rank sees, in the order of parts; ``None`` with one process."""
+    """Return the index of this rank's part of the data; ``None`` with one process."""
     if not strategy.facts.is_distributed:
         return None
     return int(strategy.distributed_sampler_kwargs.get("rank", strategy.data.index))
@@ -291,7 +297,7 @@ def part_of_data(strategy: Strategy) -> int | None:
 
 
 def bind_step_of(strategy: Strategy, name: str) -> Callable[..., Any]:
-    """Return what runs the step of this name: the module's, or the strategy's own if it is overridden."""
+    """Return the function that runs the step of this name: the module's, or the strategy's override."""
     bound = strategy.driver.steps[name] = strategy.bind(name)
     step: Callable[..., Any] = getattr(strategy, name) if overrides(strategy, name, Familiar) else bound
     if enters_step_contexts(strategy) and not strategy.facts.earlier.enters_contexts:
@@ -302,7 +308,7 @@ def bind_step_of(strategy: Strategy, name: str) -> Callable[..., Any]:
 
 
 def enters_step_contexts(strategy: Strategy) -> bool:
-    """Whether the contexts of the four steps are made by the user, and made again for each step."""
+    """Whether user code defines the contexts of the four steps, so that they are entered again for each step."""
     own = any(
         defined_by_user(strategy.precision_plugin, name) for name in ("forward_context", *_STEP_CONTEXTS.values())
     )
@@ -329,7 +335,7 @@ def _then(first: Callable[..., Any], then: Callable[[], None]) -> Callable[..., 
 def bind_backward(
     strategy: Strategy, differentiate: Callable[..., Any], optimizer: Optimizer | None
 ) -> Callable[..., Any]:
-    """Return ``differentiate``, or what the strategy calls in its place, for a loss and further arguments."""
+    """Return ``differentiate``, or the strategy's override of it, called with a loss and further arguments."""
     if differentiates_itself(strategy):
         own = strategy.backward
         return lambda loss, *args, **kwargs: own(loss, optimizer, *args, **kwargs)
@@ -345,7 +351,7 @@ def bind_backward(
 
 
 def differentiates_plainly(strategy: Strategy) -> bool:
-    """Whether ``loss.backward()`` is all there is to a backward pass, where no hooks are called."""
+    """Whether a backward pass only calls ``loss.backward()``, apart from hooks."""
     precision = strategy.precision_plugin
     scales = precision.scales_loss or overrides(precision, "backward", Precision)
     return not (scales or differentiates_itself(strategy) or _surrounds_backward(strategy))
@@ -356,13 +362,15 @@ def _surrounds_backward(strategy: Strategy) -> bool:
 
 
 def bind_zero_grad(strategy: Strategy, optimizer: Optimizer) -> Callable[[], None]:
-    """Return what clears the gradients of ``optimizer``."""
+    """Return the function that clears the gradients of ``optimizer``."""
     own = overrides(strategy, "zero_grad", Familiar)
     return functools.partial(strategy.zero_grad, optimizer) if own else optimizer.zero_grad
 
 
 def bind_clipping(strategy: Strategy, module: nn.Module, algorithm: Any) -> Callable[..., Any]:
-    """Return what clips, called with an optimizer, the value and ``algorithm``: the strategy's, or the precision's."""
+    """Return the function that clips, called with an optimizer, the value and ``algorithm``: the strategy's or the
+    precision's.
+    """
     verb = "clip_gradients_value" if algorithm == "value" else "clip_gradients_norm"
     if overrides(strategy, verb, Familiar):
         familiar = getattr(strategy, verb)
@@ -374,8 +382,10 @@ def bind_clipping(strategy: Strategy, module: nn.Module, algorithm: Any) -> Call
 
 
 def bind_accumulating(strategy: Strategy, model: nn.Module) -> Callable[[], AbstractContextManager[Any]] | None:
-    """Return what makes the context whose gradients stay on this rank; ``None`` if every backward pass exchanges."""
-    if overrides(strategy, "block_backward_sync", Familiar):  # which is for the model of the run
+    """Return a function that creates the context whose gradients stay on this rank; ``None`` if every pass
+    exchanges.
+    """
+    if overrides(strategy, "block_backward_sync", Familiar):  # it only supports the model of the run
         return functools.partial(_blocking, strategy, model)
     return functools.partial(strategy.accumulating, model) if overrides(strategy, "accumulating", Step) else None
 
@@ -397,7 +407,7 @@ _STEP_CONTEXTS = {
 
 
 def module_state(strategy: Strategy, module: nn.Module, model: nn.Module) -> dict[str, Any]:
-    """Return what a checkpoint holds of ``module``, of which the strategy has made ``model``."""
+    """Return the state of ``module`` for a checkpoint; ``model`` is the strategy's wrapper of it."""
     if not _own(strategy, "lightning_module_state_dict"):
         return strategy.module_state(module)
     with standing_for(strategy, lightning_module=module, model=model):
@@ -407,7 +417,7 @@ def module_state(strategy: Strategy, module: nn.Module, model: nn.Module) -> dic
 def load_module_state(
     strategy: Strategy, module: nn.Module, model: nn.Module, state: Mapping[str, Any], strict: bool
 ) -> None:
-    """Load what :func:`module_state` returned."""
+    """Load a result of :func:`module_state`."""
     if not _own(strategy, "load_model_state_dict"):
         strategy.load_module_state(module, state, strict)
         return
@@ -416,15 +426,15 @@ def load_module_state(
 
 
 def optimizer_state(strategy: Strategy, optimizer: Optimizer, module: nn.Module | None) -> dict[str, Any]:
-    """Return what a checkpoint holds of an optimizer of the parameters of ``module``."""
-    with standing_for(strategy, lightning_module=module):  # the verb of this contract is the field's
+    """Return the state of an optimizer of ``module``'s parameters, for a checkpoint."""
+    with standing_for(strategy, lightning_module=module):  # this method has the familiar signature, without the module
         return strategy.optimizer_state(optimizer)
 
 
 def load_optimizer_state(
     strategy: Strategy, optimizer: Optimizer, module: nn.Module | None, state: Mapping[str, Any]
 ) -> None:
-    """Load what :func:`optimizer_state` returned."""
+    """Load a result of :func:`optimizer_state`."""
     if not _own(strategy, "load_optimizer_state_dict"):
         strategy.load_optimizer_states([optimizer], [state], {})
         return
@@ -438,8 +448,8 @@ def _own(strategy: Strategy, name: str) -> bool:
 
 @contextmanager
 def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
-    """Context in which a strategy has other attributes: methods under these names know one module, that of the run."""
-    # In the instance's dictionary: a setter would do to them what is to be done once, at the start of a run.
+    """Context in which a strategy has other attributes: overrides of familiar names only use the run's module."""
+    # Written to the instance's dictionary, because a setter may do work that belongs to the start of a run.
     own = vars(strategy)
     before = {name: own[name] for name in attributes if name in own}
     own.update({name: attributes[name] for name in before})
@@ -450,7 +460,7 @@ def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
 
 
 def read_overrides(strategy: Strategy) -> None:
-    """Let overrides of familiar members change what the strategy declares; called when a run begins."""
+    """Let overrides of familiar members change the strategy's declared facts; called when a run begins."""
     own = type(strategy)
     overridden = {name: fact for name, fact in _DECLARED.items() if getattr(own, name) is not vars(Familiar)[name]}
     if overridden:

@@ -52,48 +52,49 @@ LARGE = ("model.", "optimizers.")
 
 
 class FSDPStrategy(ParallelStrategy):
-    """torch's ``fully_shard`` around the blocks of the model, and around the model for what is in no block.
+    """torch's ``fully_shard`` around the blocks of the model, and around the model for its other parameters.
 
-    The parameters of a block are gathered when it is computed, and freed afterwards. See docs/fsdp.md.
+    A block's parameters are gathered for its computation and freed afterwards. See docs/fsdp.md.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
-        cpu_offload: keep shards in host memory while they are not used; the optimizer then steps there. True, or
-            torch's ``CPUOffloadPolicy``.
-        mixed_precision: torch's ``MixedPrecisionPolicy``: in which types parameters are gathered and gradients reduced.
-            ``None``: in the parameters' own type.
-        auto_wrap_policy: which layers are blocks: classes, class names, a function ``policy(module) -> bool``, or one
-            of torch's policies. ``None``: what the model declares, or else its repeated layers.
-        activation_checkpointing: the same as ``activation_checkpointing_policy``.
-        activation_checkpointing_policy: which layers compute their activations again in backward instead of keeping
-            them, in the same forms.
+        cpu_offload: keep unused shards in host memory, where the optimizer then steps. True, or torch's
+            ``CPUOffloadPolicy``.
+        mixed_precision: torch's ``MixedPrecisionPolicy``: the dtypes in which parameters are gathered and gradients are
+            reduced. ``None``: the parameters' own dtype.
+        auto_wrap_policy: the layers that are blocks: classes, class names, a function ``policy(module) -> bool``, or
+            one of torch's policies. ``None``: the model's declaration, or otherwise its repeated layers.
+        activation_checkpointing: an alias of ``activation_checkpointing_policy``.
+        activation_checkpointing_policy: the layers that recompute their activations in the backward pass, in the same
+            forms as ``auto_wrap_policy``.
         sharding_strategy: "FULL_SHARD"; "SHARD_GRAD_OP" keeps the parameters gathered from forward to backward;
             "HYBRID_SHARD" shards over the processes of one machine and replicates over machines; "NO_SHARD" replicates.
-        state_dict_type: "full": checkpoints are files like those of one process. "sharded": they are folders, into
-            which each process writes its shards. Both are read in either case.
-        device_mesh: a ``DeviceMesh``, or (replicas, shards), for hybrid sharding; ``None``: one of all processes.
-        gradient_exchange: "batch": gradients are reduced to shards in each backward pass; "window": once for each
-            optimizer step, and until then each process holds the gradients of all parameters.
-        shard_placement_fn: torch's: on which dimension a parameter is sharded.
-        init_on_meta: ``configure_model`` makes parameters without memory. Each layer initialises its own after they are
-            sharded, by its ``reset_parameters``. Without it, the same is done for what ``configure_model`` has put on
-            the meta device itself.
+        state_dict_type: "full": checkpoints are single files, as with one process. "sharded": they are folders, into
+            which each process writes its shards. With either value, both forms can be read.
+        device_mesh: a ``DeviceMesh``, or (replicas, shards), for hybrid sharding; ``None``: one dimension with all
+            processes.
+        gradient_exchange: "batch": reduce gradients to shards in each backward pass; "window": once per optimizer step;
+            until then each process holds the gradients of all parameters.
+        shard_placement_fn: torch's argument: the dimension along which a parameter is sharded.
+        init_on_meta: ``configure_model`` creates parameters on the meta device, without memory. After sharding, each
+            layer initialises its own with ``reset_parameters``. Without it, this happens only for parameters that
+            ``configure_model`` itself has put on the meta device.
         start_method: how processes start if no launcher has: "popen", "spawn", "fork", "forkserver" or "ray".
-        others: arguments of torch's first FSDP, which have no meaning here, are accepted with a warning.
+        others: arguments of torch's first FSDP that have no effect here; they cause a warning.
 
     Raises:
-        ConfigurationError: an argument is wrong, or contradicts another.
+        ConfigurationError: an argument is wrong, or two contradict each other.
     """
 
     strategy_name = "fsdp"
     facts = ParallelStrategy.facts.but(
         local_passes="drivetrain.strategies.local_passes:of_fsdp",
         calls_through_forward=True,  # fully_shard gathers parameters around the module's __call__
-        allows_inference_mode=False,  # nor can it gather them under inference mode
+        allows_inference_mode=False,  # it cannot gather them under inference mode
         restores_after_setup=True,  # weights are loaded into the shards
     )
-    large: tuple[str, ...] = LARGE  # in the checkpoint that is read
+    large: tuple[str, ...] = LARGE  # names of large entries in a checkpoint to read
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
@@ -147,11 +148,11 @@ class FSDPStrategy(ParallelStrategy):
         )  # fmt: skip
         self._refuse_arguments()
         self.init_on_meta = init_on_meta
-        self._loads = False  # a checkpoint will be loaded after the set-up
+        self._loads = False  # whether a checkpoint will be loaded after the set-up
         self._mesh: tuple[Any, DeviceMesh] | None = None
 
     def _refuse_arguments(self) -> None:
-        """Declare which arguments of the Trainer contradict those of the constructor."""
+        """Declare the Trainer's arguments that contradict the constructor's."""
         refused = dict(self.facts.refuses)
         if self.options.gradient_exchange == "window":
             refused["split_on_oom"] = (
@@ -178,7 +179,7 @@ class FSDPStrategy(ParallelStrategy):
             return self.options.device_mesh
         self._check_met()
         world = dist.group.WORLD
-        if self._mesh is None or self._mesh[0] is not world:  # of a process group that is gone
+        if self._mesh is None or self._mesh[0] is not world:  # of an earlier process group
             kind, shape = self.root_device.type, hybrid_shape(self.options, self.world_size, self.num_nodes)
             if shape is not None:
                 made = init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
@@ -191,7 +192,7 @@ class FSDPStrategy(ParallelStrategy):
 
     @property
     def sharding_mesh(self) -> DeviceMesh:
-        """What of the mesh ``fully_shard`` gets."""
+        """The part of the mesh that ``fully_shard`` gets."""
         return self.device_mesh
 
     # ---- the model -----------------------------------------------------------------------------------------------
@@ -211,7 +212,7 @@ class FSDPStrategy(ParallelStrategy):
             )
         if module in _SHARDED:  # by an earlier run
             _forget_iteration(module)
-        module = super().setup_module(module, move_to_device=False)  # whole, it may be larger than the device
+        module = super().setup_module(module, move_to_device=False)  # the complete module may be larger than the device
         if module not in _SHARDED:
             self._shard(module)
             _SHARDED.add(module)
@@ -241,7 +242,7 @@ class FSDPStrategy(ParallelStrategy):
             )
         own: list[Any] = [each for each in module.modules() if isinstance(each, FSDPModule)]
         blocks: list[nn.Module] = []
-        if own:  # configure_model has chosen them
+        if own:  # configure_model has already sharded some blocks
             if options.auto_wrap_policy is not None:
                 raise ConfigurationError(
                     f"{type(module).__name__} has sharded layers itself, and FSDPStrategy got an auto_wrap_policy. "
@@ -270,37 +271,39 @@ class FSDPStrategy(ParallelStrategy):
         arguments = options.for_fully_shard(mesh, pins=self.root_device != HOST)
         on_device = torch.empty(0, device=self.root_device)
         if not torch._has_compatible_shallow_copy_type(torch.empty(0), on_device):
-            module = place(module, self.root_device)  # fully_shard moves in place, which tensors of it do not allow
+            # fully_shard moves parameters in place, which tensors on this device do not support
+            module = place(module, self.root_device)
         chosen = {module, *blocks} - set(own)
         kept = []
         for block in reversed([each for each in module.modules() if each in chosen]):
-            self._share(block)  # from the inside out: each block takes what is not taken yet
-            # backward begins with what is in no block, so sharding that after forward would gather it twice in a row
+            self._share(block)  # inner blocks first: each block takes the parameters that no inner block has taken
+            # backward starts with the root's own parameters; freeing them after forward would gather them twice in a
+            # row
             if keeps := block is module or not options.reshards_after_forward:
                 kept.append(block)
             fully_shard(block, **arguments, reshard_after_forward=not keeps)
         fsdp_kept.keep_until_backward(module, kept)
 
     def _share(self, block: nn.Module) -> None:
-        """Give every rank the weights of the first, as DDP does: ranks may have drawn others."""
+        """Broadcast the first rank's weights, as DDP does: ranks may have drawn different ones."""
         tensors = [*block.parameters(), *block.buffers()]
         self.share_from_rank_zero([each for each in tensors if not each.is_meta and not sharded.is_dtensor(each)])
 
     def _set_divide_factor(self, group: Any) -> None:
-        """Let gradients be means over the ranks that see different samples, as the weights of losses assume it.
+        """Make gradients means over the ranks that see different samples, as weighted losses assume.
 
-        torch divides by what ``configure_model`` has set, or else by the size of the mesh; where that is the number of
-        these ranks, it is left to torch, which divides twice by a factor that is set where there is one shard.
+        torch divides by the factor that ``configure_model`` has set, or by the size of the mesh; if that is the number
+        of these ranks, it stays unset, because with one shard torch would divide by a set factor twice.
         """
         size = self.data.size
         if group.mesh_info.mesh.size() == size:
             group.gradient_divide_factor = None
         else:
             group.gradient_divide_factor = float(size)
-            group.force_sum_reduction_for_comms = True  # only NCCL can multiply in a sum
+            group.force_sum_reduction_for_comms = True  # only NCCL supports a premultiplied sum
 
     def _place(self, module: nn.Module) -> None:
-        """Move what ``fully_shard`` has left where it was, and what an earlier run has moved to the host."""
+        """Move buffers that ``fully_shard`` has not moved, and parameters that an earlier run has moved to the host."""
         for tensor in module.buffers():
             if tensor.device != self.root_device and not tensor.is_meta:
                 tensor.data = tensor.data.to(self.root_device)
@@ -318,7 +321,7 @@ class FSDPStrategy(ParallelStrategy):
             held = parameter.unsharded_accumulated_grad
             if held is None and hasattr(parameter, "_unsharded_param"):
                 held = parameter._unsharded_param.grad
-            if held is None:  # between forward and backward the module may have gathered parameters, without gradients
+            if held is None:  # between forward and backward the module may hold gathered parameters without gradients
                 held = parameter.sharded_param.grad
             if held is not None:
                 found[name] = sharded.local_shard(held)
@@ -379,7 +382,7 @@ class FSDPStrategy(ParallelStrategy):
 
     @contextmanager
     def _on_all_ranks(self) -> Iterator[None]:
-        """Context in which ranks read their own shards: if one cannot, all of them raise, and none waits for it."""
+        """Context in which ranks read their own shards: if one fails, all of them raise, and none waits for it."""
         failure: Exception | None = None
         try:
             yield
@@ -416,7 +419,7 @@ class FSDPStrategy(ParallelStrategy):
             from drivetrain.strategies.sharded_files import save
 
             save(self, checkpoint, filepath, storage_options)
-        else:  # callbacks may have shards in their states, too
+        else:  # callbacks' states may contain shards too
             super().save_checkpoint(sharded.whole_state(checkpoint), filepath, storage_options)
 
     def load_checkpoint(
@@ -432,7 +435,7 @@ class FSDPStrategy(ParallelStrategy):
     # ---- errors --------------------------------------------------------------------------------------------------
 
     def explain(self, error: BaseException) -> Exception | None:
-        """A step has used a parameter that is not gathered."""
+        """Explain that a step has used a parameter that is not gathered."""
         if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
             return ConfigurationError(
                 "A step used a parameter while each process had only its shard of it. FSDP gathers the parameters of "
@@ -442,7 +445,7 @@ class FSDPStrategy(ParallelStrategy):
         return None
 
 
-_SHARDED: WeakSet[nn.Module] = WeakSet()  # modules that were set up; they stay sharded after a run
+_SHARDED: WeakSet[nn.Module] = WeakSet()  # modules of earlier set-ups, which stay sharded after a run
 
 _ONE_BLOCK = (
     "FSDPStrategy found no repeated layers in {}, so the whole model is one block: each process gathers all parameters "
@@ -454,7 +457,7 @@ _ONE_BLOCK = (
 
 @contextmanager
 def _without_exchange(model: Any) -> Iterator[None]:
-    """Context in which backward passes leave the gradients of all parameters to this process."""
+    """Context whose backward passes keep the gradients of all parameters on this process."""
     model.set_requires_gradient_sync(False)
     try:
         yield
@@ -472,7 +475,7 @@ def _groups(module: nn.Module) -> Iterator[Any]:
 
 
 def _fsdp_parameters(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield torch's record of each sharded parameter, under its name in ``module``."""
+    """Yield torch's object for each sharded parameter, with its name in ``module``."""
     names = {each: f"{name}." if name else "" for name, each in module.named_modules()}
     for group in _groups(module):
         for parameter in group.fsdp_params:
@@ -481,7 +484,7 @@ def _fsdp_parameters(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _forget_iteration(module: Any) -> None:
-    """Drop what an exception in an earlier run has left of a pass that was not finished."""
+    """Reset the state of an unfinished pass that an exception in an earlier run has left."""
     if hasattr(module, "reset_iter_state"):
         module.reset_iter_state()
     for _, parameter in _fsdp_parameters(module):

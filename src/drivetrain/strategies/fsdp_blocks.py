@@ -1,4 +1,4 @@
-"""Which blocks of a model FSDP gathers one at a time, and which of them compute their activations again in backward."""
+"""The blocks that FSDP gathers one at a time, and those that recompute their activations in the backward pass."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from drivetrain.errors import ConfigurationError, described, did_you_mean
 Policy = Callable[..., Any] | Collection[type[nn.Module] | str] | type[nn.Module] | str
 """Which layers: classes or their names, or a function ``policy(module) -> bool``; torch's policies for FSDP too."""
 
-_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # a call of a block is what gathers its parameters
+_WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict)  # calling a block gathers its parameters, and these are never called
 
 
 def find_blocks(root: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a model, without a policy: its own declaration, or else its repeated layers.
+    """Return the blocks of a model without a policy: those that it declares, or otherwise its repeated layers.
 
-    A model declares them in ``_no_split_modules``, the class names that models of Hugging Face have there. Repeated
-    layers are those of one class in a ``ModuleList``, a ``Sequential`` or a ``ModuleDict``; if there are none, those of
-    one class in any module. Of nested ones it is the outermost.
+    A model declares them in ``_no_split_modules``, a list of class names, as models of Hugging Face do. Repeated layers
+    have the same class in one ``ModuleList``, ``Sequential`` or ``ModuleDict``; if there are none, the same class in
+    any module. Of nested repetitions the outermost is used.
     """
     declared = {name for module in root.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     if declared and (found := [each for each in _below(root) if type(each).__name__ in declared]):
@@ -38,7 +38,7 @@ def find_blocks(root: nn.Module) -> list[nn.Module]:
 
 
 def _repeated(parent: nn.Module) -> list[nn.Module]:
-    """Return the children whose class occurs at least twice; of several such classes that with most parameters."""
+    """Return the children whose class occurs at least twice; among several classes, the one with most parameters."""
     children = [each for each in parent.children() if not isinstance(each, _WITHOUT_FORWARD)]
     sizes: Counter[type[nn.Module]] = Counter()
     for child in children:
@@ -49,7 +49,7 @@ def _repeated(parent: nn.Module) -> list[nn.Module]:
 
 
 def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
-    """Return the modules that a policy selects, ``root`` among them if it does.
+    """Return the modules that a policy selects, which may include ``root``.
 
     Args:
         root: the model.
@@ -58,10 +58,10 @@ def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
         argument: the constructor's argument, for messages.
 
     Raises:
-        ConfigurationError: it selects nothing, or it is no policy.
+        ConfigurationError: it selects nothing, or it is not a policy.
     """
-    classes = getattr(policy, "_module_classes", policy)  # of torch's ModuleWrapPolicy
-    function = getattr(policy, "_lambda_fn", policy)  # of torch's CustomPolicy
+    classes = getattr(policy, "_module_classes", policy)  # torch's ModuleWrapPolicy
+    function = getattr(policy, "_lambda_fn", policy)  # torch's CustomPolicy
     if isinstance(classes, (type, str)):
         classes = {classes}
     if isinstance(classes, Collection):
@@ -90,7 +90,7 @@ def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
 
 
 def _warn_of_unused(root: nn.Module, classes: Collection[Any], found: list[nn.Module], argument: str) -> None:
-    """Warn of classes and class names of which the model has no layer, though it has some of the others."""
+    """Warn of classes and class names in a policy that match no layer, if others match."""
     names = {class_name(module) for module in found}
     unused = sorted(
         getattr(each, "__name__", each)
@@ -109,7 +109,7 @@ _WRITE = "Write {0}={{Block}}, the classes of the layers, or a function of a mod
 
 
 def class_name(module: nn.Module) -> str:
-    """Return the name of the class that the user wrote: FSDP puts one of its own before it."""
+    """Return the name of the class that the user wrote, without the prefix that FSDP adds."""
     kind = type(module)
     return (kind.__mro__[2] if hasattr(module, "_get_fsdp_state") else kind).__name__
 
@@ -123,7 +123,7 @@ def _by_function(root: nn.Module, function: Callable[..., Any]) -> list[nn.Modul
 
 
 def _by_size(module: nn.Module, function: Callable[..., Any], found: list[nn.Module], root: nn.Module) -> int:
-    """Ask a policy of ``(module, recurse, nonwrapped_numel)`` bottom-up; return how many elements are in blocks."""
+    """Apply a policy ``(module, recurse, nonwrapped_numel)`` bottom-up; return the number of elements in blocks."""
     size = _size(module)
     if not function(module=module, recurse=True, nonwrapped_numel=size):
         return 0
@@ -135,9 +135,9 @@ def _by_size(module: nn.Module, function: Callable[..., Any], found: list[nn.Mod
 
 
 def apart_from_tied(root: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
-    """Return the blocks that share no parameter with a module outside of them; a warning names the others.
+    """Return the blocks that share no parameter with a module outside them; a warning names the others.
 
-    A parameter in two groups would be two parameters after sharding, in silence.
+    Sharding would silently turn a parameter in two groups into two parameters.
     """
     owners: dict[int, list[nn.Module]] = {}
     for module in root.modules():
@@ -166,7 +166,7 @@ def apart_from_tied(root: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]
 
 
 def make_contiguous(root: nn.Module) -> None:
-    """Give all parameters torch's default memory format: ``fully_shard`` takes no other."""
+    """Give all parameters torch's default memory format, which ``fully_shard`` requires."""
     others = {name: each for name, each in root.named_parameters() if not each.is_contiguous()}
     for parameter in others.values():
         parameter.data = parameter.data.contiguous()
@@ -180,12 +180,12 @@ def make_contiguous(root: nn.Module) -> None:
 
 
 def names_of(root: nn.Module) -> dict[nn.Module, str]:
-    """Return the path of each module in ``root``; that of ``root`` itself is its class's name."""
+    """Return the path of each module in ``root``, and the class name for ``root`` itself."""
     return {module: name or class_name(module) for name, module in root.named_modules()}
 
 
 def summary(root: nn.Module, blocks: list[nn.Module]) -> str:
-    """Return "12 x Block (net.layers.0 ... net.layers.11) and the rest of Net"."""
+    """Return a text such as "12 x Block (net.layers.0 ... net.layers.11) and the rest of Net"."""
     names, by_class = names_of(root), dict[str, list[str]]()
     for block in blocks:
         if block is not root:
@@ -202,7 +202,7 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def outermost(found: list[nn.Module]) -> list[nn.Module]:
-    """Return those that are not inside another."""
+    """Return the modules that are not inside another one of the list."""
     inside: set[nn.Module] = set()
     for each in found:
         inside |= set(_below(each))

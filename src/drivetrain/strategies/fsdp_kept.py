@@ -1,8 +1,8 @@
-"""Parameters that FSDP keeps gathered from forward to backward, and when it drops them if no backward pass comes.
+"""Parameters that FSDP keeps gathered from forward to backward, and when they are freed without a backward pass.
 
-torch drops them in the backward pass. After a forward pass without one, a validation step or a training step that
-returns ``None``, the gathered copies would stay: the module would have them in the place of its shards, and a later
-forward pass would compute with them, although the optimizer has stepped the shards since.
+torch frees them in the backward pass. After a forward pass without one (a validation step, or a training step that
+returns ``None``), the gathered copies would replace the module's shards, and a later forward pass would use them
+although the optimizer has stepped the shards since.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from torch import nn
 
 
 def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
-    """Let each forward pass of ``root`` begin with shards, and leave shards only if it computes no gradients.
+    """Start each forward pass of ``root`` with shards; free gathered parameters after it if it computes no gradients.
 
     Args:
         root: the model.
-        kept: what of it, itself included, ``fully_shard`` does not shard again after forward.
+        kept: the modules, possibly including ``root``, that ``fully_shard`` does not reshard after forward.
     """
     groups = [group for module in kept for group in groups_of(module)]
     if groups:
         passes = _Passes(root, groups, groups_of(root))
         root.register_forward_pre_hook(passes.begin, prepend=True)
-        root.register_forward_hook(passes.end, always_call=True)  # also of passes that fail, which a step may catch
+        # also after passes that fail, because a step may catch the exception
+        root.register_forward_hook(passes.end, always_call=True)
         root.zero_grad = passes.zero_grad  # type: ignore[method-assign]
     for module in kept:
         if module is not root:
@@ -33,14 +34,15 @@ def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
 
 
 class _Passes:
-    """The forward passes of a model that are running: ``training_step``, and ``self(x)`` inside of it.
+    """The running forward passes of a model: ``training_step``, and ``self(x)`` inside it.
 
-    torch takes the end of the inner one for that of both, and drops the model's own parameters at the end of the outer.
+    torch treats the end of the inner pass as the end of both, and frees the model's own parameters at the end of the
+    outer.
 
     Args:
         root: the model.
-        groups: the groups of parameters that are kept.
-        own: those of them that belong to the model itself.
+        groups: the groups of parameters that are kept gathered.
+        own: the groups that belong to the model itself.
     """
 
     def __init__(self, root: nn.Module, groups: Sequence[Any], own: Sequence[Any]) -> None:
@@ -54,20 +56,22 @@ class _Passes:
     def begin(self, module: nn.Module, args: Any) -> None:
         if not self._running:
             for group in self._groups:
-                # a pass that has failed leaves "forward"; a pass inside of the backward pass needs what is gathered
+                # a failed pass stays in state "forward"; a forward pass inside backward needs the gathered parameters
                 if group.is_unsharded and group._training_state in (self._idle, self._forward):
                     group.reshard()
         self._running += 1
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients of the shards too, which the module does not have between forward and backward."""
+        """Clear the shards' gradients too; between forward and backward the module holds the gathered parameters
+        instead.
+        """
         self._root_zero_grad(set_to_none)
         for shard in (each.sharded_param for group in self._groups for each in group.fsdp_params):
             if shard.grad is not None:
                 shard.grad = None if set_to_none else torch.zeros_like(shard.grad)
 
     def end(self, module: Any, args: Any, output: Any) -> None:
-        self._running = max(0, self._running - 1)  # a hook may have failed before the pass has begun
+        self._running = max(0, self._running - 1)  # a hook may have failed before the pass began
         if self._running:
             for group in self._own:
                 group._training_state = self._forward
@@ -83,5 +87,5 @@ def _drop_without_gradients(module: Any, args: Any, output: Any) -> None:
 def groups_of(module: Any) -> list[Any]:
     """Return torch's groups of parameters that ``module``, an ``FSDPModule``, gathers together."""
     state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.12 there is one
+    groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.12 there is a single group
     return [each for each in ([state._fsdp_param_group] if groups is None else groups) if each is not None]

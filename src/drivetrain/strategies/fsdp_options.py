@@ -1,4 +1,4 @@
-"""What FSDPStrategy was asked for, checked, and as the arguments of torch's ``fully_shard``."""
+"""FSDPStrategy's arguments, checked and converted to those of torch's ``fully_shard``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, described, did_you_mean
 from drivetrain.strategies import fsdp_blocks
 
-# Whether the gathered parameters of a block are dropped after forward: fully_shard's reshard_after_forward.
+# Whether a block's gathered parameters are freed after forward: fully_shard's reshard_after_forward.
 _SHARDING = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "_HYBRID_SHARD_ZERO2": False,
              "NO_SHARD": False}  # fmt: skip
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
-# Arguments of torch's first FSDP that its second does by itself, and what it does.
+# Arguments of torch's first FSDP, and what FSDP2 does instead without an argument.
 _WITHOUT_MEANING = {
     "use_orig_params": "parameters are always the module's own",
     "sync_module_states": "all processes start with the weights of rank 0",
@@ -40,7 +40,7 @@ class FirstFSDPArguments(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """Arguments of FSDPStrategy; see there."""
+    """FSDPStrategy's arguments, described there."""
 
     cpu_offload: Any
     mixed_precision: Any
@@ -53,7 +53,7 @@ class Options:
     shard_placement_fn: Callable[[nn.Parameter], Any] | None
 
     def __post_init__(self) -> None:
-        """Check those that are not checked by the functions that read them."""
+        """Check the arguments that are not checked where they are read."""
         _one_of("state_dict_type", self.state_dict_type, ("full", "sharded"))
         _one_of("gradient_exchange", self.gradient_exchange, ("batch", "window"))
         mesh = self.device_mesh
@@ -72,14 +72,14 @@ class Options:
 
     @property
     def reshards_after_forward(self) -> bool:
-        """Whether the gathered parameters of a block are dropped between forward and backward."""
+        """Whether a block's gathered parameters are freed between forward and backward."""
         return _SHARDING[self.sharding]
 
     def for_fully_shard(self, mesh: Any, pins: bool) -> dict[str, Any]:
-        """Return the arguments of ``fully_shard``, but for ``reshard_after_forward``.
+        """Return the arguments of ``fully_shard``, except ``reshard_after_forward``.
 
         Args:
-            mesh: over which parameters are sharded.
+            mesh: the mesh over which parameters are sharded.
             pins: whether the device copies faster from pinned memory.
         """
         from torch.distributed.fsdp import CPUOffloadPolicy
@@ -95,7 +95,7 @@ class Options:
         return arguments
 
     def described(self, mesh: Any) -> str:
-        """Return "2 processes, replicated 2 times, with shards in host memory"."""
+        """Return a text such as "2 processes, replicated 2 times, with shards in host memory"."""
         shards = mesh.size(mesh.ndim - 1)
         parts = [f"{shards} process{'' if shards == 1 else 'es'}"]
         if mesh.ndim > 1 and mesh.size(0) > 1:
@@ -114,7 +114,7 @@ def ignore_first_arguments(others: Mapping[str, Any]) -> None:
     """Warn of arguments of torch's first FSDP.
 
     Raises:
-        UnknownArgumentError: one is no argument of that either.
+        UnknownArgumentError: one is not an argument of torch's first FSDP either.
     """
     for name in others:
         if name not in _WITHOUT_MEANING:
@@ -128,7 +128,7 @@ def sharding_of(given: Any) -> str:
     """Return the name of a ``sharding_strategy``, which may be a member of torch's enumeration.
 
     Raises:
-        ConfigurationError: there is no such sharding.
+        ConfigurationError: the name is unknown.
     """
     name = str(getattr(given, "name", given))
     known = {each.lower(): each for each in _SHARDING} | {"hybrid": "HYBRID_SHARD"}
@@ -140,10 +140,10 @@ def sharding_of(given: Any) -> str:
 
 
 def precision_policy(given: Any) -> Any:
-    """Return torch's ``MixedPrecisionPolicy``, also from what torch's first FSDP called ``MixedPrecision``.
+    """Return torch's ``MixedPrecisionPolicy``; also converts the ``MixedPrecision`` of torch's first FSDP.
 
     Raises:
-        ConfigurationError: it is neither.
+        ConfigurationError: it has neither type.
     """
     if given is None or type(given).__name__ == "MixedPrecisionPolicy":
         return given
@@ -158,10 +158,10 @@ def precision_policy(given: Any) -> Any:
 
 
 def hybrid_shape(options: Options, world_size: int, num_nodes: int) -> tuple[int, int] | None:
-    """Return (replicas, shards) for a mesh of two dimensions; ``None`` where one is enough.
+    """Return (replicas, shards) for a two-dimensional mesh; ``None`` if one dimension is enough.
 
     Raises:
-        ConfigurationError: the numbers do not multiply to that of the processes, or cannot be known.
+        ConfigurationError: their product is not the number of processes, or they cannot be determined.
     """
     if options.device_mesh is not None:
         replicas, shards = options.device_mesh
@@ -183,9 +183,9 @@ def hybrid_shape(options: Options, world_size: int, num_nodes: int) -> tuple[int
 
 
 def checkpointed(chosen: Sequence[nn.Module], root: nn.Module) -> str:
-    """Let the forward passes of these modules compute their activations again in backward; return what they are.
+    """Make these modules recompute their activations in the backward pass; return a description of them.
 
-    The names of parameters stay as they are, and so do checkpoints.
+    The names of parameters do not change, so checkpoints do not either.
     """
     from torch.utils.checkpoint import checkpoint
 

@@ -1,4 +1,4 @@
-"""Gradients of several ranks, averaged while the backward pass still computes others."""
+"""Average gradients over ranks while the backward pass computes others."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Start = Callable[[Tensor, str], Any]
 
 
 class Bucket:
-    """Parameters whose gradients travel together.
+    """Parameters whose gradients are exchanged together.
 
     Args:
-        parameters: of one type, in the same order on all ranks.
-        name: of the exchange, the same on all ranks.
+        parameters: of one dtype, in the same order on all ranks.
+        name: the name of the exchange, the same on all ranks.
 
     Attributes:
-        waiting: those that this backward pass has no gradient of yet, by identity.
-        flat: the gradients behind each other, followed by a 1 for each parameter that has one, while they travel.
+        waiting: identities of parameters without a gradient in this backward pass so far.
+        flat: the gradients, concatenated, followed by a 1 for each parameter that has one, during the exchange.
     """
 
     def __init__(self, parameters: Iterable[Tensor] = (), name: str = "") -> None:
@@ -39,13 +39,13 @@ class Bucket:
         self.handle: Any = None
 
     def expect(self) -> None:
-        """Wait for the gradients of the next backward pass."""
+        """Reset for the gradients of the next backward pass."""
         self.waiting = {id(parameter) for parameter in self.parameters}
         self.flat = self.handle = None
 
     @torch.no_grad()
     def pack(self) -> Tensor:
-        """Return what this rank sends. :meth:`unpack` expects the mean over the ranks in ``flat``."""
+        """Return this rank's data for the exchange. :meth:`unpack` expects the mean over the ranks in ``flat``."""
         self.missing = [index for index, parameter in enumerate(self.parameters) if parameter.grad is None]
         parts = []
         for parameter in self.parameters:
@@ -65,11 +65,12 @@ class Bucket:
 
     @torch.no_grad()
     def unpack(self) -> None:
-        """Write the means into the gradients. One that no rank has stays ``None``."""
-        assert self.flat is not None  # it was packed
+        """Write the means into the gradients. A gradient that no rank has stays ``None``."""
+        assert self.flat is not None  # pack() has run
         sizes = [*(parameter.numel() for parameter in self.parameters), len(self.parameters)]
         *parts, there = self.flat.split(sizes)  # type: ignore[no-untyped-call]
-        somewhere = [number > 0 for number in there.tolist()] if self.missing else []  # else nothing is read
+        # read from the device only if a gradient is missing
+        somewhere = [number > 0 for number in there.tolist()] if self.missing else []
         for index, (parameter, part) in enumerate(zip(self.parameters, parts, strict=True)):
             if parameter.grad is not None:
                 parameter.grad.copy_(part.view_as(parameter.grad))
@@ -80,14 +81,14 @@ class Bucket:
 class GradientExchange:
     """Averages the gradients of these parameters over the ranks in each backward pass.
 
-    A bucket travels as soon as all its gradients are there, and those of the buckets before it are on their way: so all
-    ranks send the same buckets in the same order. When the backward pass ends, the means are in the gradients. A rank
-    whose loss does not depend on a parameter contributes zeros for it.
+    A bucket is sent when all its gradients are computed and all earlier buckets were sent, so all ranks send the same
+    buckets in the same order. After the backward pass, the gradients hold the means. A rank whose loss does not depend
+    on a parameter contributes zeros for it.
 
     Args:
         parameters: those that require gradients, in the same order on all ranks.
-        ranks: how many there are.
-        start, wait: begin and end an exchange; ``wait`` gets the handle that ``start`` has returned.
+        ranks: the number of ranks. start, wait: begin and end an exchange; ``wait`` gets the handle that ``start`` has
+        returned.
     """
 
     def __init__(
@@ -97,13 +98,13 @@ class GradientExchange:
         self._ranks, self._start, self._wait = ranks, start, wait
         self._buckets: list[Bucket] = []
         self._bucket_of: dict[int, Bucket] = {}
-        self._sent = 0  # buckets, in this backward pass
+        self._sent = 0  # number of buckets sent in this backward pass
         self._queued = False
         self._hooks: list[Any] = []
         self.include_thawed(parameters)
 
     def include_thawed(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Exchange the gradients of those of these, too, that are trained now; the others stay in ``frozen``."""
+        """Also exchange the gradients of those ``parameters`` that are trained now; the others stay in ``frozen``."""
         parameters = list(parameters)
         thawed = [each for each in parameters if each.requires_grad and id(each) not in self._bucket_of]
         self._fill(thawed)
@@ -111,7 +112,9 @@ class GradientExchange:
         self.frozen = [each for each in parameters if id(each) not in self._bucket_of]
 
     def _fill(self, parameters: list[nn.Parameter]) -> None:
-        """Put parameters of one type and device together; the last ones get their gradients first."""
+        """Put parameters of one dtype and device into buckets, in reverse order: the last ones get their gradients
+        first.
+        """
         open_buckets: dict[tuple[torch.dtype, torch.device], Bucket] = {}
         for parameter in reversed(parameters):
             kind = parameter.dtype, parameter.device
@@ -127,7 +130,7 @@ class GradientExchange:
             bucket.expect()
 
     def _ready(self, parameter: Tensor) -> None:
-        """A gradient of this backward pass is complete."""
+        """Called when a gradient of this backward pass is complete."""
         if not self.enabled:
             return
         if not self._queued:
@@ -143,7 +146,7 @@ class GradientExchange:
         self._sent += 1
 
     def _finish(self) -> None:
-        """The backward pass ends: send what was not sent, and wait for everything."""
+        """Called at the end of the backward pass: send the remaining buckets, and wait for all."""
         try:
             while self._sent < len(self._buckets):
                 self._send_next()
@@ -156,19 +159,19 @@ class GradientExchange:
                 bucket.expect()
 
     def close(self) -> None:
-        """Leave gradients alone from now on."""
+        """Stop exchanging gradients."""
         for hook in self._hooks:
             hook.remove()
 
 
 class GradientExchanges:
-    """The exchanges of a strategy: one for each module that it has set up for training."""
+    """The exchanges of a strategy, one for each module that it has set up for training."""
 
     def __init__(self) -> None:
-        self._of: dict[int, GradientExchange] = {}  # by the identity of the module
+        self._of: dict[int, GradientExchange] = {}  # by the module's identity
 
     def begin(self, module: nn.Module, ranks: int, start: Start, wait: Callable[[Any], Any]) -> None:
-        """Exchange the gradients of ``module`` from now on; an earlier exchange of them ends."""
+        """Start exchanging the gradients of ``module``; an earlier exchange of them ends."""
         if (earlier := self._of.pop(id(module), None)) is not None:
             earlier.close()
         self._of[id(module)] = GradientExchange(module.parameters(), ranks, start, wait)
@@ -185,7 +188,7 @@ class GradientExchanges:
 
     @contextmanager
     def paused(self, module: nn.Module) -> Iterator[None]:
-        """Context whose backward passes leave the gradients of ``module`` to this process."""
+        """Context whose backward passes keep the gradients of ``module`` on this process."""
         if any(each.requires_grad for each in self.frozen(module)):
             self.include_thawed(module)
         exchange = self._of.get(id(module))
@@ -199,7 +202,7 @@ class GradientExchanges:
             exchange.enabled = before
 
     def close(self) -> None:
-        """Leave all gradients alone from now on."""
+        """Stop all exchanges."""
         for exchange in self._of.values():
             exchange.close()
         self._of.clear()

@@ -25,14 +25,14 @@ class Group(ABC):
     """A group of ranks of a job, as seen by one of them.
 
     A subclass sets the two attributes and defines :meth:`gather_objects` and :meth:`new`. All other methods are built
-    on :meth:`gather_objects`; override those that the communication library does faster. All members must call the same
-    methods in the same order. A rank is always a global rank of the job.
+    on :meth:`gather_objects`; override those for which the communication library has a faster operation. All members
+    must call the same methods in the same order. A rank is always a global rank of the job.
 
     Attributes:
         rank: this process.
-        ranks: the members, this process among them, in the order of what is gathered.
-        handle: the process group of torch.distributed, for functions of torch; ``None``: all processes, or none.
-        checks: which calls on tensors the members compare before they run, where they do.
+        ranks: the members, including this process, in the order of gathered values.
+        handle: the torch.distributed process group, for torch's functions; ``None``: all processes, or no group.
+        checks: which tensor collectives the members compare before they run, if any.
     """
 
     rank: int
@@ -42,26 +42,27 @@ class Group(ABC):
 
     @property
     def store(self) -> Any:
-        """The store of a job whose ranks have met through torch.distributed; ``None`` without one."""
+        """The store of the torch.distributed job; ``None`` without one."""
         return None
 
     @property
     def size(self) -> int:
-        """How many ranks are members."""
+        """The number of members."""
         return len(self.ranks)
 
     @property
     def index(self) -> int:
-        """Where this process stands among ``ranks``: 0 for the first of them."""
+        """The index of this process in ``ranks``."""
         return self.ranks.index(self.rank)
 
     @abstractmethod
     def gather_objects(self, obj: Any) -> list[Any]:
-        """Return every member's ``obj``, which can be pickled, on every member."""
+        """Return every member's picklable ``obj``, on every member."""
 
     @abstractmethod
     def new(self, ranks: Sequence[int]) -> Group:
-        """Return a group of some of these ranks. Its members call this, with the same ``ranks``; the others need not.
+        """Return a group of some of these ranks. All its members call this with the same ``ranks``; the other ranks
+        need not call it.
 
         Args:
             ranks: global ranks; this process is one of them.
@@ -71,7 +72,7 @@ class Group(ABC):
         """Return every member's ``tensor``, stacked to ``(size, *tensor.shape)``.
 
         Args:
-            tensor: of the same shape and type on every member.
+            tensor: the same shape and dtype on every member.
             sync_grads: let gradients flow back to the member that each slice came from.
         """
         if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
@@ -83,10 +84,10 @@ class Group(ABC):
         return torch.stack([each.to(tensor.device) for each in self.gather_objects(tensor)])
 
     def all_reduce(self, tensor: Tensor, op: Any = "mean") -> Tensor:
-        """Return one tensor made of every member's, element by element.
+        """Return the element-wise reduction of every member's tensor.
 
         Args:
-            tensor: of the same shape and type on every member; it is not changed.
+            tensor: the same shape and dtype on every member; it is not changed.
             op: "mean", "sum", "min", "max", "product", or a ``ReduceOp``.
         """
         return reduction_of(self.all_gather(tensor.detach()), op)
@@ -97,10 +98,10 @@ class Group(ABC):
         return self.gather_objects(obj if src == self.rank else None)[self.ranks.index(src)]
 
     def gather_keyed(self, names: Sequence[str], values: Tensor) -> Tensor:
-        """Return every member's 1-D ``values``, one row each, after a check that all mean the same ``names`` by them.
+        """Return every member's 1-D ``values``, one row each, after a check that all members pass the same ``names``.
 
         Raises:
-            ConfigurationError: they do not; on all members.
+            ConfigurationError: the names differ; raised on all members.
         """
         everyones = self.gather_objects((list(names), values.detach()))
         each = [theirs for theirs, _ in everyones]
@@ -114,16 +115,16 @@ class Group(ABC):
         return torch.stack([row.to(values.device) for _, row in everyones])
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Return whether all members decide so, or at least one; the same answer on all."""
+        """Return whether ``decision`` is true on all members, or on at least one; the same result on all."""
         votes = self.gather_objects(bool(decision))
         return False not in votes if all else True in votes
 
     def barrier(self, name: str | None = None) -> None:
-        """Wait until every member has come here."""
+        """Wait until every member has called this."""
         self.gather_objects(name)
 
     def wait_for_first(self, name: str) -> None:
-        """A barrier without a time limit, for work that the others wait for: a download, for example."""
+        """A barrier without a time limit, for long work of one rank, such as a download."""
         self.barrier(name)
 
 
@@ -156,10 +157,10 @@ class TorchGroup(Group):
     """A process group of torch.distributed.
 
     Args:
-        handle: the process group, of which this process is a member; ``None``: all processes.
-        device: of this process, for tensors that the group's backends cannot reach where they lie.
-        checks: which calls on tensors the ranks compare before they run; ``None``: all.
-        timeout: of groups that :meth:`new` makes; ``None``: torch's own.
+        handle: a process group that contains this process; ``None``: all processes.
+        device: this process's device, for tensors on a device that the group's backends do not support.
+        checks: which tensor collectives the ranks compare before they run; ``None``: all.
+        timeout: the timeout of groups that :meth:`new` creates; ``None``: torch's default.
     """
 
     def __init__(
@@ -185,17 +186,18 @@ class TorchGroup(Group):
         return TorchGroup(handle, self.device, self.checks, self.timeout)
 
     def _check_other_groups(self, ranks: list[int]) -> None:
-        """Whether torch gives the group of ``ranks`` one name on all of them; else they would wait for each other.
+        """Check that torch gives the group of ``ranks`` the same name on all of them; otherwise they would deadlock.
 
-        It names a group by its members and by how many groups the process is in already.
+        torch derives the name from the members and the number of groups that the process is already in.
 
         Raises:
-            ConfigurationError: the members are in different numbers of groups; on all of them.
+            ConfigurationError: the members are in different numbers of groups; raised on all of them.
         """
-        from torch.distributed import distributed_c10d  # here, because some builds of torch are without it
+        from torch.distributed import distributed_c10d  # imported here: some builds of torch lack it
 
         store = distributed_c10d._get_default_store()
-        times = store.add(f"drivetrain/group {ranks} by {self.rank}", 1)  # that this rank asks for it in this job
+        # how often this rank has asked for it in this job
+        times = store.add(f"drivetrain/group {ranks} by {self.rank}", 1)
         key = f"drivetrain/group {ranks}/{times}"
         store.set(f"{key}/{self.rank}", str(len(distributed_c10d._world.pg_names)))
         counts = [int(store.get(f"{key}/{rank}")) for rank in ranks]
@@ -238,11 +240,11 @@ class TorchGroup(Group):
         if (store := self.store) is None:
             self.barrier(name)
             return
-        times = store.add(f"drivetrain/{name} by {self.rank}", 1)  # that this rank has come here in this job
+        times = store.add(f"drivetrain/{name} by {self.rank}", 1)  # how often this rank has called this in this job
         key, pause = f"drivetrain/{name}/{times}", 0.001
         if store.add(key, 1) == self.size:
             store.set(f"{key}/all", "")
-        while not store.check([f"{key}/all"]):  # asked again and again, so that Ctrl-C is heard
+        while not store.check([f"{key}/all"]):  # polls, so that Ctrl-C works
             time.sleep(pause)
             pause = min(2 * pause, 1.0)
 
@@ -250,17 +252,16 @@ class TorchGroup(Group):
         try:
             return function(*args, group=self.handle, device=self.device, **options)
         except ConfigurationError:
-            if self.checks is not None:  # another member may have called what is counted
+            if self.checks is not None:  # the members' counts may differ now
                 self.checks.restart(self.handle)
             raise
 
 
 class WaitingGroup(Group):
-    """A group whose process group does not exist yet: ranks are known, collectives raise an error.
+    """A group without a process group yet: its ranks are known, but collectives raise an error.
 
     Args:
-        rank, ranks: as of every group.
-        error: what to raise where something is to be exchanged.
+        rank, ranks: as for every group. error: the exception that collectives raise.
     """
 
     def __init__(self, rank: int, ranks: Sequence[int], error: Callable[[], Exception]) -> None:
@@ -277,10 +278,10 @@ class WaitingGroup(Group):
 
 
 def all_or_alone(group: Group, ranks: Sequence[int], why: str) -> Group:
-    """Return ``group``, or this rank alone, for a library that exchanges between all ranks of a job or none.
+    """Return ``group`` or a group of this rank alone, for a library that only communicates between all ranks of a job.
 
     Raises:
-        NotSupportedError: ``ranks`` are some of the group's; ``why`` says what to do instead.
+        NotSupportedError: ``ranks`` are only some of the group's; ``why`` says what to do instead.
     """
     if list(ranks) == list(group.ranks):
         return group
@@ -290,10 +291,10 @@ def all_or_alone(group: Group, ranks: Sequence[int], why: str) -> Group:
 
 
 def _check_members(group: Group, ranks: Sequence[int]) -> None:
-    """Whether ``group`` can give a group of ``ranks``.
+    """Check that ``group`` can create a group of ``ranks``.
 
     Raises:
-        ConfigurationError: it does not have all of them, or this process is none of them.
+        ConfigurationError: a rank is not in ``group``, or this process is not among ``ranks``.
     """
     missing = [rank for rank in ranks if rank not in group.ranks]
     if missing or group.rank not in ranks or len(set(ranks)) != len(ranks):

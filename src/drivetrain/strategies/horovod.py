@@ -1,4 +1,6 @@
-"""Horovod's way of training: gradients are averaged asynchronously while they are computed, over Horovod or torch."""
+"""Horovod's training: asynchronous averages of gradients during the backward pass, over Horovod or
+torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy, until_thawed
 from drivetrain.strategies.strategy import Strategy
 
-_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # of a parameter group; the last two are those of cyclic schedules
+_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # keys of a parameter group; the last two belong to cyclic schedules
 
 
 class HorovodGroup(Group):
-    """All processes of a job of Horovod, which exchange through its package.
+    """All processes of a Horovod job, which communicate through the package ``horovod``.
 
     Args:
         hvd: the module ``horovod.torch``, initialized.
@@ -42,7 +44,7 @@ class HorovodGroup(Group):
         self.ranks = range(int(hvd.size()))
 
     def gather_objects(self, obj: Any) -> list[Any]:
-        with torch.inference_mode(False):  # Horovod's thread, which is in no such mode, writes to the tensors
+        with torch.inference_mode(False):  # Horovod's thread, which is not in inference mode, writes to the tensors
             gathered: list[Any] = self._hvd.allgather_object(obj)
         return gathered
 
@@ -63,8 +65,8 @@ class HorovodGroup(Group):
 class HorovodStrategy(ParallelStrategy):
     """The whole model on every rank; gradients are averaged in buckets while the backward pass computes others.
 
-    Works with processes that ``horovodrun``, ``mpirun`` or ``torchrun`` have started. They exchange through the package
-    ``horovod`` if it is installed and has been started by ``horovodrun`` or by an MPI that it was built with, and
+    Works with processes that ``horovodrun``, ``mpirun`` or ``torchrun`` have started. They communicate through the
+    package ``horovod`` if it is installed and its launcher is ``horovodrun`` or an MPI that it was built with, and
     otherwise through ``torch.distributed``. Parameters, buffers and optimizer state are those of rank 0 when training
     begins.
 
@@ -72,7 +74,7 @@ class HorovodStrategy(ParallelStrategy):
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
         scale_lr: multiply the learning rates of optimizers and schedulers by the number of ranks.
-        package: exchange through the package ``horovod``; ``None``: where that is possible.
+        package: communicate through the package ``horovod``; ``None``: if that is possible.
     """
 
     @classmethod
@@ -192,7 +194,7 @@ class HorovodStrategy(ParallelStrategy):
                 _scale(config.scheduler, self.world_size)
 
     def on_train_start(self) -> None:
-        """Give all ranks the optimizer state of rank 0."""
+        """Broadcast the optimizer state of rank 0."""
         if self.data.size > 1:
             for optimizer in self.optimizers:
                 self._share_state(optimizer)
@@ -235,7 +237,7 @@ def horovod_package() -> tuple[Any, str]:
 
 
 def _scale(scheduler: Any, factor: int) -> None:
-    """Multiply the learning rates from which a scheduler computes, and those of the schedulers in it."""
+    """Multiply the base learning rates of a scheduler and of the schedulers inside it."""
     for name in ("base_lrs", "_last_lr"):
         if (rates := getattr(scheduler, name, None)) is not None:
             setattr(scheduler, name, [rate * factor for rate in rates])

@@ -1,4 +1,4 @@
-"""The contract of what makes layers exchange their statistics between ranks, and the registry."""
+"""Layers that exchange their statistics between ranks: the contract, and the registry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drivetrain.base.registry import Registry, names_itself
 
 
 class LayerSync(ABC):
-    """Changes the layers of a model for the time of a fit on several ranks, and changes them back.
+    """Changes the layers of a model during a fit on several ranks, and restores them afterwards.
 
     Attributes:
         group: the process group of the ranks that see different samples, set before :meth:`apply`; ``None``: all.
@@ -36,10 +36,10 @@ class LayerSync(ABC):
 
     @abstractmethod
     def revert(self, model: nn.Module) -> nn.Module:
-        """Return ``model`` with the layers that it had; called when the fit ends, also after an exception."""
+        """Return ``model`` with its original layers; called when the fit ends, also after an exception."""
 
     def count_batches(self, model: nn.Module, counts: bool) -> None:
-        """Say whether the next batches count in the statistics; those that a rank repeats do not."""
+        """Set whether the next batches count in the statistics; batches that a rank repeats do not."""
 
 
 LayerSyncRegistry: Registry[LayerSync] = Registry(

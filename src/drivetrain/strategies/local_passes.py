@@ -1,6 +1,6 @@
-"""Forward and backward passes that exchange nothing between ranks, and one exchange of gradients after them.
+"""Forward and backward passes without communication between ranks, followed by one exchange of gradients.
 
-A rank whose pass has failed may then run it again by itself: no other rank waits inside of it.
+A rank whose pass has failed can then run it again: no other rank waits in the middle of it.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ if TYPE_CHECKING:
     from drivetrain.strategies.ddp import DDPStrategy
     from drivetrain.strategies.strategy import Strategy
 
-_BUCKET = 32 * 2**20  # bytes that are exchanged at once, and needed for it
+_BUCKET = 32 * 2**20  # bytes per exchange, and of its buffer
 
 
 class LocalPasses:
-    """The passes of one device, which exchange nothing anyway."""
+    """The passes of a strategy with one device, which never communicate."""
 
     def begin(self) -> None:
-        """Called by all ranks before the first batch of a window: exchange what its passes need."""
+        """Exchange what the passes of a window need; all ranks call it before the window's first batch."""
 
     def without_exchange(self) -> AbstractContextManager[Any]:
         """Return the context in which a rank runs its passes."""
         return nullcontext()
 
     def forget(self) -> None:
-        """Drop what a pass that failed has left, gradients included."""
+        """Drop everything that a failed pass has left, including gradients."""
 
     def exchange(self) -> None:
-        """Called by all ranks after the last batch of a window: average the gradients over the ranks."""
+        """Average the gradients over the ranks; all ranks call it after the last batch of a window."""
 
     def end(self) -> None:
-        """Undo :meth:`begin`; called once more when a run ends, also by an exception."""
+        """Undo :meth:`begin`; also called when a run ends, even by an exception."""
 
 
 class DDPPasses(LocalPasses):
-    """Those of DistributedDataParallel.
+    """The passes of DistributedDataParallel.
 
     Args:
-        strategy: whose model is the wrapper; it may become another when layers thaw.
+        strategy: the strategy that holds the wrapper; the wrapper may be replaced when layers thaw.
     """
 
     def __init__(self, strategy: DDPStrategy) -> None:
@@ -62,11 +62,11 @@ class DDPPasses(LocalPasses):
     @contextmanager
     def without_exchange(self) -> Iterator[None]:
         with self._strategy.accumulating(self._model):
-            self._model.require_forward_param_sync = False  # or each pass would take the buffers of the first rank
+            self._model.require_forward_param_sync = False  # otherwise each pass would broadcast rank 0's buffers
             yield
 
     def exchange(self) -> None:
-        parameters = [*self._model.module.parameters()]  # one that has frozen inside the window may have a gradient too
+        parameters = [*self._model.module.parameters()]  # a parameter frozen inside the window may have a gradient too
         used = torch.tensor([each.grad is not None for each in parameters], device=parameters[0].device)
         everywhere = self._group.all_gather(used.to(torch.uint8)).amax(0).tolist()
         with torch.no_grad():
@@ -87,7 +87,7 @@ class DDPPasses(LocalPasses):
 
 
 class FSDPPasses(LocalPasses):
-    """Those of FSDP2: all parameters are gathered for a window, so that its passes exchange nothing.
+    """The passes of FSDP2: all parameters are gathered for a window, so that its passes do not communicate.
 
     Args:
         root: the model.
@@ -109,7 +109,8 @@ class FSDPPasses(LocalPasses):
         for module in modules:
             module.unshard()
         for group in self._groups:
-            group._to_sharded = group._to_sharded_post_forward = _stay  # until all batches of the window are done
+            # keep the parameters gathered until all batches of the window are done
+            group._to_sharded = group._to_sharded_post_forward = _stay
         self._root.set_requires_gradient_sync(False)
 
     def forget(self) -> None:
@@ -124,9 +125,10 @@ class FSDPPasses(LocalPasses):
         state = self._root._get_fsdp_state()
         for group in self._all_groups():
             group._training_state = type(group._training_state).IDLE
-        state._root_post_backward_final_callback()  # which reduces the gradients of each group, and shards it again
+        state._root_post_backward_final_callback()  # reduces the gradients of each group, and shards it again
         for group in self._all_groups():
-            for parameter in group.fsdp_params:  # the module has held the gathered ones, which hooks may have frozen
+            # hooks may have frozen the gathered parameters, which were the module's
+            for parameter in group.fsdp_params:
                 parameter.sharded_param.requires_grad_(parameter._unsharded_param.requires_grad)
             group.reshard()
 
@@ -145,11 +147,11 @@ class FSDPPasses(LocalPasses):
 
 
 def _stay() -> None:
-    """Stand in for what shards a group of parameters again."""
+    """Replace the function that shards a group of parameters again."""
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield ``gradients`` in lists of one type and device, each up to a limit of bytes."""
+    """Yield ``gradients`` in lists of one dtype and device, each with a limited number of bytes."""
     bucket: list[Tensor] = []
     size = 0
     for each in gradients:
@@ -169,10 +171,10 @@ def alone(strategy: Strategy) -> LocalPasses:
 
 
 def of_ddp(strategy: DDPStrategy) -> LocalPasses:
-    """Return those of DDP, whose model is wrapped while it is trained."""
+    """Return the passes of DDP, whose model is wrapped while it trains."""
     return LocalPasses() if strategy.model is strategy.lightning_module else DDPPasses(strategy)
 
 
 def of_fsdp(strategy: Strategy) -> LocalPasses:
-    """Return those of FSDP."""
+    """Return the passes of FSDP."""
     return FSDPPasses(strategy.lightning_module)

@@ -1,4 +1,4 @@
-"""Where the processes of a job meet: torch's key-value store at the main address, within the job's timeout."""
+"""Rendezvous of a job's processes: torch's key-value store at the main address, within the job's timeout."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from drivetrain.strategies.peers import some
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # where Gloo listens; torch reads it whenever a group is created
 _LOOPBACK_INTERFACES = {"linux": "lo", "darwin": "lo0"}
-_WITHOUT_STORE = ("mpi", "fake")  # backends whose processes do not meet at a store
+_WITHOUT_STORE = ("mpi", "fake")  # backends without a store
 _PROBE_S = 0.5
 _SHORTEST_S = 0.01
-_HERE = "drivetrain/meeting"  # keys of the store
+_HERE = "drivetrain/meeting"  # prefix of keys in the store
 
 
 def meet(
@@ -42,15 +42,14 @@ def meet(
 
     Args:
         backend: of ``torch.distributed``.
-        environment: says where the ranks meet.
-        rank, world_size: of this process and of the job.
-        num_nodes: machines.
-        timeout: for the ranks to meet, and of the group afterwards; ``None``: torch's own.
+        environment: provides the main address and port. rank, world_size: of this process and of the job.
+        num_nodes: the number of machines.
+        timeout: for the rendezvous, and for the group afterwards; ``None``: torch's default.
 
     Raises:
-        ConfigurationError: rank 0 cannot listen at the main address, this machine does not know it, or this process is
-            none of the job, but has the variables of a rank that started it.
-        DrivetrainError: not all ranks have come there within the timeout.
+        ConfigurationError: rank 0 cannot listen at the main address, this machine cannot resolve it, or this process
+            does not belong to the job but inherited the variables of a rank that started it.
+        DrivetrainError: not all ranks have connected within the timeout.
     """
     from drivetrain.launchers.script import started_by_rank
 
@@ -76,7 +75,7 @@ def meet(
 
 
 def loopback_address(environment: ClusterEnvironment, num_nodes: int) -> str | None:
-    """The main address as a number, if all processes are on this machine and it is a loopback address.
+    """The main address as an IP address, if all processes are on this machine and it is a loopback address.
 
     On several machines each may resolve the name differently: Debian resolves a machine's own name to 127.0.1.1.
     """
@@ -85,16 +84,15 @@ def loopback_address(environment: ClusterEnvironment, num_nodes: int) -> str | N
     found = {str(each[4][0]) for each in socket.getaddrinfo(environment.main_address, None, type=socket.SOCK_STREAM)}
     if not all(ipaddress.ip_address(each.partition("%")[0]).is_loopback for each in found):
         return None
-    return min(found, key=lambda each: (":" in each, each))  # "localhost" has one of each version
+    return min(found, key=lambda each: (":" in each, each))  # "localhost" has an IPv4 and an IPv6 address
 
 
 class Meeting:
-    """One attempt of a rank to meet the others.
+    """One attempt of a rank to connect to the others.
 
     Args:
-        address, port: where rank 0 listens.
-        rank, world_size: of this process and of the job.
-        timeout: for all ranks to come; ``None``: torch's own.
+        address, port: where rank 0 listens. rank, world_size: of this process and of the job. timeout: for all ranks to
+        connect; ``None``: torch's default.
     """
 
     def __init__(self, address: str, port: int, rank: int, world_size: int, timeout: timedelta | None) -> None:
@@ -105,12 +103,12 @@ class Meeting:
         self.name = f"{host}:{port}"
 
     def store(self, own_socket: bool) -> Any:
-        """Return the store, when all ranks have come to it.
+        """Return the store, once all ranks have connected to it.
 
         Args:
-            own_socket: let rank 0 listen at the address alone; torch itself listens on every interface.
+            own_socket: let rank 0 listen only at this address; torch's own socket listens on every interface.
         """
-        # here, because some builds of torch are without them
+        # imported here: some builds of torch lack them
         from torch._C._distributed_c10d import PrefixStore, TCPStore
         from torch.distributed.rendezvous import _torchelastic_use_agent_store
 
@@ -129,7 +127,7 @@ class Meeting:
         if store is None:
             raise self._no_answer()
         if _torchelastic_use_agent_store():
-            # torchrun's store outlives the processes, and holds the addresses of those that it has started again.
+            # torchrun's store outlives the processes, and still holds the addresses of earlier attempts.
             store = PrefixStore(f"restart_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         try:
             complete = self._in_time(lambda: self._wait_for_all(store))
@@ -141,7 +139,8 @@ class Meeting:
 
     def _wait_for_all(self, store: Any) -> bool:
         left = self._deadline - time.monotonic()
-        patience = timedelta(seconds=max(_SHORTEST_S, left - min(_PROBE_S, left / 4)))  # then who is missing is asked
+        # leaves time to find out which ranks are missing
+        patience = timedelta(seconds=max(_SHORTEST_S, left - min(_PROBE_S, left / 4)))
         store.set(f"{_HERE}/{self.rank}", "")
         if self.rank == 0:
             store.wait([f"{_HERE}/{rank}" for rank in range(self.world_size)], patience)
@@ -150,20 +149,20 @@ class Meeting:
         return True
 
     def _listening(self) -> dict[str, Any]:
-        """Return a socket that is bound to the address alone, as an argument of torch's store, which will own it.
+        """Return a socket bound only to this address, as an argument for torch's store, which takes ownership of it.
 
         Raises:
             ConfigurationError: another program holds the port.
         """
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as own:
-            if os.name == "posix":  # elsewhere the option lets two programs listen at one port
+            if os.name == "posix":  # elsewhere the option would let two programs listen at one port
                 own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 own.bind((self.address, self.port))
             except OSError as error:
                 if error.errno == errno.EADDRINUSE and (self.address, self.port) in _served:
-                    return {}  # an earlier store of this process, which torch uses again
+                    return {}  # torch reuses an earlier store of this process
                 raise self._cannot_listen(str(error)) from error
             _served.add((self.address, self.port))
             return {"master_listen_fd": own.detach()}
@@ -171,8 +170,8 @@ class Meeting:
     def _in_time(self, function: Callable[[], Any]) -> Any:
         """Return the result of ``function``, or ``None`` if the deadline comes first.
 
-        It runs in a thread: torch waits without a limit for the first answer of a program that listens at the address,
-        and does not hear Ctrl-C meanwhile.
+        It runs in a thread, because torch waits without a limit for the first answer of a program that listens at the
+        address, and ignores Ctrl-C meanwhile.
         """
         outcome: list[Any] = []
         failure: list[BaseException] = []
@@ -208,7 +207,7 @@ class Meeting:
         return DrivetrainError(f"{self._waited} (MASTER_ADDR:MASTER_PORT) for rank 0, and {found}. {cure}")
 
     def _probed(self) -> tuple[str, str]:
-        """Return what is at the address, and what to do about it."""
+        """Return a description of the program at the address, and what to do about it."""
         try:
             socket.create_connection((self.address, self.port), _PROBE_S).close()
         except ConnectionRefusedError:
@@ -231,7 +230,7 @@ class Meeting:
             absent = self._in_own_time(
                 lambda: [rank for rank in range(self.world_size) if not store.check([f"{_HERE}/{rank}"])]
             )
-        except RuntimeError:  # rank 0 has ended, and the store with it
+        except RuntimeError:  # rank 0 has ended, and with it the store
             absent = None
         if absent:
             which = f"ranks {some(absent)} have" if len(absent) > 1 else f"rank {absent[0]} has"
@@ -246,16 +245,16 @@ class Meeting:
         return self._in_time(function)
 
 
-_served: set[tuple[str, int]] = set()  # where this process has listened
+_served: set[tuple[str, int]] = set()  # the addresses at which this process has listened
 
 
 # ---- Gloo ------------------------------------------------------------------------------------------------------------
 
-_set_here: list[str] = []  # what this module has written to Gloo's variable
+_set_here: list[str] = []  # the value that this module has set for Gloo's variable
 
 
 def _keep_gloo_on_loopback() -> None:
-    """Let the connections of Gloo use the loopback interface, unless the user has chosen another."""
+    """Restrict Gloo's connections to the loopback interface, unless the user has chosen another."""
     name = _LOOPBACK_INTERFACES.get(sys.platform)
     if GLOO_INTERFACE not in os.environ and name in {each for _, each in socket.if_nameindex()}:
         os.environ[GLOO_INTERFACE] = str(name)
@@ -263,7 +262,7 @@ def _keep_gloo_on_loopback() -> None:
 
 
 def forget_interface() -> None:
-    """Leave Gloo's variable as the user had it, when the group is gone."""
+    """Restore the user's value of Gloo's variable after the group is destroyed."""
     if _set_here and os.environ.get(GLOO_INTERFACE) == _set_here[0]:
         del os.environ[GLOO_INTERFACE]
     _set_here.clear()

@@ -1,4 +1,4 @@
-"""Give parameters on the meta device memory and first values, one layer at a time, after they were sharded."""
+"""Allocate and initialise parameters on the meta device, one layer at a time, after they were sharded."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from drivetrain.strategies.sharded_state import is_dtensor, local_shard, shard_l
 
 
 def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, group: Group, loads: bool) -> bool:
-    """Replace what is on the meta device, and let each layer initialise its own part; return whether anything was.
+    """Replace tensors on the meta device, and let each layer initialise its own; return whether there were any.
 
-    A layer's ``reset_parameters`` gets whole tensors, of which each rank then keeps its shard, so that values are those
-    of a model that one process has made: in addition to the shards there is one layer at a time in memory. All ranks
+    A layer's ``reset_parameters`` gets complete tensors, of which each rank then keeps its shard, so the values are
+    those of a model that one process has created; memory holds the shards and one complete layer at a time. All ranks
     draw the random numbers that rank 0 would draw.
 
     Args:
         root: the model, whose parameters may be DTensors.
         device: where its layers compute.
-        shards_on: where its shards are kept.
+        shards_on: the device of the shards.
         group: the ranks that must get the same values.
-        loads: weights will be loaded, so layers need not be able to initialise parameters.
+        loads: weights will be loaded later, so layers without ``reset_parameters`` are allowed.
 
     Raises:
         ConfigurationError: a layer has no ``reset_parameters``; the message names all of them.
@@ -55,7 +55,7 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
         if callable(getattr(layer, "reset_parameters", None)):
             _reset(layer, replaced, device, filled)
     if not torch.equal(before["torch"], first["torch"]):
-        set_rng_state(before)  # this rank was to draw other numbers, and will
+        set_rng_state(before)  # restore the different random state that this rank had
     return True
 
 
@@ -64,7 +64,7 @@ def _own_tensors(layer: nn.Module) -> chain[Tensor]:
 
 
 def _replace(layers: list[nn.Module], device: torch.device, shards_on: torch.device) -> set[int]:
-    """Give everything on the meta device memory; tied parameters stay tied. Return the identities of new parameters."""
+    """Allocate every tensor on the meta device; tied parameters stay tied. Return the identities of new parameters."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for layer in layers:
         for name, parameter in layer._parameters.items():
@@ -81,7 +81,9 @@ def _replace(layers: list[nn.Module], device: torch.device, shards_on: torch.dev
 
 @torch.no_grad()
 def _reset(layer: Any, replaced: set[int], device: torch.device, filled: set[int]) -> None:
-    """Let ``layer`` initialise whole tensors, and keep this rank's shards of those that no layer has filled before."""
+    """Let ``layer`` initialise complete tensors, and keep this rank's shards of those that no earlier layer has
+    initialised.
+    """
     own = {name: each for name, each in layer._parameters.items() if id(each) in replaced}
     whole = {name: nn.Parameter(torch.empty(each.shape, dtype=each.dtype, device=device)) for name, each in own.items()}
     layer._parameters.update(whole)

@@ -1,4 +1,4 @@
-"""Model: how a strategy takes the user's module, and what it makes of it for its devices."""
+"""Model: how a strategy gets the user's module, and places and wraps it for its devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drivetrain.strategies.placement import optimizer_to, place
 
 
 class Model(Shared):
-    """The model of a run, from the user's module to what is left when the run ends.
+    """The model of a run, from connecting the user's module to the tear-down.
 
     Attributes:
         accelerator, precision_plugin, checkpoint_io: the strategy's parts; the plan fills in what was not passed.
@@ -29,7 +29,7 @@ class Model(Shared):
     _converted: nn.Module | None
 
     def connect(self, model: nn.Module) -> None:
-        """Take the user's module, before any process or device exists."""
+        """Get the user's module, before any process or device is set up."""
         self.lightning_module = self.model = model
         self._converted = None
 
@@ -38,7 +38,7 @@ class Model(Shared):
         return nullcontext()
 
     def setup(self, trainer: Any) -> None:
-        """Convert, move and wrap the model. Afterwards optimizers may be made from its parameters."""
+        """Convert, move and wrap the model. Afterwards optimizers can be created from its parameters."""
         if self.accelerator is not None:
             self.accelerator.setup(trainer)
         module: nn.Module = self.lightning_module
@@ -51,7 +51,9 @@ class Model(Shared):
         self.model = self.setup_module(module)
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
-        """``module`` in this precision, on the root device unless it stays, and wrapped where processes share it."""
+        """Return ``module`` in this precision, on the root device if ``move_to_device``, and wrapped for several
+        processes.
+        """
         own = module is self.lightning_module
         module = self._convert(module) if own else self.precision_plugin.convert_module(module)
         if move_to_device and overrides(self, "model_to_device", Familiar):
@@ -61,21 +63,23 @@ class Model(Shared):
         return place(module, self.root_device) if move_to_device else module
 
     def _convert(self, module: nn.Module) -> nn.Module:
-        """``module`` in the precision of the run; what is so already stays."""
+        """Return ``module`` in the precision of the run; a converted module is returned unchanged."""
         if self._converted is None or module is not self._converted:
             self._converted = module = self.precision_plugin.convert_module(module)
         return module
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Let the Trainer make the run's optimizers and schedulers. Called after :meth:`setup`, unless that did it."""
+        """Let the Trainer create the run's optimizers and schedulers. Called after :meth:`setup`, unless ``setup`` did
+        it.
+        """
         self.optimizers, self.lr_scheduler_configs = trainer.make_optimizers()
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Return the loader or what to iterate instead; called for each loader, after its sampler was set."""
+        """Return the loader or a replacement; called for each loader, after its sampler was set."""
         return dataloader
 
     def run(self, function: Callable[[], Any]) -> Any:
-        """Run ``function``, which is the whole training, evaluation or prediction, and return what it returns."""
+        """Run ``function``, the complete training, evaluation or prediction, and return its result."""
         return function()
 
     def explain(self, error: BaseException) -> Exception | None:
@@ -85,7 +89,7 @@ class Model(Shared):
     def teardown(self) -> None:
         """Move model and optimizer state to the host, free the device, and wait until all checkpoints are durable.
 
-        Accepts a half-built run: an exception may come at any time.
+        The run may be only partly set up: an exception can come at any time.
         """
         if self.root_device != HOST:
             for optimizer in self.optimizers:

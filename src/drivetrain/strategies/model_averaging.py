@@ -1,4 +1,4 @@
-"""Local SGD: each rank trains by itself, and parameters are averaged periodically."""
+"""Local SGD: each rank trains separately, and parameters are averaged periodically."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ _USE = (
 
 
 class ModelAveraging:
-    """Averages the parameters of every optimizer over the ranks after each ``period``-th of its local steps.
+    """Averages the parameters of every optimizer over the ranks after every ``period`` local steps.
 
-    The hook averages gradients over all ranks in the first ``state.start_localSGD_iter`` steps, and over
-    ``state.subgroup`` afterwards. The first step after those is the first one that is followed by an average.
+    torch's hook averages gradients over all ranks in the first ``state.start_localSGD_iter`` steps, and over
+    ``state.subgroup`` afterwards. Parameters are averaged for the first time after the first step with the subgroup.
 
     [Note: where the counters are]
     How far an optimizer is stands in its first parameter group, as the initial learning rates of torch's schedulers
     do: checkpoints and copies of an optimizer have it without further ado.
 
     Args:
-        period: optimizer steps from one average to the next.
-        state: of torch's hook for local SGD.
+        period: the number of optimizer steps between two averages.
+        state: the state of torch's hook for local SGD.
     """
 
     def __init__(self, period: int, state: Any) -> None:
         self.period = period
         self.state = state
         self._hooks: list[Any] = []
-        self.trained: set[int] = set()  # parameters, by identity, that were trained at the last average or later
+        self.trained: set[int] = set()  # identities of parameters that were trained at the last average or since
 
     def attach(self, optimizers: Sequence[Optimizer]) -> None:
-        """Average after the steps of these optimizers, and no longer after those of others.
+        """Average after the steps of these optimizers only.
 
         Raises:
-            ConfigurationError: one of them exchanges parameters by itself.
+            ConfigurationError: one of them exchanges parameters itself.
         """
         self.detach()
         for optimizer in optimizers:
@@ -54,22 +54,22 @@ class ModelAveraging:
                     "exchanges parameters by itself after each step. Leave out model_averaging_period, or return "
                     "a plain optimizer from configure_optimizers."
                 )
-            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # its warm-up may be over
+            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # the warm-up may be over
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._read_counts))
             self.trained.update(id(each) for each in parameters_of(optimizer) if each.requires_grad)
 
     def detach(self) -> None:
-        """Average no more."""
+        """Stop averaging."""
         self.trained.clear()
         while self._hooks:
             self._hooks.pop().remove()
 
     def make_subgroup(self, num_processes: int) -> None:
-        """The ranks of each machine share gradients where the user has named no others; every rank must call it."""
+        """Create a subgroup of each machine's ranks unless the user has passed one; every rank must call it."""
         if (
             self.state.subgroup is None and self.state.post_local_gradient_allreduce
-        ):  # the hook makes one too, but only of all the CUDA devices there are
+        ):  # the hook also creates one, but only for all CUDA devices of the machine
             self.state.subgroup, _ = dist.new_subgroups(num_processes)  # type: ignore[no-untyped-call]
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -82,8 +82,8 @@ class ModelAveraging:
     def _average(self, optimizer: Optimizer) -> None:
         from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
-        # Not only those with a gradient: what travels must be the same on every rank. Those that have frozen since the
-        # last average differ too.
+        # All of them, also without a gradient: every rank must exchange the same parameters. Those that were frozen
+        # since the last average differ too.
         parameters = [each for each in parameters_of(optimizer) if each.requires_grad or id(each) in self.trained]
         self.trained.difference_update(map(id, parameters))
         self.trained.update(id(each) for each in parameters if each.requires_grad)
@@ -93,19 +93,19 @@ class ModelAveraging:
         average_parameters(iter(parameters), self.state.process_group)
         for parameter, place in zip(parameters, places, strict=True):
             place.copy_(parameter.data)
-            parameter.data = place  # its own memory, in its own format, and not a piece of what has travelled
+            parameter.data = place  # its own memory and format, not a view of the exchanged buffer
 
     def _read_counts(self, optimizer: Optimizer) -> None:
         group = optimizer.param_groups[0]
-        group.setdefault(_STEPS, 0)  # the checkpoint is of another strategy: the warm-up begins
+        group.setdefault(_STEPS, 0)  # a checkpoint of another strategy: start the warm-up
         self.state.iter = group.get(_ITERATIONS, 0)
 
 
 def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None:
-    """Return what ``DDPStrategy(model_averaging_period=..., ddp_comm_state=..., ddp_comm_hook=...)`` asks for.
+    """Return the averaging for ``DDPStrategy(model_averaging_period=..., ddp_comm_state=..., ddp_comm_hook=...)``.
 
     Raises:
-        ConfigurationError: they do not go together.
+        ConfigurationError: the arguments do not fit together.
     """
     if period is not None and not is_count(period, lowest=1):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Tensor parallelism and FSDP2 on a mesh of two dimensions: layers are split, and their parts are sharded."""
+"""Tensor parallelism and FSDP2 on a two-dimensional mesh: layers are split over ranks, and the parts are sharded."""
 
 from __future__ import annotations
 
@@ -42,49 +42,50 @@ Size = int | Literal["auto"]
 
 _PREPARED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that an earlier run has split and compiled
 _TO_DEVICE = "batch_to_device"
-_TESTED_TORCH = (2, 13)  # numbers of torch 2.9 were wrong on a mesh of two dimensions
+_TESTED_TORCH = (2, 13)  # torch 2.9 computed wrong values on a two-dimensional mesh
 
 
 def torch_version() -> tuple[int, ...]:
-    """Return torch's version up to its second number."""
+    """Return torch's major and minor version."""
     return tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 
 
 class ModelParallelStrategy(FSDPStrategy):
-    """Split layers over the ranks of a tensor-parallel group, and shard what each holds over the data-parallel ranks.
+    """Split layers over the ranks of a tensor-parallel group, and shard each rank's part over the data-parallel ranks.
 
     ``configure_model`` splits the layers, with torch's ``parallelize_module(..., self.device_mesh["tensor_parallel"],
-    plan)``; a model with a ``tp_plan`` needs none. Ranks of one tensor-parallel group see the same samples. Then the
-    strategy applies activation checkpointing, compiles, and shards with ``fully_shard``. See docs/model_parallel.md,
-    and docs/context_parallel.md for sequences that are split over ranks.
+    plan)``; a model with a ``tp_plan`` does not need it. Ranks of one tensor-parallel group see the same samples. Then
+    the strategy applies activation checkpointing, compiles, and shards with ``fully_shard``. See
+    docs/model_parallel.md, and docs/context_parallel.md for sequences that are split over ranks.
 
     Args:
-        data_parallel_size: how many ranks, or context-parallel groups of ranks, see samples of their own; "auto": what
-            the other sizes leave. Parameters are sharded over all of these ranks.
-        tensor_parallel_size: over how many neighbouring ranks each layer is split; "auto": what ``data_parallel_size``
-            leaves, or, if both are "auto", the processes of one machine.
+        data_parallel_size: how many ranks, or context-parallel groups, see different samples; "auto": the number of
+            processes divided by the other sizes. Parameters are sharded over all of these ranks.
+        tensor_parallel_size: over how many neighbouring ranks each layer is split; "auto": the number of processes
+            divided by the other sizes, or, if ``data_parallel_size`` is "auto" too, the number of processes of one
+            machine.
         save_distributed_checkpoint: checkpoints are folders, into which each process writes its parts. False: they are
             files like those of one process. Both are read in either case.
         process_group_backend, timeout, accelerator, parallel_devices, cluster_environment, checkpoint_io,
             precision_plugin: as for :class:`ParallelStrategy`.
         context_parallel_size: over how many neighbouring ranks each sequence is split.
-        sequence_dims: which dimension of the tensors in a batch is the sequence: one for all tensors that have it; one
-            for each field; or a function ``(batch, part)`` that returns the batch with ``part(tensor, dim)`` of its
-            sequences. ``None``: what the module's attribute ``sequence_dims`` says.
-        context_parallel_attention: how :func:`drivetrain.strategies.context_parallel.attention` sees all parts:
-            "ulysses" exchanges heads for positions; "ring" is torch's, on devices that have it.
-        tp_plan: how layers are split: names of layers, in which ``*`` stands for one part of the name, and "colwise",
-            "rowwise", or one of torch's ``ParallelStyle``. ``None``: what the model declares.
+        sequence_dims: which dimension of a batch's tensors is the sequence: one number for all tensors that have it; a
+            mapping by field; or a function ``(batch, part)`` that returns the batch with ``part(tensor, dim)`` applied
+            to its sequences. ``None``: the module's attribute ``sequence_dims``.
+        context_parallel_attention: how :func:`drivetrain.strategies.context_parallel.attention` exchanges the parts:
+            "ulysses" exchanges heads for positions; "ring" is torch's ring attention, on devices that support it.
+        tp_plan: how layers are split: a mapping from layer names, in which ``*`` matches one component, to "colwise",
+            "rowwise", or one of torch's ``ParallelStyle``. ``None``: the plan that the model declares.
         compile: compile the forward pass of each block with ``torch.compile``; a dictionary: its arguments.
         auto_wrap_policy, activation_checkpointing_policy, mixed_precision, cpu_offload, gradient_exchange,
             init_on_meta, start_method: as for :class:`FSDPStrategy`.
 
     Raises:
-        ConfigurationError: an argument is wrong, or contradicts another.
+        ConfigurationError: an argument is wrong, or two contradict each other.
     """
 
     facts = FSDPStrategy.facts.but(local_passes="")
-    strategy_name = "modelparallelstrategy"  # where the field's has no name, libraries take that of the class
+    strategy_name = "modelparallelstrategy"  # without a registered name, libraries use the class name
 
     @classmethod
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
@@ -137,8 +138,8 @@ class ModelParallelStrategy(FSDPStrategy):
             why = f"{type(self).__name__}(compile=...) compiles layers already."
             self.facts = self.facts.but(refuses={**self.facts.refuses, "compile": why})
         self._checkpointing = activation_checkpointing_policy  # applied here, because compilation comes after it
-        self._hooks: list[Any] = []  # on parameters, for this run
-        self._scaler: Any = None  # whose unscaling is replaced, for this run
+        self._hooks: list[Any] = []  # of parameters, for this run
+        self._scaler: Any = None  # with unscaling replaced for this run
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_hooks": [], "_scaler": None}
@@ -149,10 +150,10 @@ class ModelParallelStrategy(FSDPStrategy):
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The sizes of the mesh: ranks over which parameters are sharded, and tensor-parallel ranks.
+        """The sizes of the mesh: the number of ranks that shard parameters, and of tensor-parallel ranks.
 
         Raises:
-            ConfigurationError: they do not multiply to the number of processes.
+            ConfigurationError: their product is not the number of processes.
         """
         data, tensor = self._asked
         world, context = self.world_size, self.context_parallel_size
@@ -178,12 +179,12 @@ class ModelParallelStrategy(FSDPStrategy):
 
     @property
     def sequence_dims(self) -> Dims | None:
-        """The argument of this name."""
+        """The constructor's argument."""
         return self._sequences.dims
 
     @property
     def context(self) -> Context:
-        """The ranks among which sequences are split, of which this process is one."""
+        """The group of ranks, including this process, among which sequences are split."""
         return self._sequences.context(self.world, self.data)
 
     @property
@@ -201,20 +202,22 @@ class ModelParallelStrategy(FSDPStrategy):
         super().leave_process_group()
 
     def make_data_group(self, world: Group) -> Group:
-        if world.size == 1 < self.world_size:  # after the job, in a process that is no rank of it
+        if world.size == 1 < self.world_size:  # after the job, in a process that is not one of its ranks
             return world
         _, tensor = self.sizes
         return world if tensor == 1 else world.new(range(world.rank % tensor, world.size, tensor))
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """The mesh, with the dimensions "data_parallel" and "tensor_parallel"; ``self.device_mesh`` in a module."""
+        """The mesh with the dimensions "data_parallel" and "tensor_parallel"; a module reads it as
+        ``self.device_mesh``.
+        """
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
 
         self._check_met()
         world = dist.group.WORLD
-        if self._mesh is None or self._mesh[0] is not world:  # of a process group that is gone
+        if self._mesh is None or self._mesh[0] is not world:  # of an earlier process group
             self._mesh = world, init_device_mesh(self.root_device.type, self.sizes, mesh_dim_names=(DATA, TENSOR))
         return self._mesh[1]
 
@@ -225,10 +228,10 @@ class ModelParallelStrategy(FSDPStrategy):
     # ---- random numbers ------------------------------------------------------------------------------------------
 
     def _draw_alike(self) -> None:
-        """Give the ranks of a tensor-parallel group the random state of its first.
+        """Give the ranks of a tensor-parallel group the random state of its first rank.
 
-        They hold copies of the activations between split layers, so they must drop the same elements. Those of a
-        context-parallel group draw alike too: they must augment the same samples alike.
+        They hold copies of the activations between split layers, so dropout must drop the same elements. A
+        context-parallel group shares its random state too: its ranks must augment samples identically.
         """
         if self.sizes[1] > 1:
             group = TorchGroup(self.device_mesh.get_group(TENSOR), self.root_device, self._checks, self.timeout)
@@ -238,7 +241,7 @@ class ModelParallelStrategy(FSDPStrategy):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        self._draw_alike()  # a checkpoint of fewer ranks may have left each its own
+        self._draw_alike()  # a checkpoint from fewer ranks may have restored a different state on each
 
     def on_validation_start(self) -> None:
         super().on_validation_start()
@@ -263,7 +266,8 @@ class ModelParallelStrategy(FSDPStrategy):
         def parts_to_device(batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
             return split_sequences(Strategy.batch_to_device(self, batch, device, dataloader_idx), dims)
 
-        vars(self)[_TO_DEVICE] = parts_to_device  # on the instance: a run that splits nothing does not call it
+        # set on the instance, so that runs without split sequences do not call it
+        vars(self)[_TO_DEVICE] = parts_to_device
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         module = super().setup_module(module, move_to_device)
@@ -277,7 +281,7 @@ class ModelParallelStrategy(FSDPStrategy):
         return module
 
     def _shard(self, module: nn.Module) -> None:
-        """In this order: tensor parallelism, activation checkpointing, compilation, FSDP."""
+        """Apply tensor parallelism, activation checkpointing, compilation and FSDP, in this order."""
         if module not in _PREPARED:
             self._split(module)
             if self._checkpointing is not None:
@@ -293,14 +297,14 @@ class ModelParallelStrategy(FSDPStrategy):
             )
         if self.sizes[0] > 1:
             super()._shard(module)
-        else:  # there is nobody to share shards with, so no parameter has to be gathered
+        else:  # one data-parallel rank: nothing to shard or gather
             self._share(module)
 
     def _split(self, module: nn.Module) -> None:
-        """Apply the plan, unless ``configure_model`` has split layers.
+        """Apply the plan, unless ``configure_model`` has already split layers.
 
         Raises:
-            ConfigurationError: neither splits any layer.
+            ConfigurationError: neither ``configure_model`` nor a plan splits a layer.
         """
         _, tensor = self.sizes
         if tensor == 1:
@@ -336,12 +340,12 @@ class ModelParallelStrategy(FSDPStrategy):
                 f"ModelParallelStrategy(compile=...) compiles blocks, and {type(module).__name__} has no repeated "
                 "layers. Name their classes in auto_wrap_policy, or compile layers in configure_model."
             )
-        for block in blocks:  # the forward pass only: FSDP's hooks, which come later, are around it
+        for block in blocks:  # only the forward pass: FSDP's hooks, added later, run outside it
             block.forward = torch.compile(block.forward, **arguments)
         rank_zero_info(f"ModelParallelStrategy compiles {fsdp_blocks.summary(module, blocks).rpartition(',')[0]}.")
 
     def _share(self, block: nn.Module) -> None:
-        """Give every rank the weights of the first; of layers that are split, each data-parallel group its part."""
+        """Broadcast the first rank's weights; for split layers, within each data-parallel group."""
         tensors = [each for each in (*block.parameters(), *block.buffers()) if not each.is_meta]
         self.share_from_rank_zero([each for each in tensors if not sharded.is_dtensor(each)], self.world)
         parts: list[Any] = [each for each in tensors if sharded.is_dtensor(each)]
@@ -349,9 +353,9 @@ class ModelParallelStrategy(FSDPStrategy):
         self.share_from_rank_zero(split_only)
 
     def _complete_gradients(self, module: nn.Module) -> None:
-        """Let each gradient have the placements of its parameter, as FSDP does where it shards.
+        """Give each gradient the placements of its parameter, as FSDP does for sharded ones.
 
-        The gradient of a layer that every rank has, and that computes on parts of activations, is a sum over ranks.
+        If every rank has a layer and computes on a part of the activations, its gradient is a sum over these ranks.
         """
         parameters: list[Any] = list(module.parameters())
         for parameter in parameters:
@@ -364,9 +368,9 @@ class ModelParallelStrategy(FSDPStrategy):
     def _unscale_shards(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        """Unscale gradients as torch's ``GradScaler`` does, also where they are on several meshes or plain tensors.
+        """Unscale gradients like torch's ``GradScaler``, also if they are on several meshes or plain tensors.
 
-        All ranks learn whether any part of a gradient is not finite, so that they skip the same steps.
+        All ranks learn whether any shard is not finite, so that they skip the same steps.
         """
         found = {self.root_device: found_inf.to(self.root_device, copy=True)}
         for shard in (sharded.local_shard(each.grad) for each in parameters_of(optimizer) if each.grad is not None):
@@ -392,14 +396,14 @@ class ModelParallelStrategy(FSDPStrategy):
     def accumulating(self, model: nn.Module) -> Any:
         from torch.distributed.fsdp import FSDPModule
 
-        if self.context_parallel_size > 1:  # a rank's gradient holds parts of other ranks' losses: one unit for all
+        if self.context_parallel_size > 1:  # a rank's gradient contains other ranks' losses, so all need the same scale
             self.driver.exchanges_always = True
         return super().accumulating(model) if isinstance(model, FSDPModule) else nullcontext()
 
     # ---- errors --------------------------------------------------------------------------------------------------
 
     def explain(self, error: BaseException) -> Exception | None:
-        """A step has mixed split layers and plain tensors."""
+        """Explain that a step has mixed tensors of split layers with plain tensors."""
         if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
             if "aten._f" in str(error):  # _foreach_mul_, _fused_adamw_
                 return ConfigurationError(

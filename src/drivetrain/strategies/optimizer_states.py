@@ -1,9 +1,9 @@
-"""Optimizer states of a checkpoint: by parameter name or by number, and whether they fit the optimizers of a run.
+"""Optimizer states of a checkpoint: stored by parameter name or number, and checked against the run's optimizers.
 
-torch numbers an optimizer's parameters in the order in which it got them. If a model's layers come in another order in
-a later version of its code, each state would be loaded into another parameter of the same shape, without an error. A
-checkpoint therefore keeps the names beside the numbers, and an optimizer's state follows its parameter's name. The
-names are those of torch.distributed.checkpoint, the numbers those of torch's own files.
+torch numbers an optimizer's parameters in the order in which the optimizer got them. If a later version of the code
+reorders a model's layers, each state would be loaded into another parameter of the same shape, without an error. A
+checkpoint therefore keeps the names beside the numbers, and each state is loaded by its parameter's name. The names are
+those of torch.distributed.checkpoint; the numbers are torch's own.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ State = dict[str, Any]
 Names = list[list[str]]
 
 _OR_WEIGHTS = "or load only the weights: load_from_checkpoint(path)."
-# What torch.compile and activation checkpointing put into the name of a parameter.
+# Prefixes that torch.compile and activation checkpointing add to parameter names.
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module)\.")
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a parameter without what torch.compile and activation checkpointing put into it."""
+    """Return a parameter's name without the prefixes of torch.compile and activation checkpointing."""
     return _WRAPPERS.sub("", name)
 
 
@@ -41,9 +41,9 @@ def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
 def parameter_names(module: nn.Module, optimizer: Optimizer) -> Names:
     """Return the names of an optimizer's parameters, one list for each parameter group.
 
-    They are those that ``torch.distributed.checkpoint`` uses: without what wrappers put in. Of tied parameters it is
-    the first name in the alphabet, so that it does not depend on the order of the layers. Parameters that are not in
-    ``module`` are numbered.
+    The names are those of ``torch.distributed.checkpoint``: without the prefixes of wrappers. Tied parameters get their
+    alphabetically first name, which does not depend on the order of the layers. Parameters that are not in ``module``
+    are numbered.
     """
     known: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -56,7 +56,7 @@ def parameter_names(module: nn.Module, optimizer: Optimizer) -> Names:
 
 
 def by_name(state: Mapping[str, Any], names: Names) -> State:
-    """Return an optimizer's state dict with names in place of numbers; ``names`` are those of its parameters."""
+    """Return an optimizer's state dict with its numbers replaced by the ``names`` of its parameters."""
     named = {
         number: name
         for group, own in zip(state["param_groups"], names, strict=True)
@@ -71,7 +71,7 @@ def by_name(state: Mapping[str, Any], names: Names) -> State:
 
 
 def by_number(state: Mapping[str, Any], names: Names) -> State:
-    """Return what :func:`by_name` has returned as the state dict of an optimizer whose parameters have ``names``."""
+    """Convert a result of :func:`by_name` to the state dict of an optimizer whose parameters have ``names``."""
     numbers = {name: number for number, name in enumerate(name for own in names for name in own)}
     return {
         "state": {numbers.get(name, name): each for name, each in state["state"].items()},
@@ -88,21 +88,21 @@ def describe(module: nn.Module, optimizer: Optimizer) -> State:
 
 
 def _class_of(optimizer: Optimizer) -> str:
-    """The class's name; for torch's ZeroRedundancyOptimizer, the name of the class that it shards."""
+    """Return the class's name; for torch's ZeroRedundancyOptimizer, the name of the class that it shards."""
     name: str = getattr(optimizer, "_optim_constructor", type(optimizer)).__name__
     return name
 
 
 def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> None:
-    """Load the optimizers' states from a checkpoint, and log which options of today's optimizers they replace.
+    """Load the optimizers' states from a checkpoint, and log which of the current options they replace.
 
     Args:
-        strategy: the strategy, whose optimizers they are.
-        module: whose parameters the optimizers have.
+        strategy: the strategy that holds the optimizers.
+        module: the module that holds their parameters.
         checkpoint: with ``optimizer_states``, and ``optimizers`` from :func:`describe` if this version wrote it.
 
     Raises:
-        CheckpointError: as :func:`fitted`.
+        CheckpointError: as in :func:`fitted`.
     """
     before = [_options(optimizer) for optimizer in strategy.optimizers]
     states = fitted(module, strategy.optimizers, checkpoint["optimizer_states"], checkpoint.get("optimizers", ()))
@@ -123,7 +123,7 @@ def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> 
 
 
 def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The plain options of each group; of the learning rate that from which schedulers count."""
+    """Return the plain options of each group; for the learning rate, the initial one if a scheduler has stored it."""
     found = [
         {name: value for name, value in group.items() if isinstance(value, (int, float, tuple))}
         for group in optimizer.param_groups
@@ -137,25 +137,25 @@ def _options(optimizer: Optimizer) -> list[dict[str, Any]]:
 def fitted(
     module: nn.Module, optimizers: Sequence[Optimizer], states: Sequence[Any], saved: Sequence[Any] = ()
 ) -> list[Any]:
-    """Return the ``states`` of a checkpoint as the optimizers of this run can load them.
+    """Return the ``states`` of a checkpoint in the form that this run's optimizers can load.
 
-    If a parameter group has the same parameters in another order, its states are numbered in today's order. If some
-    have names that the checkpoint does not know, nothing is changed: parameters may have been renamed, and then their
-    order is all there is to go by.
+    If a parameter group has the same parameters in another order, its states are renumbered in the current order. If
+    some names are not in the checkpoint, nothing is changed: parameters may have been renamed, and then only their
+    order can identify them.
 
     Args:
-        module: whose parameters the optimizers have.
+        module: the module that holds the optimizers' parameters.
         optimizers: what ``configure_optimizers`` returned.
         states: one entry for each of them, from the checkpoint.
-        saved: what :func:`describe` returned for each of them when it was saved; checkpoints of other libraries and of
-            earlier versions have none.
+        saved: what :func:`describe` returned for each of them when it was saved; missing in checkpoints of other
+            libraries and of earlier versions.
 
     Raises:
-        CheckpointError: the parameter groups are others, or the class is, and cannot continue from the state; or
-            ``saved`` is damaged.
+        CheckpointError: the parameter groups differ, the class differs and cannot continue from the state, or ``saved``
+            is damaged.
     """
     if len(states) != len(optimizers):
-        return list(states)  # a strategy's own form; or an error that names both numbers when they are loaded
+        return list(states)  # a strategy's own form; otherwise loading raises an error with both counts
     known = []
     for index, optimizer in enumerate(optimizers):
         with restoring(f"the description of optimizer {index} ({_class_of(optimizer)})"):
@@ -166,17 +166,17 @@ def fitted(
 
 
 def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then: Sequence[Names]) -> None:
-    """Check that no parameter has moved to another group or another optimizer: options and schedulers would not follow.
+    """Check that no parameter has moved to another group or optimizer: options and schedulers would not move with it.
 
     Raises:
-        CheckpointError: one has; the message names it and both places.
+        CheckpointError: a parameter has moved; the message names it and both places.
     """
     places_now, places_then = (
         {name: (index, group) for index, groups in enumerate(each) for group, own in enumerate(groups) for name in own}
         for each in (now, then)
     )
     if places_now.keys() != places_then.keys() or list(map(len, now)) != list(map(len, then)):
-        return  # what the counts show is said by the counts
+        return  # another check reports different counts
     for name, (index, group) in places_now.items():
         if places_then[name] != (index, group):
             earlier, earlier_group = places_then[name]
@@ -190,7 +190,7 @@ def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then:
 def _fitted(index: int, optimizer: Optimizer, state: Any, now: Names, saved: tuple[str, Names]) -> Any:
     kind, (was, then) = _class_of(optimizer), saved
     if not isinstance(state, Mapping) or not isinstance(groups := state.get("param_groups"), list):
-        return state  # a strategy's own form; or damaged, which its check will say
+        return state  # a strategy's own form; or damaged, which loading reports
     listed = [each.get("params") if isinstance(each, Mapping) else None for each in groups]
     sizes = [len(each) if isinstance(each, list) else -1 for each in listed]
     named = [len(own) for own in then] == sizes
@@ -209,7 +209,7 @@ def _fitted(index: int, optimizer: Optimizer, state: Any, now: Names, saved: tup
 
 
 def _checked(saved: Any) -> tuple[str, Names]:
-    """The class and the names in what a checkpoint says of an optimizer."""
+    """Return the class and the names that a checkpoint has stored for an optimizer."""
     expect(saved, {"parameters?": (list, [(list, [str])]), "class?": str})
     return saved.get("class", ""), saved.get("parameters", [])
 

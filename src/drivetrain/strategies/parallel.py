@@ -26,10 +26,10 @@ from drivetrain.strategies.strategy import Strategy
 
 _FOR_HOST = "gloo"
 _LET_GO_S = 0.05
-_TOGETHER = 2**24  # elements: more would need a lot of memory at once, and gain nothing
+_TOGETHER = 2**24  # elements per exchange: a higher limit needs much memory and is not faster
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
-_GROUP: list[Any] = []  # the process group that this module has created last, its timeout and its backend
+_GROUP: list[Any] = []  # the last process group that this module has created, its timeout and its backend
 
 
 class ParallelStrategy(Strategy):
@@ -75,7 +75,7 @@ class ParallelStrategy(Strategy):
 
     @property
     def num_processes(self) -> int:
-        """How many processes this machine has."""
+        """The number of processes on this machine."""
         return 1 if self.facts.drives_all_devices else len(self.parallel_devices or self.own_parts.devices)
 
     synchronises_batchnorm: bool = False
@@ -109,10 +109,11 @@ class ParallelStrategy(Strategy):
             self._store_ranks(world_size=num_nodes * on_each, node_rank=node_rank, global_rank=node_rank * on_each)
 
     def _store_ranks_of_job(self) -> None:
-        """Once this process exists: who it is."""
+        """Store the ranks of this process, once it exists."""
         environment = self.cluster_environment
         assert environment is not None  # the plan has found one
-        if not environment.creates_processes_externally:  # we do, so one that the user wrote must be told
+        # this program starts the processes, so an environment of the user's must get the world size
+        if not environment.creates_processes_externally:
             environment.set_world_size(self.num_nodes * self.num_processes)
             environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
         self._store_ranks(
@@ -121,7 +122,7 @@ class ParallelStrategy(Strategy):
         )  # fmt: skip
 
     def _store_ranks(self, **ranks: int) -> None:
-        """Store what the environment says, except for what a subclass computes itself."""
+        """Store the environment's ranks, except those that a subclass computes."""
         for name, value in ranks.items():
             if not isinstance(getattr(type(self), name), property):
                 setattr(self, name, value)
@@ -129,19 +130,19 @@ class ParallelStrategy(Strategy):
     def setup_environment(self) -> None:
         self._store_ranks_of_job()
         if self.world_size > 1:
-            os.environ["RANK"] = str(self.global_rank)  # what is only for rank 0 asks for it, and loaders' workers do
+            os.environ["RANK"] = str(self.global_rank)  # read by rank_zero functions, also in a loader's workers
             tell_rank(self.global_rank)
         super().setup_environment()
         if dist.is_initialized():
             self._check_group()
         else:
-            self._groups = None  # of a process group that is gone
+            self._groups = None  # of an earlier process group
             self._meet()
-        if self._groups is None:  # else of an earlier run
+        if self._groups is None:  # otherwise the groups of an earlier run
             self._make_groups()
 
     def _check_group(self) -> None:
-        """Check that the process group, which an earlier run or the user has created, is the one asked for here.
+        """Check that the process group, which an earlier run or the user has created, has the requested options.
 
         Raises:
             ConfigurationError: it has another backend or another timeout, and cannot be changed.
@@ -172,13 +173,15 @@ class ParallelStrategy(Strategy):
         atexit.register(_leave_group)
 
     def leave_process_group(self) -> None:
-        joined = self._groups is not None and not self._outlived  # or the process group is one of the user's
+        joined = self._groups is not None and not self._outlived  # otherwise the process group may be the user's
         self._groups, self._outlived = None, True
         if joined:
             _leave_group()
 
     def _backends(self, accelerator: Accelerator) -> str:
-        """The accelerator's own backend for its devices, and Gloo for what lies on the host: nothing waits then."""
+        """The accelerator's backend for its devices, and Gloo for host memory, so that host exchanges do not wait for
+        the device.
+        """
         own = accelerator.process_group_backend
         if self.root_device == HOST or own == _FOR_HOST or not dist.is_gloo_available():
             return own
@@ -188,14 +191,14 @@ class ParallelStrategy(Strategy):
         super().teardown()
         environment = self.cluster_environment
         if environment is not None and defined_by_user(environment, "teardown"):
-            environment.teardown()  # the ones of drivetrain keep nothing that another run could not use
+            environment.teardown()  # drivetrain's own environments keep nothing that would prevent another run
         if self.world_size == 1:
-            _leave_group()  # this process is alone in it, and processes that are started later must not inherit it
+            _leave_group()  # this process is its only member, and processes started later must not inherit it
 
     # ---- buffers: what one rank's batches have left in them ------------------------------------------------------
 
     def on_validation_start(self) -> None:
-        """In a fit, each rank's buffers come from its own batches: evaluate with rank 0's, as a checkpoint does."""
+        """In a fit, evaluate with rank 0's buffers, as a checkpoint does: each rank's come from its own batches."""
         self.share_from_rank_zero(self._own_buffers(self.lightning_module))
 
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
@@ -213,7 +216,7 @@ class ParallelStrategy(Strategy):
                 known[name].copy_(value)
 
     def _own_buffers(self, module: nn.Module) -> list[torch.Tensor]:
-        """Return the buffers that ranks of one data group may have different values of."""
+        """Return the buffers whose values may differ between the ranks of one data group."""
         from drivetrain.strategies.sharded_state import is_dtensor
 
         return [buffer for buffer in module.buffers() if not is_dtensor(buffer)]
@@ -221,7 +224,7 @@ class ParallelStrategy(Strategy):
     # ---- between ranks -------------------------------------------------------------------------------------------
 
     def make_world(self) -> Group:
-        """Return the group of all processes, which have met in ``setup_environment``."""
+        """Return the group of all processes, created by ``setup_environment``."""
         if self.world_size == 1 or self._outlived:
             return LoneGroup(self.global_rank)
         if not dist.is_initialized():
@@ -231,11 +234,11 @@ class ParallelStrategy(Strategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if isinstance(made[0], WaitingGroup):
-            self._groups = None  # the processes may have met by the next call
+            self._groups = None  # the process group may exist at the next call
         return made
 
     def _check_met(self) -> None:
-        """Check that the process group exists; without it, each process would take itself for all of them."""
+        """Check that the process group exists; without it, each process would act as the only one."""
         if isinstance(self.world, WaitingGroup):
             raise self._have_not_met()
 
@@ -251,10 +254,10 @@ class ParallelStrategy(Strategy):
         return TorchGroup(group, self.root_device, self._checks, self.timeout)
 
     def share_from_rank_zero(self, tensors: Sequence[torch.Tensor], group: Group | None = None) -> None:
-        """Give every rank the values that the first rank of ``group`` has, in place.
+        """Copy the values of the first rank of ``group`` to every rank, in place.
 
         Args:
-            tensors: plain tensors, or the shards of DTensors; those of one type travel together.
+            tensors: plain tensors, or the shards of DTensors; those of one dtype are sent together.
             group: ``None``: the data group; its first rank is rank 0 with plain DDP.
         """
         group = self.data if group is None else group
@@ -277,7 +280,7 @@ def _share_alike(tensors: Sequence[torch.Tensor], group: Group) -> None:
 def until_thawed(
     step: Callable[..., Any], frozen: Sequence[nn.Parameter], bind: Callable[[], Callable[..., Any]]
 ) -> Callable[..., Any]:
-    """Return ``step``; once one of the ``frozen`` parameters is trained, what ``bind`` returns takes its place."""
+    """Return ``step``; once one of the ``frozen`` parameters is trained, call ``bind()`` and use its result instead."""
 
     def looking(*args: Any, **kwargs: Any) -> Any:
         nonlocal step, frozen
@@ -290,12 +293,12 @@ def until_thawed(
 
 def _leave_group() -> None:
     if dist.is_initialized():
-        gc.collect()  # what refers to the group, a DDP's reducer above all, must go before it
+        gc.collect()  # objects that refer to the group, above all a DDP's reducer, must be freed before it
         from drivetrain.strategies.meeting import forget_interface
 
         dist.destroy_process_group()
         forget_interface()
         _GROUP.clear()
-        # The group's threads may still want Python's lock, to let go of the last tensors that were exchanged. One that
-        # gets it only when Python has begun to end takes the process down with it.
+        # The group's threads may still need Python's lock, to free the last exchanged tensors. A thread that gets the
+        # lock during interpreter shutdown crashes the process.
         time.sleep(_LET_GO_S)

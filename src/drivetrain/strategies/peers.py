@@ -1,4 +1,4 @@
-"""The ranks that take part in one collective: first they agree on what they are about to do, then bytes travel."""
+"""The ranks of one collective: they compare their calls first, then exchange bytes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from torch import Tensor
 from drivetrain.errors import ConfigurationError, DrivetrainError
 
 _DIGEST = 16  # bytes
-_HEADER = struct.Struct(f"<q?{_DIGEST}s231s")  # a number, whether the rank has failed, a digest, the text's beginning
+# a number, whether the rank has failed, a digest, the beginning of the text
+_HEADER = struct.Struct(f"<q?{_DIGEST}s231s")
 _LONGEST_LIST = 8  # names or ranks in a message
-_CHECKED_FIRST = 100  # tensor collectives of a group in a run, by default
+_CHECKED_FIRST = 100  # tensor collectives checked per group and run, by default
 
-COMPARISON = "compare_ranks"  # a call whose text is a word for the program's own call, and then digests
+COMPARISON = "compare_ranks"  # a call whose text is the name of the program's call, followed by digests
 
 CURES = {
     "all_gather": "Pad the tensors to one shape of one type, or use gather_objects().",
@@ -34,7 +35,7 @@ CURES = {
 
 @dataclass(frozen=True)
 class Row:
-    """What one rank is about to do."""
+    """The call that one rank is about to make."""
 
     number: int
     failed: bool
@@ -48,14 +49,14 @@ class Row:
 
     @property
     def shown(self) -> str:
-        """What the rank does, for a message."""
+        """A description of the call, for a message."""
         return _shown(self.text)
 
 
 class Checks:
-    """Which collectives on tensors the ranks compare before they run: the first ones of a run, all, or none.
+    """Which tensor collectives the ranks compare before they run: the first ones of a run, all, or none.
 
-    Every group has its own count, because all its members make the same calls in it, and so agree on what is checked.
+    Each group has its own count: its members make the same calls in it, so they agree on which calls are checked.
 
     Args:
         check: ``None``: the first 100 of each group; True: all; False: none.
@@ -66,12 +67,12 @@ class Checks:
         self._done: dict[str, int] = {}
 
     def start_run(self, check: bool | None) -> None:
-        """Count from 0 in every group, and check by ``check`` from now on."""
+        """Reset the count of every group, and use ``check`` from now on."""
         self.check = check
         self._done.clear()
 
     def due(self, group: Any) -> bool:
-        """Return whether the next call in ``group`` is checked; it counts as made."""
+        """Return whether the next call in ``group`` is checked, and count it."""
         if self.check is not None:
             return self.check
         handle: Any = dist.group.WORLD if group is None else group
@@ -80,22 +81,22 @@ class Checks:
         return done <= _CHECKED_FIRST
 
     def restart(self, group: Any) -> None:
-        """Count the calls in ``group`` from 0 again: its members differed in one, and so may their counts."""
+        """Reset the count of ``group`` after its members' calls have differed, because their counts may differ too."""
         handle: Any = dist.group.WORLD if group is None else group
         self._done.pop(handle.group_name, None)
 
 
 @dataclass(frozen=True)
 class Peers:
-    """The ranks that take part in one call, of which there are at least two.
+    """The ranks of one call; there are at least two.
 
     Attributes:
         call: the name of the function.
         group: None for all processes.
-        ranks: their global ranks, in the group's order.
-        rank: this process's.
-        device: where to send what the group cannot reach.
-        checks: which calls on tensors are checked; None: all.
+        ranks: the members' global ranks, in the group's order.
+        rank: the rank of this process.
+        device: where to copy tensors that the group does not support.
+        checks: which tensor collectives are checked; None: all.
     """
 
     call: str
@@ -106,38 +107,38 @@ class Peers:
     checks: Checks | None = None
 
     def agree_on_tensor(self, text: str, problem: str | None) -> None:
-        """:meth:`agree` for a call whose ranks need nothing from each other but the tensor, where that is checked.
+        """Call :meth:`agree` if this call is checked; for calls in which the ranks only exchange the tensor.
 
         Args:
-            text: what this rank is about to do.
-            problem: why it cannot; ``None``: it can.
+            text: describes this rank's call.
+            problem: why this rank cannot make it; ``None``: it can.
 
         Raises:
-            ConfigurationError: as :meth:`agree` does; unchecked, only on the rank that has a problem.
+            ConfigurationError: as in :meth:`agree`; if the call is not checked, only on the rank with a problem.
         """
         if self.checks is None:
             self.agree(problem or text, failed=problem is not None)
         elif self.checks.due(self.group):
             try:
                 self.agree(problem or text, failed=problem is not None)
-            except ConfigurationError:  # the ranks did not make the same calls, so their counts may differ
+            except ConfigurationError:  # the ranks made different calls, so their counts may differ
                 self.checks.restart(self.group)
                 raise
         elif problem is not None:
             raise ConfigurationError(f"{self.call}() got {problem} on rank {self.rank}. {CURES[self.call]}")
 
     def agree(self, text: str, number: int = 0, failed: bool = False) -> list[int]:
-        """Return every rank's ``number``, if all are about to do the same.
+        """Return every rank's ``number`` if all ranks make the same call.
 
         Raises:
-            ConfigurationError: on every rank, where the texts differ or a rank has failed before it came here.
+            ConfigurationError: on every rank, if the texts differ or a rank has failed before this call.
         """
         rows = self.meet(text, number, failed)
         self.check(rows)
         return [row.number for row in rows]
 
     def meet(self, text: str, number: int = 0, failed: bool = False, also: str = "") -> list[Row]:
-        """Return what every rank is about to do; ``also`` is compared, but not shown."""
+        """Return the call of every rank; ``also`` is compared, but not shown."""
         text = f"{self.call}({text})"
         digest = hashlib.sha256(f"{text}\0{also}".encode()).digest()
         header = bytearray(_HEADER.pack(number, failed, digest[:_DIGEST], text.encode()))
@@ -151,12 +152,13 @@ class Peers:
             ) from error
         rows = [_HEADER.unpack(bytes(row)) for row in received.tolist()]
         return [
-            Row(number, failed, digest, beginning.rstrip(b"\0").decode(errors="ignore"))  # it may end inside a letter
+            # the text may be cut inside a character
+            Row(number, failed, digest, beginning.rstrip(b"\0").decode(errors="ignore"))
             for number, failed, digest, beginning in rows
         ]
 
     def check(self, rows: list[Row]) -> None:
-        """Raise on every rank where the rows differ."""
+        """Raise on every rank if the rows differ."""
         if not any(row.failed for row in rows) and len({row.digest for row in rows}) == 1:
             return
         calls = {row.call for row in rows}
@@ -168,8 +170,8 @@ class Peers:
         """Return every rank's ``row`` of bytes; all have the same length.
 
         Args:
-            row: of this rank.
-            waits_in: the call, if it is not known yet that all ranks have made it.
+            row: the bytes of this rank.
+            waits_in: the call's name, unless a check has shown that all ranks make it.
         """
         row = row.to(self.wire(row.device))
         rows = row.new_empty(len(self.ranks), row.numel())
@@ -183,21 +185,23 @@ class Peers:
         return rows
 
     def send(self, row: Tensor, src: int) -> Tensor:
-        """Return the bytes of rank ``src``, where ``row`` lies; elsewhere the row says how many there are."""
+        """Return the bytes of rank ``src``, on the device of ``row``; on the other ranks ``row`` only gives their
+        number.
+        """
         on_wire = row.to(self.wire(row.device))
         if row.numel():
             dist.broadcast(on_wire, src, group=self.group)
         return on_wire.to(row.device)
 
     def all_reduce(self, values: Tensor, op: Any) -> Tensor:
-        """Return the reduction of ``values``, which may be overwritten, where they lie."""
+        """Return the reduction of ``values``, which may be overwritten, on their device."""
         on_wire = values.to(self.wire(values.device))
         if values.numel():
             dist.all_reduce(on_wire, op, group=self.group)
         return on_wire.to(values.device)
 
     def wire(self, device: torch.device) -> torch.device:
-        """Return where data of ``device`` must lie to travel."""
+        """Return the device to which tensors on ``device`` must be copied for an exchange."""
         reached = [pair.partition(":")[0] for pair in dist.get_backend_config(self.group).split(",")]
         if device.type in reached:
             return device
@@ -207,7 +211,7 @@ class Peers:
 
 
 def peers_of(call: str, group: Any, device: torch.device | None, checks: Checks | None = None) -> Peers | None:
-    """Return the ranks of ``group``; None where this process is alone in it."""
+    """Return the ranks of ``group``; None if this process is its only member."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
     rank = dist.get_rank()
@@ -228,12 +232,12 @@ def _shown(text: str) -> str:
 
 
 def by_rank(texts: Sequence[str], ranks: Sequence[int], separator: str = ": ") -> str:
-    """Return each different text once, after the ranks that it belongs to."""
+    """Return each different text once, after its ranks."""
     return "; ".join(f"{_ranks(whose)}{separator}{text}" for text, whose in owners_of(texts, ranks).items())
 
 
 def owners_of(texts: Sequence[str], ranks: Sequence[int]) -> dict[str, list[int]]:
-    """Return the ranks that each different text belongs to."""
+    """Return the ranks of each different text."""
     owners: dict[str, list[int]] = {}
     for rank, text in zip(ranks, texts, strict=True):
         owners.setdefault(text, []).append(rank)
@@ -245,6 +249,6 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def some(values: Sequence[Any]) -> str:
-    """Return the first of the values, and how many more there are."""
+    """Return the first of the values, and the number of the others."""
     more = len(values) - _LONGEST_LIST
     return ", ".join(map(repr, values[:_LONGEST_LIST])) + (f" and {more} more" if more > 0 else "")

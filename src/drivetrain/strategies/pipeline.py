@@ -42,7 +42,7 @@ from drivetrain.strategies.strategy import Strategy
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
 
-_SPREAD: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of which an earlier run has kept this rank's stages
+_SPREAD: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that an earlier run has reduced to this rank's stages
 
 
 class PipelineStrategy(ParallelStrategy):
@@ -52,9 +52,10 @@ class PipelineStrategy(ParallelStrategy):
     docs/pipeline.md.
 
     Args:
-        schedule: "gpipe": forward passes of all micro-batches, then backward passes. "1f1b": they alternate, which
-            takes less memory. "interleaved_1f1b": they alternate, and each rank holds several stages.
-        num_microbatches: into how many parts each batch is split.
+        schedule: "gpipe": forward passes of all micro-batches, then backward passes. "1f1b": forward and backward
+            passes alternate, which takes less memory. "interleaved_1f1b": they alternate, and each rank holds several
+            stages.
+        num_microbatches: the number of parts into which each batch is split.
         stages_per_rank: how many stages each rank holds; ``None``: 2 if interleaved, or else 1.
         pipeline_parallel_size: how many neighbouring ranks form a pipeline; "auto": all. Several pipelines see
             different samples.
@@ -62,12 +63,12 @@ class PipelineStrategy(ParallelStrategy):
             precision_plugin: as for :class:`ParallelStrategy`.
 
     Raises:
-        ConfigurationError: an argument is wrong, or contradicts another.
+        ConfigurationError: an argument is wrong, or two contradict each other.
     """
 
     facts = ParallelStrategy.facts.but(
         refuses={"compile": "It runs the stages that configure_pipeline returns; compile their layers there."},
-        allows_inference_mode=False,  # what ranks receive takes part in autograd later
+        allows_inference_mode=False,  # received tensors take part in autograd later
         restores_after_setup=True,  # each rank loads its own stages
         honoured_hooks=StepParts.HOOKS - {"on_before_backward", "backward", "on_after_backward"},
     )
@@ -119,9 +120,10 @@ class PipelineStrategy(ParallelStrategy):
     def _forget_stages(self) -> None:
         self._stages: list[nn.Module] = []
         self._loss: Callable[..., Any] = nn.MSELoss()
-        self._owners: dict[str, int] = {}  # which rank of a pipeline holds a parameter or buffer; others: each rank
+        # the rank of a pipeline that holds each parameter or buffer; all ranks hold the others
+        self._owners: dict[str, int] = {}
         self._schedules: dict[Any, Schedule] = {}
-        self._kind: tuple[type | None] | None = None  # of weighted losses, as the last stage returns them
+        self._kind: tuple[type | None] | None = None  # the class of weighted losses, as the last stage returns them
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_pipeline": None, "_schedules": {}, "_stages": [], "_kind": None}
@@ -131,10 +133,10 @@ class PipelineStrategy(ParallelStrategy):
 
     @property
     def size(self) -> int:
-        """How many ranks form a pipeline.
+        """The number of ranks in a pipeline.
 
         Raises:
-            ConfigurationError: the number of processes is no multiple of it.
+            ConfigurationError: the number of processes is not a multiple of it.
         """
         world, size = self.world_size, self.pipeline_parallel_size
         if size == "auto":
@@ -156,11 +158,11 @@ class PipelineStrategy(ParallelStrategy):
 
     @property
     def num_stages(self) -> int:
-        """How many stages the model has."""
+        """The number of stages of the model."""
         return self.size * self.stages_per_rank
 
     def make_data_group(self, world: Group) -> Group:
-        if world.size == 1 < self.world_size:  # after the job, in a process that is no rank of it
+        if world.size == 1 < self.world_size:  # after the job, in a process that is not one of its ranks
             return world
         size = self.size
         data = world if size == 1 else world.new(range(world.rank % size, world.size, size))
@@ -170,9 +172,9 @@ class PipelineStrategy(ParallelStrategy):
 
     @property
     def pipeline(self) -> Group:
-        """The ranks that hold the stages of one model."""
+        """The group of ranks that hold the stages of one model."""
         _ = self.data
-        assert self._pipeline is not None  # it is made together with the data group
+        assert self._pipeline is not None  # created together with the data group
         return self._pipeline
 
     # ---- the model -----------------------------------------------------------------------------------------------
@@ -201,7 +203,7 @@ class PipelineStrategy(ParallelStrategy):
             )
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
-        module = super().setup_module(module, move_to_device=False)  # whole, it may be larger than the device
+        module = super().setup_module(module, move_to_device=False)  # the complete module may be larger than the device
         self._forget_stages()
         self._stages, self._loss = configured(module, self.num_stages, self.size)
         self._owners = owners = owned_by(module, self._stages, self.size)
@@ -228,7 +230,7 @@ class PipelineStrategy(ParallelStrategy):
         module = self.lightning_module
         if module is not None and self.root_device != HOST:
             place_own(module, HOST)
-        self.lightning_module = None  # what other ranks hold cannot be moved
+        self.lightning_module = None  # the stages of other ranks cannot be moved
         try:
             super().teardown()
         finally:
@@ -244,7 +246,7 @@ class PipelineStrategy(ParallelStrategy):
             if index == 0:
                 parts.begin(size)
             parameters = [each for each in self.lightning_module.parameters() if not each.is_meta]
-            held = [each.grad for each in parameters]  # of the window so far
+            held = [each.grad for each in parameters]  # gradients of the window so far
             for parameter in parameters:
                 parameter.grad = None
             loss, weight = self._run_schedule(batch)
@@ -255,9 +257,7 @@ class PipelineStrategy(ParallelStrategy):
             one = torch.ones_like(loss)
             unit = one if self._kind == (None,) else self._weighted(one, weight)
             with nullcontext() if last else parts.accumulating():
-                share = parts.loss_of(
-                    unit, index, last
-                )  # what this batch counts for; brings held gradients to its unit
+                share = parts.loss_of(unit, index, last)  # this batch's share of the window; rescales earlier gradients
             if share is not None:
                 _add(parameters, gradients, share.detach() / weight.clamp(min=torch.finfo(weight.dtype).tiny))
             if last:
@@ -292,9 +292,9 @@ class PipelineStrategy(ParallelStrategy):
         return found[0] / weight.clamp(min=torch.finfo(weight.dtype).tiny), weight
 
     def _average(self, parameters: Sequence[Tensor]) -> None:
-        """Replace gradients by their means over the ranks that hold the same stages and see other samples.
+        """Replace gradients by their means over the ranks that hold the same stages and see different samples.
 
-        One that no rank has stays ``None``, so that the optimizer leaves its parameter alone.
+        A gradient that is ``None`` on all ranks stays ``None``, so that the optimizer skips its parameter.
         """
         if self.data.size == 1:
             return
@@ -308,9 +308,10 @@ class PipelineStrategy(ParallelStrategy):
             bucket.unpack()
 
     def _schedule_for(self, inputs: tuple[Tensor, ...], trains: bool) -> Schedule:
-        """The schedule for inputs of these shapes: what ranks receive from each other has fixed shapes.
+        """Return the schedule for inputs of these shapes: ranks exchange tensors of fixed shapes.
 
-        Between which stages gradients travel is fixed too, so there is another one when layers freeze or thaw.
+        A schedule also fixes the stages between which gradients are sent, so freezing or thawing layers needs another
+        one.
         """
         trained = trained_stages(self._stages) if trains else ()
         key = trains, trained, tuple((tuple(each.shape), each.dtype) for each in inputs)
@@ -357,7 +358,7 @@ class PipelineStrategy(ParallelStrategy):
         return self.pipeline.broadcast(output, src=self._rank_of_loss)
 
     def explain(self, error: BaseException) -> Exception | None:
-        """A step has used a layer of another rank."""
+        """Explain that a step has used a layer of another rank."""
         if isinstance(error, (RuntimeError, NotImplementedError)) and "meta" in str(error):
             return ConfigurationError(
                 "A step used a layer that another process of the pipeline holds. Call self(x) in validation_step, "
@@ -383,7 +384,7 @@ class PipelineStrategy(ParallelStrategy):
         parameters = parameters_of(optimizer)
         gradients = [each.grad for each in parameters if each.grad is not None]
         here = total_norm(gradients, norm_type) if gradients else torch.zeros((), device=self.root_device)
-        # one type for all ranks, whatever the gradients are that this one has
+        # the same dtype on all ranks, whatever this rank's gradients have
         kind = functools.reduce(torch.promote_types, (each.dtype for each in parameters), torch.float32)
         norms = self.pipeline.all_gather(here.to(kind))
         norm: Tensor = torch.linalg.vector_norm(norms, norm_type)
@@ -427,7 +428,7 @@ class PipelineStrategy(ParallelStrategy):
         load_states("optimizer", optimizers, states, check_optimizer_state, load_own)
 
     def _from_owner(self, value: Any, owner: int | None) -> Any:
-        """``value`` as the rank of the pipeline has it that holds the stage, in host memory; all its ranks call it."""
+        """Return the ``value`` of the rank that holds the stage, in host memory; all ranks of the pipeline call it."""
         if owner is None:
             return move_to_host(value)
         mine = self.pipeline.index == owner
@@ -439,7 +440,7 @@ class PipelineStrategy(ParallelStrategy):
 
 
 def _add(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], factor: Tensor) -> None:
-    """Add the gradients of one batch, multiplied by ``factor``, to those of the window."""
+    """Add the gradients of one batch, multiplied by ``factor``, to the window's gradients."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None:
             gradient.mul_(factor)

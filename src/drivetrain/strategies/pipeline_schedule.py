@@ -1,4 +1,4 @@
-"""The schedules of torch.distributed.pipelining for one shape of input, and the micro-batches that they run."""
+"""The schedules of torch.distributed.pipelining for one shape of input, and their micro-batches."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ HOOK = "configure_pipeline"
 
 
 class Schedule:
-    """A schedule of torch for inputs of one shape.
+    """One of torch's schedules, for inputs of one shape.
 
     Args:
         name: "gpipe", "1f1b" or "interleaved_1f1b".
         own: the stages of this rank, by number.
-        num_stages: of all ranks.
-        count: how many micro-batches.
-        loss: the user's; ``None``: forward passes only.
-        device: of this rank.
+        num_stages: the number of stages on all ranks.
+        count: the number of micro-batches.
+        loss: the user's loss function; ``None``: forward passes only.
+        device: the device of this rank.
         group: the ranks of the pipeline; ``None``: all.
         context: makes the context of a forward pass in the precision of the run.
-        trained: of each stage, whether gradients flow back into it; empty: forward passes only.
+        trained: for each stage, whether gradients flow back into it; empty: forward passes only.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Schedule:
             self.schedule = pipelining.ScheduleInterleaved1F1B(stages, count, **arguments)
         elif name == "1f1b" and loss is not None and count >= num_stages:
             self.schedule = pipelining.Schedule1F1B(stages[0], count, **arguments)
-        else:  # fewer micro-batches than stages cannot alternate
+        else:  # with fewer micro-batches than stages, passes cannot alternate
             self.schedule = pipelining.ScheduleGPipe(stages[0], count, **arguments)
 
     def train(self, inputs: tuple[Tensor, ...], target: Any) -> Losses | None:
@@ -74,11 +74,11 @@ class Schedule:
         if self.has_last:
             self.targets = [_part(target, number, self.count) for number in range(self.count)]
             self.weights = []
-            arguments["target"] = torch.arange(self.count)  # torch splits tensors only, so it splits their numbers
+            arguments["target"] = torch.arange(self.count)  # torch splits only tensors, so it splits their indices
         self.schedule.step(*(inputs if self.has_first else ()), **arguments)
         if not self.has_last:
             return None
-        return Losses(losses, self.weights[-self.count :])  # torch may have tried the loss function before
+        return Losses(losses, self.weights[-self.count :])  # torch may have called the loss function on a trial before
 
     def evaluate(self, inputs: tuple[Tensor, ...]) -> Any:
         """Run forward passes; return the output on the rank that has the last stage."""
@@ -86,7 +86,7 @@ class Schedule:
             return self.schedule.step(*(inputs if self.has_first else ()))
 
     def _loss(self, output: Any, number: Tensor) -> Tensor:
-        """The loss of one micro-batch as its part of the sum."""
+        """Return the loss of one micro-batch as its part of the sum."""
         assert self.user_loss is not None
         target = self.targets[int(number[0])]
         with self.context() or nullcontext():
@@ -105,11 +105,11 @@ class Schedule:
 
 
 class Losses:
-    """What the micro-batches of one batch add up to.
+    """The sums over the micro-batches of one batch.
 
     Args:
-        losses: each multiplied by its weight.
-        weights: the class of a weighted loss, or ``None``, and the weight.
+        losses: the losses, each multiplied by its weight.
+        weights: for each loss, its class if it is a weighted loss, else ``None``; and its weight.
     """
 
     def __init__(self, losses: Sequence[Tensor], weights: Sequence[tuple[type | None, float | Tensor]]) -> None:
@@ -117,7 +117,7 @@ class Losses:
         self.losses, self.weights = losses, [weight for _, weight in weights]
 
     def sums(self) -> tuple[Tensor, Tensor]:
-        """The sum of the losses, and that of the weights."""
+        """Return the sum of the losses and the sum of the weights."""
         total = torch.stack([each.detach() for each in self.losses]).sum()
         total = total.to(torch.promote_types(total.dtype, torch.float32))
         weights = [torch.as_tensor(each, dtype=total.dtype, device=total.device) for each in self.weights]
@@ -125,12 +125,12 @@ class Losses:
 
 
 class _Stage(nn.Module):
-    """A stage that computes in the precision of the run; its backward pass is outside of the context.
+    """A stage that computes its forward pass in the run's precision; the backward pass runs outside that context.
 
     Args:
-        stage: the user's.
-        context: as for :class:`Schedule`.
-        trained: the next stage sends gradients back in each batch, also in one that no trained parameter took part in.
+        stage: the user's stage.
+        context: as in :class:`Schedule`.
+        trained: the next stage sends gradients back in each batch, even if no trained parameter took part in it.
     """
 
     def __init__(
@@ -152,15 +152,15 @@ def _open_to_gradients(leaf: Any) -> Any:
 
 
 def microbatches(samples: int, wanted: int, ranks: int) -> int:
-    """Return into how many equal parts a batch is split: at most ``wanted``, in rounds that torch can interleave."""
+    """Return the number of equal parts of a batch: at most ``wanted``, in rounds that torch can interleave."""
     counts = range(1, min(wanted, max(samples, 1)) + 1)
     return max(count for count in counts if samples % count == 0 and count % max(1, count // ranks) == 0)
 
 
 def split_batch(batch: Any) -> tuple[tuple[Tensor, ...], Any]:
-    """Return the inputs of the first stage, and what the loss function gets beside the output.
+    """Return the inputs of the first stage, and the target for the loss function.
 
-    The first element of a batch is the input and the others are the target; of a batch with one, it is both.
+    The first element of a batch is the input and the others are the target; a batch with one element is both.
     """
     first, rest = (batch[0], tuple(batch[1:])) if isinstance(batch, (tuple, list)) and batch else (batch, ())
     inputs = tuple(first) if isinstance(first, (tuple, list)) else (first,)
@@ -173,7 +173,7 @@ def split_batch(batch: Any) -> tuple[tuple[Tensor, ...], Any]:
 
 
 def _part(target: Any, number: int, count: int) -> Any:
-    """The part of each tensor in ``target`` that belongs to one micro-batch."""
+    """Return the part of each tensor in ``target`` for one micro-batch."""
 
     def part(leaf: Any) -> Any:
         return leaf.tensor_split(count)[number] if isinstance(leaf, Tensor) and leaf.ndim else leaf

@@ -1,4 +1,4 @@
-"""Which stages of a pipeline a model has, which rank holds what of it, and the state of what a rank holds."""
+"""The stages of a model in a pipeline: which rank holds each parameter, and the state of one rank's stages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from drivetrain.strategies.pipeline_schedule import HOOK
 
 
 def configured(module: nn.Module, num_stages: int, processes: int) -> tuple[list[nn.Module], Callable[..., Any]]:
-    """What the hook returns.
+    """Return the result of the hook ``configure_pipeline``.
 
     Raises:
-        ConfigurationError: there is none, or it returns something else.
+        ConfigurationError: the module does not define it, or it returns something else.
     """
     name, hook = type(module).__name__, getattr(module, HOOK, None)
     if hook is None:
@@ -46,10 +46,10 @@ def configured(module: nn.Module, num_stages: int, processes: int) -> tuple[list
 
 
 def owned_by(module: nn.Module, stage_list: Sequence[nn.Module], processes: int) -> dict[str, int]:
-    """Return which rank of a pipeline holds each parameter and each buffer that is in a stage.
+    """Return the rank of a pipeline for each parameter and buffer that is in a stage.
 
     Raises:
-        ConfigurationError: a parameter is in several stages, in none, or only in a stage.
+        ConfigurationError: a parameter is in several stages, in no stage, or not in the module.
     """
     stages: dict[int, set[int]] = {}
     for number, stage in enumerate(stage_list):
@@ -81,13 +81,15 @@ def owned_by(module: nn.Module, stage_list: Sequence[nn.Module], processes: int)
 
 
 def named(module: nn.Module) -> dict[str, Tensor]:
-    """Its parameters and buffers, shared ones under each of their names."""
+    """Yield the module's parameters and buffers; a shared one under each of its names."""
     parameters = dict[str, Tensor](module.named_parameters(remove_duplicate=False))
     return {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
 
 
 def keep(module: nn.Module, owners: Mapping[str, int], index: int) -> None:
-    """Put what other ranks hold on the meta device, where it takes no memory; names and shapes stay."""
+    """Move parameters and buffers of other ranks to the meta device, which frees their memory; names and shapes
+    stay.
+    """
     made: dict[int, Any] = {}
     there = named(module)
     for name, owner in owners.items():
@@ -105,13 +107,13 @@ def keep(module: nn.Module, owners: Mapping[str, int], index: int) -> None:
 
 
 def trained_stages(stages: Sequence[nn.Module]) -> tuple[bool, ...]:
-    """Return of each stage whether it or one before it has a parameter that is trained: the same on all ranks."""
+    """Return for each stage whether it or an earlier one has a trained parameter: the same on all ranks."""
     own = (any(each.requires_grad for each in stage.parameters()) for stage in stages)
     return tuple(itertools.accumulate(own, operator.or_))
 
 
 def place_own(module: nn.Module, device: torch.device) -> nn.Module:
-    """Move what this rank holds."""
+    """Move the parameters and buffers that this rank holds."""
     for tensor in (*module.parameters(), *module.buffers()):
         if not tensor.is_meta and tensor.device != device:
             tensor.data = tensor.data.to(device)
@@ -119,7 +121,7 @@ def place_own(module: nn.Module, device: torch.device) -> nn.Module:
 
 
 def load_own(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load the entries of the parameters that this rank holds."""
+    """Load the optimizer states of the parameters that this rank holds."""
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     elsewhere = {number for number, each in zip(numbers, parameters_of(optimizer), strict=True) if each.is_meta}
     own = {number: each for number, each in state["state"].items() if number not in elsewhere}

@@ -1,4 +1,4 @@
-"""Move a module, with tied weights still tied, or an optimizer's state to a device."""
+"""Move a module to a device, with its weights still tied, or an optimizer's state."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from drivetrain.base.tree import map_leaves
 
 
 def place(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return ``module`` on ``device``, its tied parameters still tied.
+    """Return ``module`` on ``device``, with its tied parameters still tied.
 
-    Most devices keep parameter objects where they are. Some make new ones, and then every name gets a parameter of its
-    own: two layers that shared a weight would silently train one each.
+    On most devices parameter objects stay the same. Some devices create new objects, one for every name: two layers
+    that shared a weight would silently train separate copies.
     """
     named = [(owner, name, parameter) for owner in module.modules() for name, parameter in owner._parameters.items()]
     to_device = module.to(device)

@@ -1,10 +1,10 @@
-"""The files that each rank writes beside a checkpoint: their names, their checksums, and when they are removed.
+"""The files that each rank writes beside a checkpoint: their names, checksums and removal.
 
-What only one rank knows, such as the gradients of an open window, that rank writes itself. Rank 0's part lies in the
-checkpoint, the main file; rank r > 0 writes ``model.ckpt.<id>.rank<r>``. The main file lists these files with their
-sizes and checksums and is written last, so a crash leaves either the old main file with its old rank files or the new
-one with the new ones: each save takes another id, and the rank files of earlier saves are removed when the new main
-file is durable. A link to a checkpoint has no rank files; they are found beside its target.
+State that exists on one rank only, such as the gradients of an open window, is written by that rank. Rank 0's part is
+in the checkpoint, the main file; rank r > 0 writes ``model.ckpt.<id>.rank<r>``. The main file lists these files with
+their sizes and checksums and is written last, so a crash leaves either the old main file with its rank files or the new
+one with the new ones: each save uses another id, and the rank files of earlier saves are removed when the new main file
+is durable. A link to a checkpoint has no rank files of its own; they are beside its target.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _SUFFIX = r"\.([0-9a-f]{8})\.rank[1-9][0-9]*"
 _CHUNK = 2**20  # bytes
 
-LISTED = "rank_files"  # the entry of the main file that lists them
-UNFINISHED = ".incomplete"  # ends the name of a checkpoint that lacks the part of a rank
+LISTED = "rank_files"  # the key of their list in the main file
+UNFINISHED = ".incomplete"  # suffix of a checkpoint that lacks a rank's part
 
 Entry = dict[str, Any]
 """What the main file lists of a rank file: ``name``, and where it is a local file ``size`` in bytes and ``crc32``."""
@@ -48,19 +48,19 @@ def save(
     waits: bool = True,
     listed: str = LISTED,
 ) -> None:
-    """Write ``state`` to ``path``, and ``part`` of each rank beside it; every rank must call it.
+    """Write ``state`` to ``path``, and each rank's ``part`` beside it; every rank must call it.
 
     Args:
-        strategy: who writes.
+        strategy: the strategy that writes.
         state: the checkpoint of this rank; rank 0's is written last.
-        part: what of it only this rank knows; ``None`` on all ranks: nothing.
+        part: the state that exists only on this rank; ``None`` on all ranks: none.
         path: of the main file.
-        storage_options: of the store.
-        waits: until the checkpoint is durable; otherwise one without such parts may be under way.
-        listed: the entry of the main file that lists the files of the ranks.
+        storage_options: for the store.
+        waits: wait until the checkpoint is durable; otherwise a save without rank files may continue in the background.
+        listed: the key in the main file for the list of rank files.
 
     Raises:
-        CheckpointError: a rank could not write its file; on every rank, and what was there before is unchanged.
+        CheckpointError: a rank could not write its file; raised on every rank, and the previous files are unchanged.
     """
     entries, failure = list[Entry](), None
     if strategy.world_size > 1 and part is not None:
@@ -75,9 +75,10 @@ def save(
         failure = error
     refused = store.was_refused(path)
     outcome = failure and shown_error(failure), refused, store.is_durable(path)
-    outcomes = strategy.world.gather_objects(outcome)  # which waits for every rank
+    outcomes = strategy.world.gather_objects(outcome)  # waits for every rank
     if all((text, refused) == (None, False) for text, refused, _ in outcomes):
-        if all(is_durable for *_, is_durable in outcomes):  # or a later save to this path removes what it replaces
+        # otherwise a later save to this path removes the replaced files
+        if all(is_durable for *_, is_durable in outcomes):
             commit(strategy, path, entries)
         return
     if entries:
@@ -95,7 +96,7 @@ def write(
     """Write ``part`` of this rank beside the checkpoint that rank 0 will write; every rank must call it.
 
     Args:
-        strategy: whose ``checkpoint_io`` writes.
+        strategy: its ``checkpoint_io`` writes.
         part: plain data and tensors; rank 0's is not written.
         path: of the checkpoint.
         storage_options: as for the checkpoint.
@@ -104,7 +105,7 @@ def write(
         Rank 0's ``path``, and the entries of the ranks from 1 on, which the main file must list.
 
     Raises:
-        CheckpointError: a rank could not write its file; on every rank.
+        CheckpointError: a rank could not write its file; raised on every rank.
     """
     path, number = strategy.broadcast((path, uuid.uuid4().hex[:8]))
     own: Entry = {}
@@ -113,7 +114,7 @@ def write(
         file = f"{path}.{number}.rank{strategy.global_rank}"
         try:
             strategy.checkpoint_io.save_checkpoint(part, file, storage_options)
-            wait_for(strategy.checkpoint_io, file)  # the main file, which lists it, must not be durable before it
+            wait_for(strategy.checkpoint_io, file)  # it must be durable before the main file, which lists it
             own = _entry_of(file)
         except Exception as error:
             failure = error
@@ -129,10 +130,11 @@ def write(
 
 
 def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry]) -> None:
-    """Remove the rank files of earlier saves to ``path``: the main file, which lists ``entries``, is durable now.
+    """Remove the rank files of earlier saves to ``path``, after the main file, which lists ``entries``, is durable.
 
-    Rank 0 removes all that it sees. The others begin the next save after rank 0, so it removes none of theirs; each
-    removes its own last one, which rank 0 does not see on another machine's disk or in a remote store.
+    Rank 0 removes all files that it sees. The other ranks begin their next save after rank 0 has, so it removes none of
+    their new files; each removes its own previous file, which rank 0 does not see on another machine's disk or in a
+    remote store.
     """
     if strategy.is_global_zero:
         remove_others(strategy.checkpoint_io, path, {each["name"] for each in entries})
@@ -147,21 +149,21 @@ def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry]) -> No
 def discard(strategy: Strategy, path: str | Path, entries: Sequence[Entry]) -> None:
     """Remove the rank files of a save whose main file was not written."""
     if strategy.global_rank > 0 and (own := entries[strategy.global_rank - 1]):
-        with contextlib.suppress(Exception):  # another error is on its way
+        with contextlib.suppress(Exception):  # another error is being raised
             strategy.checkpoint_io.remove_checkpoint(_beside(path, own["name"]))
 
 
 def remove(strategy: Strategy, path: str | Path) -> None:
     """Remove the rank files of the checkpoint ``path``; every rank may call it.
 
-    In a store that cannot list what it holds, those that another job has written stay.
+    If the store cannot list its files, those of other jobs stay.
     """
     commit(strategy, path, [])
 
 
 def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replaces: bool = True) -> bool:
     """Copy the checkpoint ``source`` to ``path`` with its rank files, or link to it: see :meth:`CheckpointIO.copy`."""
-    if not store.is_durable(source):  # then it has no rank files: a save that has some waits until it is durable
+    if not store.is_durable(source):  # it then has no rank files: a save with rank files waits until it is durable
         return store.copy(source, path, link=link, replaces=replaces)
     origin = store.resolve(source)
     copies = {
@@ -169,11 +171,11 @@ def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replac
     }
     if link:
         made = store.copy(source, path, link=True, replaces=replaces)
-        if not made or store.link_target(path) is not None:  # those of a link are found beside its target
+        if not made or store.link_target(path) is not None:  # the rank files of a link are beside its target
             copies = {}
     for file, copied in copies.items():
         store.copy(file, copied)
-    if not link:  # last, as it is written last
+    if not link:  # the main file last, as in a save
         made = store.copy(source, path, replaces=replaces)
     if made:
         remove_others(store, path, {os.path.basename(copied) for copied in copies.values()})
@@ -181,36 +183,38 @@ def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replac
 
 
 def remove_others(store: CheckpointIO, path: str | Path, kept: Collection[str] = ()) -> None:
-    """Remove the rank files of the checkpoint ``path``, but not those whose names are ``kept``."""
+    """Remove the rank files of the checkpoint ``path``, except those named in ``kept``."""
     for file in _found(store, path):
         if os.path.basename(file) not in kept:
             store.remove_checkpoint(file)
 
 
 def unfinished(path: str, save_id: str) -> str:
-    """Return where ranks that save alone write the checkpoint ``path`` until the parts of all are there."""
+    """Return the temporary path of the checkpoint ``path`` while ranks that save alone have not all written their
+    parts.
+    """
     return f"{path}.{save_id}{UNFINISHED}"
 
 
 def find_unfinished(store: CheckpointIO, path: str) -> list[str]:
-    """Return what saves to ``path`` have not finished."""
+    """Return the unfinished checkpoints of saves to ``path``."""
     folder, name = os.path.split(path)
     return store.find(folder, f"{glob.escape(name)}.*{UNFINISHED}")
 
 
 def remove_unfinished(store: CheckpointIO, path: str, kept: str) -> None:
-    """Remove what earlier saves to ``path`` have not finished, but not ``kept``."""
+    """Remove the unfinished checkpoints of earlier saves to ``path``, except ``kept``."""
     for begun in find_unfinished(store, path):
         if begun != kept:
             shutil.rmtree(begun) if os.path.isdir(begun) else store.remove_checkpoint(begun)
 
 
 def finish(store: CheckpointIO, begun: str, path: str) -> None:
-    """Give ``begun`` the name ``path``."""
+    """Rename ``begun`` to ``path``."""
     if os.path.isfile(begun):
         files.move(Path(begun), Path(path))
         files.sync_directory(Path(path).parent)
-    else:  # the store keeps it elsewhere
+    else:  # the store keeps it under another path
         store.copy(begun, path)
         store.remove_checkpoint(begun)
 
@@ -221,7 +225,7 @@ def missing(store: CheckpointIO, entries: Sequence[Entry], path: str) -> str:
 
 
 def _place_of(name: str, path: str | Path) -> str:
-    """Return where the rank file ``name`` of the checkpoint ``path``, or of a link to it, is."""
+    """Return the path of the rank file ``name`` of the checkpoint ``path``, or of a link to it."""
     if os.path.basename(name) != name or (suffix := re.search(f"{_SUFFIX}$", name)) is None:
         raise WrongForm("['name']", f"is {name!r}, which names no rank file")
     main = os.path.realpath(os.path.expanduser(path)) if _is_local(path) else str(path)
@@ -230,16 +234,16 @@ def _place_of(name: str, path: str | Path) -> str:
 
 
 def read(strategy: Strategy, listed: Entry, path: str | Path, weights_only: bool | None) -> dict[str, Any]:
-    """Return the part of this rank.
+    """Return the state that this rank wrote.
 
     Args:
-        strategy: whose ``checkpoint_io`` reads.
-        listed: what the main file lists of this rank's file.
+        strategy: its ``checkpoint_io`` reads.
+        listed: the main file's entry for this rank's file.
         path: of the main file, or of a link to it.
-        weights_only: as for ``CheckpointIO.load_checkpoint``.
+        weights_only: as in ``CheckpointIO.load_checkpoint``.
 
     Raises:
-        CheckpointError: the file is missing, or is not the one that was written; the message names it.
+        CheckpointError: the file is missing or has changed since it was written; the message names it.
     """
     file = _place_of(entry(listed, "name", str), path)
     if "crc32" in listed and _is_local(path):
@@ -255,7 +259,7 @@ def read(strategy: Strategy, listed: Entry, path: str | Path, weights_only: bool
 
 
 def of_other_ranks(strategy: Strategy, saved_by: int) -> str:
-    """Return the line that what ``saved_by`` processes kept of each rank cannot be restored."""
+    """Return the log line that state of single ranks, saved by ``saved_by`` processes, cannot be restored."""
     return (
         f"The checkpoint was saved by {saved_by} processes, and there are {strategy.world_size}: what "
         f"{type(strategy).__name__} has kept for each of them (rank_state) is left out."
@@ -270,7 +274,7 @@ def _entry_of(file: str) -> Entry:
 
 
 def _measured(file: str) -> tuple[int, int]:
-    """Its size in bytes and the CRC-32 of its content."""
+    """Return the file's size in bytes and the CRC-32 of its content."""
     size = checksum = 0
     with open(file, "rb") as stream:
         while chunk := stream.read(_CHUNK):
@@ -288,7 +292,7 @@ def _beside(path: str | Path, name: str) -> str:
 
 
 def _found(store: CheckpointIO, path: str | Path) -> list[str]:
-    """Return the rank files in the store that are named after ``path``."""
+    """Return the rank files in the store whose names begin with that of ``path``."""
     folder, base = os.path.split(os.path.expanduser(path))
     ours = re.compile(re.escape(base) + _SUFFIX)
     return [

@@ -1,4 +1,4 @@
-"""Ranks: which process of a job this is, where it computes, and with which others it exchanges."""
+"""Ranks: this process's rank and device, and the groups of processes with which it communicates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from drivetrain.strategies.group import Group, LoneGroup
 
 
 class Ranks(Shared, ABC):
-    """The processes of a job. A subclass defines :attr:`root_device`; with several processes, their ranks and groups.
+    """The processes of a job. A subclass defines :attr:`root_device`; with several processes, it also defines ranks and
+    groups.
 
     Attributes:
         global_rank, local_rank, node_rank: this process in the job and on its machine, and that machine; from 0.
@@ -28,7 +29,7 @@ class Ranks(Shared, ABC):
     world_size: int = 1
     parallel_devices: Sequence[torch.device] = ()
 
-    _groups: tuple[Group, Group, Group] | None = None  # the last is the first without the overrides of a subclass
+    _groups: tuple[Group, Group, Group] | None = None  # the last is the world without the overrides of a subclass
 
     @property
     @abstractmethod
@@ -42,12 +43,12 @@ class Ranks(Shared, ABC):
         """Make the device current (and, with several processes, create the group)."""
         if self.accelerator is not None:
             self.accelerator.setup_device(self.root_device)
-            self.precision_plugin.device_type = self.accelerator.autocast_device_type  # as an override may have set it
+            self.precision_plugin.device_type = self.accelerator.autocast_device_type  # an override may have changed it
 
     def leave_process_group(self) -> None:
-        """Leave the job: this process will exchange nothing more.
+        """Leave the job: this process will not communicate any more.
 
-        Also called in the launching process, which is no rank, when the processes that it started have ended.
+        The launching process, which is not a rank, calls it too, after the processes that it started have ended.
         """
 
     @property
@@ -59,7 +60,7 @@ class Ranks(Shared, ABC):
     def data(self) -> Group:
         """The group of ranks that see different samples, or parts of them; gradients and logs are reduced over it.
 
-        Other ranks hold other parts of the same model, and see the same samples as one of these.
+        Other ranks hold other parts of the same model, and see the same samples as one of these ranks.
         """
         return (self._groups or self._make_groups())[1]
 
@@ -68,10 +69,10 @@ class Ranks(Shared, ABC):
         return (self._groups or self._make_groups())[2]
 
     def make_world(self) -> Group:
-        """Return the group of all ranks, for a strategy whose processes do not exchange through torch.distributed.
+        """Return the group of all ranks; override it if the processes do not communicate through torch.distributed.
 
         Raises:
-            ConfigurationError: there are several, and the strategy has no group of them.
+            ConfigurationError: there are several processes, and the strategy defines no group for them.
         """
         if self.world_size > 1:
             raise ConfigurationError(
@@ -81,11 +82,12 @@ class Ranks(Shared, ABC):
         return LoneGroup(self.global_rank)
 
     def make_data_group(self, world: Group) -> Group:
-        """Return the group of the ranks that see different samples, of which this process is one.
+        """Return the group of ranks, including this process, that see different samples.
 
-        For a strategy that spreads one model over several ranks: ``world.new(range(world.rank % 2, world.size, 2))``
-        where each model takes two neighbouring ranks. The data groups have one size, and the ranks of one model the
-        same ``index`` in theirs. Until the processes have met, ``world`` and what its ``new`` returns only know ranks.
+        For a strategy that spreads one model over several ranks: ``world.new(range(world.rank % 2, world.size, 2))`` if
+        each model takes two neighbouring ranks. All data groups have the same size, and the ranks of one model have the
+        same ``index`` in theirs. Before the process group exists, ``world`` and the result of its ``new`` only know
+        their ranks.
         """
         return world
 
@@ -101,9 +103,9 @@ class Ranks(Shared, ABC):
         return self._groups
 
     def _honouring_overrides(self, world: Group) -> Group:
-        """``world``, or a group in its place that asks this strategy for some exchanges."""
+        """Return ``world``, or a copy of it that calls this strategy's overrides of collectives."""
         return world
 
     def agreed_options(self) -> dict[str, Any]:
-        """Return what must be the same on all ranks of this strategy's options, by name; ranks compare it."""
+        """Return, by name, the options of this strategy that must be equal on all ranks; the ranks compare them."""
         return {"strategy": type(self)}

@@ -11,14 +11,14 @@ from torch import nn
 def redirected(
     method: Callable[..., Any], module: nn.Module, wrapped: nn.Module, always: bool = False
 ) -> Callable[..., Any]:
-    """Return ``method`` of ``module`` in a form whose call ``wrapped`` sees as a forward pass.
+    """Return ``method`` of ``module`` in a form whose calls ``wrapped`` handles as forward passes.
 
-    A wrapper (DDP, say) watches ``forward``, and training calls ``training_step``. So the wrapper is called, and where
-    it calls the module's forward it finds ``method``, once: inside, ``self(x)`` means forward again, and whatever is
-    raised, forward is what it was.
+    A wrapper such as DDP intercepts ``forward``, but training calls ``training_step``. So the wrapper is called, and
+    its call of the module's ``forward`` runs ``method`` once: inside, ``self(x)`` runs the real ``forward``, which is
+    also restored after an exception.
 
-    A wrapper that runs copies of the module cannot find one method there: its class defines ``runs(method)``, which
-    returns what to call instead.
+    A wrapper that runs copies of the module cannot find the method there; its class defines ``runs(method)``, which
+    returns the callable to use.
 
     A module that was wrapped in place is its own wrapper: with ``always``, its own ``__call__`` is called.
     """
@@ -52,5 +52,5 @@ def redirected(
 
 
 def leaves_gradients(model: nn.Module | None) -> bool:
-    """Return whether ``model`` is torch's wrapper inside its ``no_sync()``: its backward passes exchange nothing."""
+    """Return whether ``model`` is torch's wrapper inside its ``no_sync()``: backward passes do not communicate."""
     return not getattr(model, "require_backward_grad_sync", True)

@@ -1,4 +1,4 @@
-"""Copies of one module on several devices: each runs on its part of a batch, and the outputs become one."""
+"""Copies of one module on several devices: each runs on its part of a batch, and their outputs are joined."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Split = Callable[[Any, Sequence[torch.device]], "tuple[list[Any], list[int]]"]
 
 
 class Replicas(nn.Module):
-    """A module that runs on several devices at once; a call of it runs ``forward`` on them.
+    """A module that runs on several devices at once; calling it runs ``forward`` on all of them.
 
-    The first replica is the module itself, so what a step writes to ``self`` there is kept, buffers included. The other
-    replicas are shallow copies that a call makes and drops. Their parameters are the module's parameters, on their own
-    device, so gradients of all replicas add up in the module's parameters; their buffers are copies.
+    The first replica is the module itself, so attributes and buffers that a step sets there are kept. The other
+    replicas are shallow copies that exist during one call. Their parameters are copies on their device that pass
+    gradients to the module's parameters; their buffers are copies.
 
     Args:
         module: the module, on the first device.
-        devices: one for each replica; one device may be there several times.
-        accelerator: makes a device current in the thread that works on it.
-        split: returns the parts of a batch, each on its device, and how many samples each has.
+        devices: one for each replica; a device may occur several times.
+        accelerator: makes a device current in its thread.
+        split: returns the parts of a batch, each on its device, and the number of samples in each.
     """
 
     def __init__(
@@ -59,18 +59,18 @@ class Replicas(nn.Module):
         return (run or self.runs(self.module.forward))(*args, **kwargs)
 
     def runs(self, method: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
-        """Return what runs a method of the module on all devices and returns what one device would return.
+        """Return a callable that runs a method of the module on all devices and returns what one device would return.
 
-        A step whose module has a hook for its end (``training_step_end``) returns what that returns.
+        If the module has a hook for the end of the step (``training_step_end``), its result is returned.
 
         Args:
-            method: the module's, or a compiled form of it.
-            name: what it is called; ``None``: by its own name.
+            method: the module's method, or a compiled form of it.
+            name: the method's name; ``None``: its own name.
         """
         name = method.__name__ if name is None else name
         end = _end_of(self.module, name)
         if name == "forward":
-            method = self.module  # its call, with forward hooks
+            method = self.module  # the module's __call__, with forward hooks
 
         def run(*args: Any, **kwargs: Any) -> Any:
             outputs, sizes = self._run(name, method, args, kwargs)
@@ -93,7 +93,7 @@ class Replicas(nn.Module):
     def _run(
         self, name: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[list[Any], list[int]]:
-        """Return the output of each replica, and how many samples it has had."""
+        """Return the output of each replica, and the number of samples that it processed."""
         calls, sizes = self._calls(name, args, kwargs)
         if len(calls) == 1:
             ((own_args, own_kwargs),) = calls
@@ -107,13 +107,13 @@ class Replicas(nn.Module):
     def _calls(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Sequence[tuple[tuple[Any, ...], dict[str, Any]]], list[int]]:
-        """Return the arguments of each replica's call, and how many samples each has."""
+        """Return the arguments of each replica's call, and the number of samples in each."""
         devices = self._devices
         if len(devices) == 1 or not (args or kwargs):
             return [(args, kwargs)], [1]
         if name not in _STEPS:
             return self._split((args, kwargs), devices)
-        if not args:  # the batch comes by its name
+        if not args:  # the batch is passed by keyword
             parts, sizes = self._split(kwargs["batch"], devices)
             return [((), {**kwargs, "batch": part}) for part in parts], sizes
         parts, sizes = self._split(args[0], devices)
@@ -122,7 +122,7 @@ class Replicas(nn.Module):
     def _call(
         self, methods: Sequence[Callable[..., Any]], calls: Sequence[Any], devices: Sequence[torch.device]
     ) -> list[Any]:
-        if not self._several:  # one after the other, so that they draw from their random generator in a fixed order
+        if not self._several:  # sequentially, so that they draw random numbers in a fixed order
             return [method(*args, **kwargs) for method, (args, kwargs) in zip(methods, calls, strict=True)]
         if self._threads is None:
             self._threads = ThreadPoolExecutor(len(self._devices) - 1, "drivetrain-replica")
@@ -141,7 +141,7 @@ class Replicas(nn.Module):
         try:
             first = methods[0](*calls[0][0], **calls[0][1])
         finally:
-            errors = [future.exception() for future in futures]  # the module stays as it is until all of them end
+            errors = [future.exception() for future in futures]  # wait for all: the module must not change before
         for error in errors:
             if error is not None:
                 raise error
@@ -151,11 +151,12 @@ class Replicas(nn.Module):
 def _end_of(module: nn.Module, name: str) -> Callable[[Any], Any] | None:
     """Return the hook of ``module`` for the outputs of all parts of a step."""
     end: Any = getattr(module, f"{name}_end", None) if name in _WITH_END else None
-    if not (callable(end) and defined_by_user(module, f"{name}_end")):  # an earlier generation has a default
+    # modules of an earlier generation have a default
+    if not (callable(end) and defined_by_user(module, f"{name}_end")):
         return None
     try:
         inspect.signature(end).bind(None)
-    except TypeError:  # a method of the user's own by the same name
+    except TypeError:  # a user's own method with the same name
         return None
     return end  # type: ignore[no-any-return]
 
@@ -163,7 +164,8 @@ def _end_of(module: nn.Module, name: str) -> Callable[[Any], Any] | None:
 def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.Module:
     """Return a shallow copy of ``module`` whose parameters and buffers are on ``device``.
 
-    Parameters pass gradients on to those of ``module``. Buffers are copies, so writing to them changes nothing there.
+    Gradients of its parameters flow to the parameters of ``module``. Buffers are copies, so writing to them does not
+    change the originals.
 
     Args:
         module: the module.
@@ -181,7 +183,8 @@ def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.M
     def copied(original: nn.Module) -> nn.Module:
         if id(original) in copies:
             return copies[id(original)]
-        if (inside := original._modules.get("_orig_mod")) is not None:  # torch.compile made it; it runs the original
+        # a wrapper of torch.compile, which runs the original
+        if (inside := original._modules.get("_orig_mod")) is not None:
             copies[id(original)] = copied(inside)
             return copies[id(original)]
         if _is_metric(original):
@@ -191,7 +194,7 @@ def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.M
         copy = original._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
         copies[id(original)] = copy
         own = copy.__dict__
-        own.pop("_compiled_call_impl", None)  # which would run the original
+        own.pop("_compiled_call_impl", None)  # would run the original
         own["_parameters"] = {
             name: None if parameter is None else tensor_on_device(parameter) if moves else parameter
             for name, parameter in original._parameters.items()
@@ -201,7 +204,7 @@ def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.M
             for name, buffer in original._buffers.items()
         }
         own["_modules"] = {name: None if child is None else copied(child) for name, child in original._modules.items()}
-        if "_flat_weights_names" in own:  # of an RNN, which keeps its weights in a list too
+        if "_flat_weights_names" in own:  # an RNN, which also keeps its weights in a list
             own["_flat_weights"] = [getattr(copy, name, None) for name in own["_flat_weights_names"]]
         return copy
 
@@ -213,7 +216,7 @@ def _is_metric(module: nn.Module) -> bool:
 
 
 class _NoMetric(nn.Module):
-    """Stands in for a metric object on a replica, whose state would be lost."""
+    """Replaces a metric object on a replica, whose state would be lost."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -230,7 +233,7 @@ class _NoMetric(nn.Module):
 
 @contextmanager
 def _part_books(replicas: Sequence[nn.Module], sizes: Sequence[int], device: torch.device) -> Iterator[None]:
-    """Context in which each replica logs into a book of its own; what they have logged is merged at its end."""
+    """Context in which each replica logs into its own book; the books are merged at the end."""
     book = replicas[0].__dict__.get("_book")
     if book is None:
         yield
@@ -251,7 +254,7 @@ def _part_books(replicas: Sequence[nn.Module], sizes: Sequence[int], device: tor
 
 
 def _contexts(device: torch.device) -> Callable[[], ExitStack]:
-    """Return what enters, in another thread, the contexts of torch that this thread is in."""
+    """Return a function that enters, in another thread, torch's contexts that are active in this thread."""
     kind, gradients, inference = device.type, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     autocasts = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if autocasts else None

@@ -24,10 +24,10 @@ from drivetrain.strategies.strategy import Strategy
 
 
 def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-    """Write ``checkpoint``, in which tensors may be DTensors, to the folder ``path``; every rank must call it.
+    """Write ``checkpoint``, whose tensors may be DTensors, to the folder ``path``; every rank must call it.
 
     Raises:
-        CheckpointError: a rank could not write; on every rank, and what was there before is unchanged.
+        CheckpointError: a rank could not write; raised on every rank, and the previous checkpoint is unchanged.
         ConfigurationError: the strategy's store does not write local files.
     """
     if not writes_files(strategy.checkpoint_io) or storage_options is not None:
@@ -40,7 +40,7 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
     save_id, problem = strategy.broadcast(_prepared(path) if strategy.is_global_zero else None)
     if problem is not None:
         raise CheckpointError(problem)
-    if save_id is None:  # another process has a checkpoint of this name
+    if save_id is None:  # a checkpoint of another process has this name
         return
     folder = sharded.place(path)
     names = _Names(checkpoint)
@@ -71,19 +71,20 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
 
 
 def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, save_id: str) -> str:
-    """Write what this rank has of ``checkpoint`` without an exchange with the others, one of which may be dead.
+    """Write this rank's part of ``checkpoint`` without communicating with other ranks, of which one may be dead.
 
-    Each rank writes into a folder beside ``path``. The rank that finds the parts of all others there renames it to
-    ``path``. If a rank cannot write its part, the folder keeps its name, and what was at ``path`` stays.
+    Each rank writes into a temporary folder beside ``path``. The rank that finds the parts of all other ranks there
+    renames it to ``path``. If a rank cannot write its part, the folder keeps its temporary name, and the checkpoint at
+    ``path`` stays.
 
     Args:
-        strategy: of the fit; its ``state_dict_type`` does not matter.
-        checkpoint: of this rank, in which tensors may be DTensors; rank 0's plain data is used.
-        path: of the checkpoint, the same on all ranks.
-        save_id: eight digits, the same on all ranks that are at the same place of the same fit.
+        strategy: the strategy of the fit; its ``state_dict_type`` does not matter.
+        checkpoint: that of this rank, with DTensors or plain tensors; plain data is taken from rank 0.
+        path: the path of the checkpoint, the same on all ranks.
+        save_id: eight digits, equal on all ranks that are at the same step of the same fit.
 
     Returns:
-        What is missing; "" if the checkpoint is complete.
+        A description of what is missing; "" if the checkpoint is complete.
 
     Raises:
         OSError: this rank could not write its part.
@@ -109,14 +110,14 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
             (folder / f"{each}.part").unlink()
         _replace(folder, final)
     except (FileNotFoundError, IsADirectoryError, CheckpointError) as error:
-        # A part is missing; or another rank, which came at the same time, has renamed the folder.
+        # A part is missing; or another rank, which finished at the same time, has renamed the folder.
         if folder.exists() or not sharded.is_checkpoint(final):
             return str(getattr(error, "filename", None) or error)
     return ""
 
 
 def _replace(folder: Path, path: Path) -> None:
-    """Rename ``folder`` to ``path``, in the place of what is there."""
+    """Rename ``folder`` to ``path``, replacing what is there."""
     kept = path.with_name(f"{path.stem}-earlier{path.suffix}")  # ckpt_path="last" finds it if this process is killed
     if os.path.lexists(path):
         _remove(kept)
@@ -133,12 +134,14 @@ def _remove(path: Path) -> None:
 
 
 def _prepared(path: str | Path) -> tuple[str | None, str | None]:
-    """The digits of the save, or why there is none; two times ``None``: no file may be replaced, and there is one."""
+    """Return the digits of the save, or why it is refused; twice ``None`` if ``path`` exists and may not be
+    replaced.
+    """
     refused = refused_here()
     try:
         sharded.prepare(sharded.place(path), new=refused is not None)
     except FileExistsError:
-        assert refused is not None  # else it may be replaced
+        assert refused is not None  # otherwise it may be replaced
         refused.append(str(path))
         return None, None
     except OSError as error:
@@ -150,7 +153,7 @@ def _prepared(path: str | Path) -> tuple[str | None, str | None]:
 
 
 class _Names:
-    """The names of the tensors in a checkpoint: those of torch.distributed.checkpoint, by parameter."""
+    """The names of the tensors in a checkpoint: as in torch.distributed.checkpoint, by parameter."""
 
     def __init__(self, checkpoint: Mapping[str, Any]) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -160,7 +163,7 @@ class _Names:
         ]
 
     def of(self, path: tuple[Any, ...], tensor: Tensor) -> str:
-        """Return the name of the tensor at ``path``, and remember it."""
+        """Return the name of the tensor at ``path``, and record it."""
         name = ".".join(map(str, self._called(path)))
         while name in self.tensors and self.tensors[name] is not tensor:
             name += "'"
@@ -178,9 +181,11 @@ class _Names:
 
 
 def _parts_of_rank(names: _Names, is_first: bool) -> list[tuple[str, Tensor, tuple[int, ...], sharded.Box]]:
-    """What this rank writes: its own shards, unless a replica of them is written by another; rank 0 all plain ones."""
+    """Return what this rank writes: its shards, unless another rank writes a replica of them; rank 0 also plain
+    tensors.
+    """
     parts = []
-    boxes: dict[Any, Any] = {}  # many tensors have one shape, and are cut alike
+    boxes: dict[Any, Any] = {}  # many tensors have the same shape and the same split
     for name, tensor in names.tensors.items():
         whole = tuple(tensor.shape)
         if not is_dtensor(tensor):
@@ -199,9 +204,9 @@ def _parts_of_rank(names: _Names, is_first: bool) -> list[tuple[str, Tensor, tup
 
 
 def _writes(tensor: Any) -> bool:
-    """Whether this rank is the first of those that have the same shard.
+    """Whether this rank is the first of the ranks that have the same shard.
 
-    On a mesh with more dimensions than the tensor's, each slice of it has a copy; that of rank 0 is written.
+    On a mesh with more dimensions than the tensor's own mesh, each slice has a copy; rank 0's copy is written.
     """
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None or not bool((tensor.device_mesh.mesh == 0).any()):

@@ -1,7 +1,8 @@
-"""Clip gradients of which each rank holds a shard, alone or mixed with plain ones.
+"""Clip sharded gradients, alone or together with plain ones.
 
 torch's own functions cannot do this for every list: DTensors of several meshes, DTensors beside plain tensors, and
-shards without elements raise errors, and the norm that they return is a DTensor, which a comparison reads locally.
+shards without elements raise errors, and the returned norm is a DTensor, of which a comparison reads only the local
+part.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from drivetrain.strategies.sharded_state import is_dtensor, local_shard
 
 
 def total_norm(gradients: Sequence[Tensor], norm_type: float = 2.0) -> Tensor:
-    """Return the norm of all gradients together as a plain tensor, the same on every rank; all of them must call it.
+    """Return the norm of all gradients together as a plain tensor, equal on every rank; every rank must call it.
 
     Args:
-        gradients: DTensors of any meshes, and plain tensors, which every rank has as a whole.
+        gradients: DTensors of any meshes, and plain tensors, which are complete on every rank.
         norm_type: which norm; ``inf`` is the largest element.
     """
     by_mesh: dict[Any, list[Tensor]] = {}
@@ -34,7 +35,7 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float = 2.0) -> Tensor:
 
 
 def _sharded_over(gradient: Any) -> Any:
-    """The mesh of a DTensor and its dimensions over which ranks have other elements; ``None`` for a plain tensor."""
+    """Return a DTensor's mesh and the dimensions over which it is sharded; ``None`` for a plain tensor."""
     if not is_dtensor(gradient):
         return None
     dimensions = tuple(index for index, placement in enumerate(gradient.placements) if not placement.is_replicate())
@@ -47,16 +48,16 @@ def _sharded_over(gradient: Any) -> Any:
 
 
 def _norm_over(over: Any, shards: list[Tensor], norm_type: float) -> Tensor:
-    """The norm of one mesh's gradients, from what each rank holds of them."""
+    """Return the norm of one mesh's gradients, from each rank's shards."""
     filled = [shard for shard in shards if shard.numel()]
     if filled:
         norm = torch.nn.utils.get_total_norm(filled, norm_type)
-    else:  # every element is on other ranks
+    else:  # this rank has no elements
         norm = torch.zeros((), dtype=shards[0].dtype, device=shards[0].device)
     if over is None:
         return norm
     mesh, dimensions = over
-    norm = norm.to(mesh.device_type)  # shards that are offloaded are in host memory, which the mesh may not exchange
+    norm = norm.to(mesh.device_type)  # offloaded shards are in host memory, which the mesh may not be able to exchange
     for dimension in dimensions:
         if mesh.size(dimension) > 1:
             norm = _reduced(norm, mesh.get_group(dimension), norm_type)
@@ -64,7 +65,7 @@ def _norm_over(over: Any, shards: list[Tensor], norm_type: float) -> Tensor:
 
 
 def _reduced(norm: Tensor, group: Any, norm_type: float) -> Tensor:
-    """The norm of everything whose parts have these norms on the ranks of ``group``."""
+    """Combine the norms of the parts on the ranks of ``group``."""
     import torch.distributed as dist
 
     if math.isinf(norm_type):
@@ -81,12 +82,13 @@ def _reduced(norm: Tensor, group: Any, norm_type: float) -> Tensor:
 def clip_by_norm(
     parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """Scale the gradients of ``parameters`` so that their norm is at most ``max_norm``; return the norm before.
+    """Scale the gradients of ``parameters`` so that their norm is at most ``max_norm``; return the original norm.
 
-    The result is what ``torch.nn.utils.clip_grad_norm_`` gives for whole tensors. Every rank must call it.
+    The result equals that of ``torch.nn.utils.clip_grad_norm_`` for complete tensors. Every rank must call it.
 
     Raises:
-        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set; on every rank. That reads the device.
+        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set; raised on every rank. The check
+            synchronises with the device.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
@@ -102,10 +104,10 @@ def clip_by_norm(
 
 
 def clip_factor(norm: Tensor, max_norm: float, norm_type: float, error_if_nonfinite: bool) -> Tensor:
-    """Return what gradients of this ``norm`` are multiplied by, so that it is at most ``max_norm``.
+    """Return the factor for gradients of this ``norm``, so that their norm is at most ``max_norm``.
 
     Raises:
-        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set. That reads the device.
+        RuntimeError: the norm is not finite, and ``error_if_nonfinite`` is set. The check synchronises with the device.
     """
     if error_if_nonfinite and not bool(torch.isfinite(norm)):
         raise RuntimeError(

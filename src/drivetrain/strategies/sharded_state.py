@@ -1,4 +1,4 @@
-"""States of models whose parameters are DTensors: refused where unsupported, gathered for a file, sharded again.
+"""States of models with DTensor parameters: refused where unsupported, gathered for a file, sharded again.
 
 A strategy for sharded models overrides four methods of :class:`Strategy` with the functions here, so that its files are
 those of a strategy that shards nothing, and each can resume the other's::
@@ -18,12 +18,11 @@ those of a strategy that shards nothing, and each can resume the other's::
         def load_optimizer_states(self, optimizers, states, module_state):
             load_whole_optimizer_states(optimizers, states)
 
-[Note: torch's own functions]
-``torch.distributed.checkpoint.state_dict`` has functions for this too, and they cannot be used for exact checkpoints.
-``get_optimizer_state_dict`` steps an optimizer that has no state yet, so that Adam counts a step which never was; it
-drops the state of parameters that are frozen now (pytorch#192202), and it cannot read LBFGS. ``set_model_state_dict``
-accepts a state with missing names even if ``strict``. ``strategies/optimizer_states.py`` gives an optimizer's state the
-names that these functions give it.
+[Note: torch's own functions] ``torch.distributed.checkpoint.state_dict`` has functions for this too, and they cannot be
+used for exact checkpoints. ``get_optimizer_state_dict`` steps an optimizer that has no state yet, so that Adam counts a
+step that never happened; it drops the state of currently frozen parameters (pytorch#192202), and it cannot read LBFGS.
+``set_model_state_dict`` accepts a state with missing names even if ``strict``. ``strategies/optimizer_states.py`` uses
+the same names for an optimizer's state as these functions.
 """
 
 from __future__ import annotations
@@ -53,12 +52,13 @@ def refuse_dtensors(
 
     Args:
         state: the state dict of ``module``, or of ``optimizer``.
-        method: "DDPStrategy.optimizer_state": what returns it, and what a strategy for sharded models overrides.
-        module: the strategy's, whose names the message uses for an optimizer's parameters.
-        optimizer: whose state it is; ``None``: the module's.
+        method: for the message, the method that returned it and that a strategy for sharded models overrides:
+            "DDPStrategy.optimizer_state".
+        module: the strategy's module; the message uses its parameter names.
+        optimizer: the optimizer of the state; ``None``: it is the module's.
 
     Raises:
-        CheckpointError: it does; the message names the parameter.
+        CheckpointError: ``state`` holds one; the message names the parameter.
     """
     path = first_dtensor(state)
     if path is None:
@@ -86,10 +86,10 @@ def _name(module: nn.Module | None, optimizer: Optimizer, number: int) -> str:
 
 
 def whole_model_state(module: nn.Module) -> State:
-    """Return ``module.state_dict()`` with whole tensors in host memory on rank 0, and an empty one on the other ranks.
+    """Return ``module.state_dict()`` with complete tensors in host memory on rank 0, and an empty one elsewhere.
 
-    Every rank must call it. Besides its result it needs memory for one whole parameter at a time. Names are those of
-    the module without wrappers such as torch.compile's.
+    Every rank must call it. Besides the result it needs memory for one complete parameter at a time. Names do not
+    include wrappers such as torch.compile's.
     """
     return _whole(sharded_model_state(module))
 
@@ -100,12 +100,13 @@ def sharded_model_state(module: nn.Module) -> State:
 
 
 def load_whole_model_state(module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
-    """Load whole tensors into a module whose parameters may be DTensors; each rank copies its own shards.
+    """Load complete tensors into a module whose parameters may be DTensors; each rank copies its own shards.
 
-    Every rank passes the same whole ``state``; nothing is exchanged. Parameters on the meta device are replaced.
+    Every rank passes the same complete ``state``; the ranks do not communicate. Parameters on the meta device are
+    replaced.
 
     Raises:
-        RuntimeError: torch's own, if names or shapes do not fit.
+        RuntimeError: torch's error if names or shapes do not match.
     """
     own = module.state_dict(keep_vars=True)
     wrapped = {plain_name(name): name for name in own}
@@ -116,21 +117,21 @@ def load_whole_model_state(module: nn.Module, state: Mapping[str, Any], strict: 
 
 
 def whole_optimizer_state(optimizer: Optimizer) -> State:
-    """Return ``optimizer.state_dict()`` with whole tensors in host memory on rank 0, and ``{}`` on the other ranks.
+    """Return ``optimizer.state_dict()`` with complete tensors in host memory on rank 0, and ``{}`` elsewhere.
 
-    Parameters are numbered, as torch's optimizers do it. Every rank must call it.
+    Parameters are numbered as in torch's state dicts. Every rank must call it.
     """
     return _whole(optimizer.state_dict())
 
 
 def load_whole_optimizer_states(optimizers: Sequence[Optimizer], states: Sequence[Any]) -> None:
-    """Load one whole state into each optimizer; each rank takes its own shards of it, and nothing is exchanged.
+    """Load one complete state into each optimizer; each rank takes its own shards, without communication.
 
-    What has its parameter's shape is sharded like the parameter. Any other tensor with dimensions (LBFGS keeps flat
-    ones) is a DTensor that every rank has as a whole, and a number stays a plain tensor.
+    A tensor with its parameter's shape is sharded like the parameter. Any other tensor with dimensions (LBFGS keeps
+    flat ones) becomes a replicated DTensor, and a scalar tensor stays plain.
 
     Raises:
-        CheckpointError: the number of states is another one, or a state does not fit its optimizer.
+        CheckpointError: the number of states differs, or a state does not fit its optimizer.
     """
     load_states("optimizer", optimizers, states, check_optimizer_state, _load_whole)
 
@@ -138,10 +139,10 @@ def load_whole_optimizer_states(optimizers: Sequence[Optimizer], states: Sequenc
 def whole_parameters(
     parameters: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]
 ) -> tuple[dict[str, nn.Parameter], list[Optimizer]]:
-    """Return the parameters as whole tensors in host memory, and the optimizers as optimizers of these.
+    """Return the parameters as complete tensors in host memory, and the optimizers with these as their parameters.
 
-    For a run that has ended: the optimizers that are passed are changed. Every rank must call it, and rank 0 can use
-    what it returns. Without DTensors it returns what it is given.
+    For a run that has ended: it changes the optimizers. Every rank must call it, and only rank 0 can use the result.
+    Without DTensors it returns its arguments unchanged.
     """
     if not any(map(is_dtensor, parameters.values())):
         return dict(parameters), list(optimizers)
@@ -158,9 +159,9 @@ def whole_parameters(
 
 
 def whole_state(state: Any) -> Any:
-    """Return ``state`` with whole tensors in host memory in the place of DTensors, on every rank.
+    """Return ``state`` with DTensors replaced by complete tensors in host memory, on every rank.
 
-    Every rank must call it. A state without DTensors is returned as it is.
+    Every rank must call it. A state without DTensors is returned unchanged.
     """
     if first_dtensor(state) is None:
         return state
@@ -186,16 +187,16 @@ _class_name = attrgetter("__class__.__name__")
 
 
 def _gathered(leaf: Any) -> Any:
-    """Return a DTensor as the whole tensor on every rank, and anything else as it is; every rank takes part."""
+    """Return a DTensor as a complete tensor, and anything else unchanged; every rank must call it."""
     if not is_dtensor(leaf):
         return leaf
     device = leaf.device_mesh.device_type  # its shard may be in host memory, which the mesh cannot exchange
     leaf = leaf.detach().to(device)
     placements = list(leaf.placements)
-    if "_StridedShard" in map(_class_name, placements):  # of tensor parallelism and FSDP together
+    if "_StridedShard" in map(_class_name, placements):  # tensor parallelism together with FSDP
         from torch.distributed.tensor import Replicate
 
-        placements[0] = Replicate()  # torch does both dimensions in this order too, and warns of it
+        placements[0] = Replicate()  # torch gathers both dimensions in this order too, but warns
         leaf = leaf.redistribute(placements=placements)
     return leaf.full_tensor()
 
@@ -211,7 +212,7 @@ def _load_whole(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 
 def _state_like(parameter: Tensor, key: Any, value: Any) -> Any:
-    """``value``, an entry ``key`` of an optimizer's state, as that optimizer keeps it for ``parameter``."""
+    """Return the entry ``key`` of an optimizer's state in the form that the optimizer keeps for ``parameter``."""
     if not isinstance(value, Tensor) or not is_dtensor(parameter) or key == "step":
         return shard_like(value, None)
     if value.shape == parameter.shape:
@@ -221,10 +222,10 @@ def _state_like(parameter: Tensor, key: Any, value: Any) -> Any:
 
 
 def shard_like(value: Any, own: Any) -> Any:
-    """Return a whole tensor, which every rank has, as shards with the placements of ``own``, if that is a DTensor.
+    """Return a tensor that is complete on every rank as shards with the placements of ``own``, if that is a DTensor.
 
-    Nothing is exchanged. Of a tensor that is still in the files of a checkpoint, each rank reads its own shard.
-    Anything else is returned as it is.
+    The ranks do not communicate. If the tensor is still in the files of a checkpoint, each rank reads only its own
+    shard. Any other value is returned unchanged.
     """
     from drivetrain.checkpoints.sharded import StoredTensor
 
@@ -237,7 +238,7 @@ def shard_like(value: Any, own: Any) -> Any:
     if not isinstance(own, Tensor):
         return value
     if own.is_meta and value.is_floating_point():
-        value = value.to(own.dtype)  # it takes the place of ``own``, and nothing else converts it
+        value = value.to(own.dtype)  # it replaces ``own``, and nothing else converts it
     return _distributed(value, own, own.placements) if is_dtensor(own) else value  # type: ignore[attr-defined]
 
 
@@ -260,19 +261,20 @@ def _replicated(value: Tensor, own: Any) -> Tensor:
 def _distributed(value: Tensor, own: Any, placements: Sequence[Any]) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(value, own.device_mesh, placements, src_data_rank=None)  # None: each rank has it all
+    # None: each rank has the complete tensor
+    return distribute_tensor(value, own.device_mesh, placements, src_data_rank=None)
 
 
 # ---- one rank's own shard --------------------------------------------------------------------------------------------
 
 
 def local_shard(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a DTensor, cut from its graph; any other tensor as it is."""
+    """Return this rank's shard of a DTensor, detached; any other tensor unchanged."""
     return tensor.detach().to_local() if is_dtensor(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def from_local_shard(shard: Tensor, like: Any) -> Tensor:
-    """Return what :func:`local_shard` was given, in the type and on the device of ``like``, and sharded like it."""
+    """Undo :func:`local_shard`: return a tensor with the dtype, device and placements of ``like``."""
     shard = shard.to(local_shard(like))
     return _from_local(shard, like) if is_dtensor(like) else shard
 
@@ -280,15 +282,15 @@ def from_local_shard(shard: Tensor, like: Any) -> Tensor:
 def _from_local(shard: Tensor, like: Any) -> Tensor:
     from torch.distributed.tensor import DTensor
 
-    # Without shape and stride, torch would take those of even shards.
+    # Without shape and stride, torch would assume even shards.
     return DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
 
 
 def boxes_of(tensor: Any) -> list[tuple[tuple[int, ...], tuple[slice, ...]]]:
-    """Return where this rank's shard of a DTensor is in the whole: pairs of offsets there, and slices of the shard.
+    """Return the position of this rank's shard in the complete tensor: pairs of offsets and slices of the shard.
 
-    A shard whose rows are interleaved with those of other ranks is in several places. Every rank's layout follows from
-    the mesh and the placements: nothing is exchanged.
+    A shard whose rows are interleaved with other ranks' has several positions. They follow from the mesh and the
+    placements, without communication.
     """
     from torch.distributed.tensor import Replicate, distribute_tensor
 
@@ -313,7 +315,7 @@ def boxes_of(tensor: Any) -> list[tuple[tuple[int, ...], tuple[slice, ...]]]:
 
 
 def _runs(numbers: list[int]) -> list[tuple[int, slice]]:
-    """Cut ascending indices into runs of neighbours: where each begins, and its slice of the list."""
+    """Split ascending indices into runs of consecutive ones: the start of each, and its slice of the list."""
     found, begin = [], 0
     for index in range(1, len(numbers) + 1):
         if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:

@@ -15,7 +15,7 @@ class SingleDeviceStrategy(Strategy):
     """The strategy for one device and one process.
 
     Args:
-        device: where the model lives; ``None`` takes the accelerator's first device.
+        device: the device of the model; ``None``: the accelerator's first device.
     """
 
     facts = Strategy.facts.but(local_passes="drivetrain.strategies.local_passes:alone")
@@ -40,5 +40,5 @@ class SingleDeviceStrategy(Strategy):
     def root_device(self) -> torch.device:
         if devices := self.parallel_devices or self.own_parts.devices:
             return devices[0]
-        assert self.accelerator is not None  # without a plan, the caller has given one
+        assert self.accelerator is not None  # without a plan, the caller has passed one
         return self.accelerator.get_parallel_devices([0])[0]

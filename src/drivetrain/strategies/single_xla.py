@@ -19,15 +19,15 @@ class SingleDeviceXLAStrategy(XLAExecution, SingleDeviceStrategy):
     """The strategy for one XLA device, such as one core of a TPU, through torch_xla.
 
     Args:
-        device: where the model lives, a number or a device; ``None``: the first device.
-        accelerator, precision_plugin: as for every strategy.
-        checkpoint_io: where checkpoints go; ``None``: an ``XLACheckpointIO``.
+        device: the device of the model, a number or a device; ``None``: the first device. accelerator,
+        precision_plugin: as for every strategy.
+        checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
         debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
-        unknown: refused by name.
+        unknown: other arguments, which are refused by name.
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
-        TypeError: ``checkpoint_io`` or ``precision_plugin`` is of another kind.
+        TypeError: ``checkpoint_io`` or ``precision_plugin`` has another type.
     """
 
     @classmethod

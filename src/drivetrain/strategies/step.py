@@ -1,7 +1,7 @@
-"""Step: the methods with which a strategy changes parts of a step, or owns the whole step.
+"""Step: the methods with which a strategy changes parts of a step, or owns the complete step.
 
-A method ("verb") that is not overridden is not called: the loop binds what it would do. An override counts on
-the class and on the instance, also one that is set during a run (from the next batch on).
+A method that is not overridden is not called: the loop binds its operation directly. Overrides on the class and on the
+instance are used; one that is set during a run takes effect from the next batch.
 """
 
 from __future__ import annotations
@@ -29,46 +29,50 @@ if TYPE_CHECKING:
 
 
 class Step(Shared):
-    """The verbs of a step. Each is complete: ``super()`` in an override does the usual thing.
+    """The methods of a step. Each is complete: ``super()`` in an override runs the default.
 
     Gradients are exchanged between ranks in the backward pass or right after it: before they are unscaled, weighted and
-    clipped. A strategy that exchanges them itself does it in :meth:`backward`, unless :meth:`accumulating` holds them.
+    clipped. A strategy that exchanges them itself does so in :meth:`backward`, unless :meth:`accumulating` is active.
 
     Attributes:
         driver: functions of the running loop.
     """
 
     def bind(self, name: str) -> Callable[..., Any]:
-        """The module's step of this name, in a form whose call goes through what is wrapped around the module."""
+        """Return the module's step of this name, called through the wrapper around the module."""
         method = compiled_method(self.lightning_module, name)
         assert self.model is not None  # setup() came first
         return redirected(method, self.lightning_module, self.model, self.facts.calls_through_forward)
 
     def bind_step(self, parts: StepParts) -> OwnStep | None:
-        """Return the step, for a strategy that owns it; ``None``: the loop's own. Not called in manual optimization.
+        """Return the step of a strategy that owns it; ``None``: the loop's own. Not called in manual optimization.
 
-        Called when the run is set up, at the start of each epoch, and when a part of the run was replaced.
-        A strategy that returns one says in ``facts.honoured_hooks`` which hooks inside a step it calls.
+        Called when the run is set up, at the start of each epoch, and when a part of the run was replaced. A strategy
+        that returns a step names in ``facts.honoured_hooks`` the hooks inside a step that it calls.
         """
         return None
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
-        """The batch on ``device``, by the transfer hooks of module and datamodule; ``None``: on the root device."""
+        """Return the batch on ``device``, using the transfer hooks of module and datamodule; ``None``: on the root
+        device.
+        """
         device = self.root_device if device is None else device
         if self.driver.transfer is None:
             return move(batch, device)
         return self.driver.transfer(batch, device, dataloader_idx)
 
     def repeat_batch(self, repeats: bool) -> None:
-        """Called before a batch that this rank repeats because other ranks have more: the batch must change nothing."""
+        """Called before a batch that this rank repeats because other ranks have more batches: it must not change
+        anything.
+        """
 
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute gradients, with everything that belongs to it: scaling, the hooks, the module's own ``backward``.
+        """Compute gradients, including scaling, hooks and the module's own ``backward``.
 
         Args:
-            closure_loss: the loss, not scaled yet.
+            closure_loss: the unscaled loss.
             optimizer: the optimizer of these gradients; ``None`` if it is not known.
             args, kwargs: for ``Tensor.backward``.
 
@@ -90,17 +94,17 @@ class Step(Shared):
         return nullcontext()
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Context whose backward passes leave gradients to this process, to be exchanged by a later one.
+        """Context whose backward passes keep gradients on this process, to be exchanged by a later one.
 
-        A strategy that exchanges them in every backward pass, as sharded ones do, leaves it as it is.
+        A strategy that exchanges in every backward pass, as sharded ones do, does not override it.
         """
         self.driver.exchanges_always = True
         return nullcontext()
 
     def open_gradients(self) -> dict[str, Tensor]:
-        """Return the gradients of a window that is not complete, by parameter name: this rank's own, not copied.
+        """Return the gradients of an incomplete window, by parameter name: this rank's own, not copied.
 
-        For a checkpoint, and for :meth:`rescale_gradients`. Override it where :meth:`accumulating` leaves gradients
+        Used by checkpoints and by :meth:`rescale_gradients`. Override it if :meth:`accumulating` keeps gradients
         elsewhere than in ``parameter.grad``.
         """
         from drivetrain.strategies.sharded_state import local_shard
@@ -112,7 +116,7 @@ class Step(Shared):
         """Restore what :meth:`open_gradients` returned.
 
         Raises:
-            WrongForm: a gradient has another shape than this strategy's.
+            WrongForm: a gradient's shape differs from this strategy's.
         """
         from drivetrain.strategies.sharded_state import from_local_shard, local_shard
 
@@ -123,13 +127,13 @@ class Step(Shared):
             parameter.grad = from_local_shard(gradients[name], parameter) if name in gradients else None
 
     def rescale_gradients(self, optimizer: Optimizer | Sequence[Optimizer] | None, factor: float | Tensor) -> None:
-        """Multiply the gradients that are there by ``factor``.
+        """Multiply the current gradients by ``factor``.
 
-        A window does so when its losses have weights, and when it holds fewer batches than expected. Override it if the
-        strategy keeps gradients where :meth:`open_gradients` cannot return them to be multiplied in place.
+        Called if losses have weights, or if a window holds fewer batches than expected. Override it if the strategy
+        keeps gradients where :meth:`open_gradients` cannot return them for in-place multiplication.
 
         Args:
-            optimizer: of whose parameters; several: of all of theirs.
+            optimizer: the optimizer, or several, whose parameters' gradients are multiplied.
             factor: a number, or a tensor with one element.
         """
         if overrides(self, "open_gradients", Step):
@@ -151,9 +155,9 @@ class Step(Shared):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
     ) -> Tensor | None:
-        """Clip the finished gradients of this optimizer's parameters; see :meth:`Precision.clip_gradients`.
+        """Clip the final gradients of this optimizer's parameters; see :meth:`Precision.clip_gradients`.
 
-        Returns: the norm before clipping; ``None`` where none was computed.
+        Returns: the norm before clipping; ``None`` if none was computed.
         """
         if algorithm == "value":
             return self.precision_plugin.clip_gradients(optimizer, clip_val, "value")
@@ -171,10 +175,10 @@ class Step(Shared):
         """Step ``optimizer`` in this precision.
 
         Args:
-            optimizer: the user's.
+            optimizer: the user's optimizer.
             closure: computes the loss and the gradients, unscaled and clipped, and returns the loss. ``None``: the
-                gradients are there.
-            model: whose parameters are stepped.
+                gradients are already computed.
+            model: the model whose parameters are stepped.
             kwargs: for ``optimizer.step``.
 
         Returns: what ``closure`` returned.
@@ -186,13 +190,13 @@ class Step(Shared):
 
 
 def steps_itself(strategy: Strategy) -> bool:
-    """Return whether more is done than ``optimizer.step()``: the strategy or its precision overrides it."""
+    """Return whether the strategy or its precision overrides ``optimizer_step``."""
     precision = strategy.precision_plugin
     return overrides(strategy, "optimizer_step", Step) or defined_by_user(precision, "optimizer_step")
 
 
 def differentiates_itself(strategy: Strategy) -> bool:
-    """Return whether more is done than scaling, hooks and backward: the strategy or its precision overrides it."""
+    """Return whether the strategy or its precision overrides the backward pass."""
     precision = strategy.precision_plugin
     if overrides(strategy, "backward", Step) or defined_by_user(precision, "backward"):
         return True

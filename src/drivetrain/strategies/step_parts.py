@@ -1,4 +1,4 @@
-"""What a loop gives to a strategy: the parts of a step, for its own step, and functions that its methods call."""
+"""What a loop passes to a strategy: the parts of a step, for a strategy's own step, and functions for its methods."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ class StepParts:
             parts.before_step()
             steps = int(parts.optimizer_step())
 
-    These operations call the hooks in :attr:`HOOKS`, in the usual places.
+    These operations call the hooks in :attr:`HOOKS`, in their usual order.
 
     Attributes:
         training_step: ``(batch, batch_idx)``: calls the module's ``training_step`` in the precision, through the
-            wrapper around the module if there is one. The batch may be a part of one.
+            wrapper around the module if there is one. The batch may be a part of a loader's batch.
         begin: ``(size, optimizer)``: starts a window of ``size`` backward passes; clears the optimizer's gradients.
-        loss_of: ``(output, index, last)``: returns the loss in the output of ``training_step``, divided or weighted as
+        loss_of: ``(output, index, last)``: returns the loss in the output of ``training_step``, divided or weighted by
             its share of the window; ``None`` if there is none. ``index`` counts the window's backward passes from 0.
         backward: ``(loss)``: computes gradients, scaled if the precision scales.
-        accumulating: a context around ``training_step`` and ``backward`` in which gradients stay on this rank; the
-            window's last pass exchanges them. Outside of it every pass does. See :meth:`Step.accumulating`.
+        accumulating: a context around ``training_step`` and ``backward`` that keeps gradients on this rank; the
+            window's last pass exchanges them. Outside this context every pass exchanges. See :meth:`Step.accumulating`.
         before_step: ``(optimizer)``: unscales and weights the finished gradients, calls the hooks, clips.
-        optimizer_step: ``(optimizer)``: steps it, by the strategy's ``optimizer_step`` if it is overridden; returns
-            whether it really stepped, because a precision may skip a step.
+        optimizer_step: ``(optimizer)``: steps the optimizer, by the strategy's ``optimizer_step`` if it is overridden;
+            returns whether it stepped, because a precision may skip a step.
         module, model: the user's module, and the object that the strategy made of it.
         optimizers: those of the run; operations that take an optimizer use the first by default.
         precision: that of the run.
@@ -79,13 +79,14 @@ class StepParts:
 
 @dataclass
 class Driver:
-    """Functions of the running loop that the verbs call; unset in an Engine's loop.
+    """Functions of the running loop that the strategy's methods call; unset in an Engine's loop.
 
     Attributes:
-        differentiate: ``(loss, *args, **kwargs)``: scales it, calls the hooks around backward and the module's own.
+        differentiate: ``(loss, *args, **kwargs)``: scales the loss, calls the hooks around backward and the module's
+            own.
         transfer: ``(batch, device, dataloader_idx)``: the transfer hooks of the module and the datamodule.
         steps: the module's steps by name, as they were bound.
-        rebind: called when a verb was replaced: bind the step again.
+        rebind: binds the step again, after a method was replaced.
         exchanges_always: :meth:`Step.accumulating` was called: gradients are exchanged in every backward pass.
         window_factor: see :meth:`remaining_factor`; it may return ``None`` for 1.
     """
@@ -98,10 +99,11 @@ class Driver:
     window_factor: Callable[[], float | Tensor | None] | None = None
 
     def remaining_factor(self) -> float | Tensor:
-        """Return what the loop still multiplies the gradients of the window's last backward pass by, before it clips.
+        """Return the factor by which the loop still multiplies the window's gradients after its last backward pass,
+        before clipping.
 
-        1 where every loss was divided by the right number; another one in a window that an epoch's end has cut short,
-        and where losses have weights. The same on all ranks. The loss scale of a precision is not part of it.
+        It is 1 if every loss was divided by the right number; it differs in a window that the end of an epoch cut
+        short, and if losses have weights. It is equal on all ranks. It does not include the loss scale of a precision.
         """
         factor = None if self.window_factor is None else self.window_factor()
         return 1.0 if factor is None else factor

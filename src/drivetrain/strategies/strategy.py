@@ -29,7 +29,7 @@ from drivetrain.strategies.step_parts import Driver
 
 @dataclass
 class OwnParts:
-    """What the constructor of a strategy was given, which the plan respects; else it decides.
+    """The parts that were passed to a strategy's constructor; the plan chooses the others.
 
     Attributes:
         accelerator, precision, environment, devices: the strategy's own; ``None``, or no devices, if it has none.
@@ -42,19 +42,19 @@ class OwnParts:
 
 
 class Strategy(Ranks, Model, Step, State, Familiar):
-    """Base class. It owns the accelerator, the precision and the checkpoint store; it does not know the Trainer.
+    """Base class. It owns the accelerator, the precision and the checkpoint store, and does not depend on the Trainer.
 
-    Its contract has five parts: what it declares (:class:`~drivetrain.strategies.facts.Facts`), its processes
+    Its contract has five parts: declared facts (:class:`~drivetrain.strategies.facts.Facts`), its processes
     (:class:`~drivetrain.strategies.ranks.Ranks`), the model (:class:`~drivetrain.strategies.model.Model`), the step
-    (:class:`~drivetrain.strategies.step.Step`) and state for checkpoints
-    (:class:`~drivetrain.strategies.state.State`). A subclass defines the root device and, if it has several processes,
-    how the model is set up and what the ranks are. The plan fills in the constructor arguments that are ``None``.
+    (:class:`~drivetrain.strategies.step.Step`) and state for checkpoints (:class:`~drivetrain.strategies.state.State`).
+    A subclass defines the root device and, for several processes, the set-up of the model and the ranks. The plan sets
+    constructor arguments that are ``None``.
 
-    Subclasses are for experts: this contract may change in a minor version. The changelog says how.
+    Subclasses are for experts: this contract may change in a minor version. The changelog lists such changes.
 
     Attributes:
-        own_parts: what the constructor was given.
-        layer_sync: of the user's, which the plan fills in.
+        own_parts: the parts passed to the constructor.
+        layer_sync: the user's, set by the plan.
     """
 
     contract_version: ClassVar[int] = 1
@@ -86,7 +86,7 @@ class Strategy(Ranks, Model, Step, State, Familiar):
         self._checks = Checks()
 
     def __getstate__(self) -> dict[str, Any]:
-        # on its way into another process, where a run makes its own
+        # not sent to another process: each run makes its own
         own = {"optimizers": [], "lr_scheduler_configs": [], "driver": Driver(), "_groups": None}
         return {**self.__dict__, **own}
 

@@ -1,4 +1,4 @@
-"""Plans of tensor parallelism: which layers of a model they name, and how each is split over the ranks."""
+"""Plans of tensor parallelism: the layers that they name, and how each is split over the ranks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from drivetrain.errors import ConfigurationError, described, did_you_mean
 
 
 def declared_plan(root: nn.Module) -> dict[str, Any]:
-    """Return the plan that a model and the models in it declare, with names as ``root`` has them.
+    """Return the plan that a model and its submodules declare, with names relative to ``root``.
 
-    A model declares it as ``tp_plan``. Those of Hugging Face have ``_tp_plan`` and ``config.base_model_tp_plan``.
+    A model declares its plan as ``tp_plan``. Models of Hugging Face have ``_tp_plan`` and
+    ``config.base_model_tp_plan``.
     """
     found: dict[str, Any] = {}
     for path, module in root.named_modules():
         plans = [getattr(module, "tp_plan", None), getattr(module, "_tp_plan", None)]
         base = getattr(module, "base_model_prefix", None)
-        if isinstance(base, str) and not hasattr(module, base):  # it is the base model itself
+        if isinstance(base, str) and not hasattr(module, base):  # the module is the base model itself
             plans.append(getattr(getattr(module, "config", None), "base_model_tp_plan", None))
         for plan in plans:
             for pattern, style in plan.items() if isinstance(plan, Mapping) else ():
@@ -31,11 +32,11 @@ def declared_plan(root: nn.Module) -> dict[str, Any]:
 
 
 def split(root: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> str:
-    """Split the layers of ``root`` over ``mesh``; return which: "4 layers colwise (blocks.*.first)".
+    """Split the layers of ``root`` over ``mesh``; return a description: "4 layers colwise (blocks.*.first)".
 
     Raises:
-        ConfigurationError: the plan names no layer of ``root``, a style that is unknown, or a layer that torch cannot
-            split; or it splits one of two tied parameters.
+        ConfigurationError: the plan names no layer of ``root``, an unknown style, or a layer that torch cannot split;
+            or it splits only one of two tied parameters.
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -69,10 +70,10 @@ def split(root: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> str:
 
 
 def _check_width(layer: nn.Module, name: str, style: Any, ranks: int) -> None:
-    """Check that a layer whose inputs are parts gets equal ones.
+    """Check that a layer whose inputs are split gets equal parts.
 
     Raises:
-        ConfigurationError: it does not; torch takes all parts to be as large as the one of this rank.
+        ConfigurationError: the parts differ; torch assumes that all are as large as this rank's.
     """
     from torch.distributed.tensor.parallel import RowwiseParallel
 
@@ -107,7 +108,7 @@ def _style(given: Any, pattern: str) -> Any:
         "rowwise_split_input": functools.partial(RowwiseParallel, **cuts),
         "embedding_rowwise": functools.partial(RowwiseParallel, **cuts),
         "sequence_parallel": SequenceParallel,
-        # a norm of each head, of which every rank has some
+        # a norm per head, where each rank has some of the heads
         "replicated_with_grad_allreduce": functools.partial(SequenceParallel, sequence_dim=-2, use_local_output=True),
     }
     if not isinstance(given, str) or given not in known:
@@ -120,7 +121,7 @@ def _style(given: Any, pattern: str) -> Any:
 
 
 def _tied(root: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
-    """Return the parameters that several layers share: the path, the layer and the name, for each that has it."""
+    """Return the parameters that several layers share: path, layer and name of each occurrence."""
     owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for path, module in root.named_modules():
         for name, parameter in module._parameters.items():
@@ -130,7 +131,7 @@ def _tied(root: nn.Module) -> list[list[tuple[str, nn.Module, str]]]:
 
 
 def _tie_again(tied: list[list[tuple[str, nn.Module, str]]]) -> None:
-    """Let layers share a parameter again, after each of them has got one of its own.
+    """Tie parameters again after each layer has got its own copy.
 
     Raises:
         ConfigurationError: the plan splits them differently.

@@ -1,9 +1,9 @@
-"""How a rank waits for the others: now and then it asks the job's store whether they can still come.
+"""How a rank waits for the others: it regularly checks in the job's store whether they can still join.
 
-A rank that fails writes that into the store. One that waits for it in an exchange, or in a vote, reads that and raises
-an error, also if the failed rank's process lives on. A rank that waits in an exchange of a fit also asks the others
-where they are: one that has begun a later batch has left the exchange out. A thread of each rank answers
-(loops/stop.py).
+A failing rank announces its failure in the store. A rank that waits for it in an exchange or a vote reads the
+announcement and raises an error, even if the failed rank's process still runs. A rank that waits in an exchange of a
+fit also asks the others for their positions: a rank that has begun a later batch has skipped the exchange. A thread of
+each rank answers (loops/stop.py).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ import torch.distributed as dist
 
 from drivetrain.errors import DrivetrainError, PeerError
 
-_FAILED = "drivetrain/failed"  # keys of the store: how many ranks have failed, and below it what each has written
-_ASKED = "drivetrain/where"  # how often ranks were asked where they are, and below it their answers
+_FAILED = "drivetrain/failed"  # key prefix in the store: the number of failed ranks, and below it their texts
+_ASKED = "drivetrain/where"  # key prefix: the number of questions for positions, and below it the answers
 _RUNS = "drivetrain/runs of rank"
-_FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 16.0  # the pauses between two questions grow: the wait may be a long one
+_FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 16.0  # the pauses between two checks grow, because the wait may be long
 
-_ABANDONED: list[Any] = []  # exchanges that are under way, with their groups: see _abandon
+_ABANDONED: list[Any] = []  # running exchanges, with their groups: see _abandon
 
 
 class _Here:
-    """This process in its job.
+    """The state of this process in its job.
 
     Attributes:
-        run: how many runs of several processes it has begun in this job, so that a failure of an earlier one is not
-            this one's; 0 while that is not known, because the processes have not met.
-        place: batches begun, and in words where the fit is; ``None`` outside of a fit.
-        told: the store in which it has written that it failed.
+        run: the number of distributed runs that it has begun in this job, so that failures of earlier runs are ignored;
+            0 before the processes have met.
+        place: the number of batches begun and a description of the fit's position; ``None`` outside a fit.
+        told: the store in which it has announced its failure.
     """
 
     run = 0
@@ -43,7 +43,7 @@ class _Here:
 
 
 def begin_run() -> None:
-    """Begin a run of several processes: this rank has not failed in it, and failures of earlier ones do not count."""
+    """Begin a distributed run: this rank has not failed in it, and failures of earlier runs are ignored."""
     _Here.run = 0
     number_run()
     if _Here.told is not None and _Here.told is store_of_job():
@@ -55,25 +55,26 @@ def begin_run() -> None:
 def number_run() -> int:
     """Return the number of this run, which is the same on all ranks; 0 if the processes have not met."""
     store = store_of_job()
-    if store is not None and not _Here.run:  # counted in the store: a process may have been in other jobs before
+    # counted in the store, because a process may have been in other jobs before
+    if store is not None and not _Here.run:
         _Here.run = store.add(f"{_RUNS} {dist.get_rank()}", 1)
     return _Here.run
 
 
 def announce(store: Any, text: str) -> None:
-    """Write into ``store`` that this rank has failed in this run; ``text`` names it, its phase and its exception."""
+    """Announce in ``store`` that this rank has failed in this run; ``text`` names it, its phase and its exception."""
     store.set(f"{_FAILED}/{dist.get_rank()}", f"{_Here.run}\n{text}")
     store.add(_FAILED, 1)
     _Here.told = store
 
 
 def has_announced(store: Any) -> bool:
-    """Return whether this rank has written into ``store`` that it failed in this run."""
+    """Return whether this rank has announced its failure in this run in ``store``."""
     return _Here.told is store
 
 
 def failures(store: Any, ranks: Sequence[int]) -> list[str]:
-    """Return what those of ``ranks`` have announced that have failed in this run or a later one."""
+    """Return the announcements of those ``ranks`` that have failed in this run or a later one."""
     if not store.check([_FAILED]):
         return []
     keys = [f"{_FAILED}/{rank}" for rank in ranks]
@@ -82,7 +83,7 @@ def failures(store: Any, ranks: Sequence[int]) -> list[str]:
 
 
 def store_of_job() -> Any:
-    """Return the store of a job of several processes; ``None`` where there is none."""
+    """Return the store of a distributed job; ``None`` without one."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
         return None
     from torch.distributed.distributed_c10d import _get_default_store
@@ -97,10 +98,10 @@ def finish(work: Any, group: Any, ranks: Sequence[int], what: str) -> None:
     """Wait until ``work`` is done.
 
     Args:
-        work: an exchange that has begun.
+        work: a running exchange.
         group: its process group.
         ranks: its members.
-        what: the call, for the message.
+        what: the name of the call, for the message.
 
     Raises:
         PeerError: a member has failed.
@@ -127,7 +128,7 @@ def finish(work: Any, group: Any, ranks: Sequence[int], what: str) -> None:
 
 
 def _is_done(work: Any, seconds: float) -> bool:
-    """Return whether ``work`` is done within that time.
+    """Return whether ``work`` is done within ``seconds``.
 
     Raises:
         RuntimeError: it has failed.
@@ -137,42 +138,42 @@ def _is_done(work: Any, seconds: float) -> bool:
     except RuntimeError:
         if not work.is_completed():
             return False
-        work.wait()  # it ended after the timeout, and this raises only what it failed with
+        work.wait()  # it ended after the timeout; this only raises its error
     return True
 
 
 def _abandon(work: Any, group: Any) -> None:
-    """Leave an exchange that the others may never enter.
+    """Leave an exchange that the others may never join.
 
-    A process group that is destroyed waits for its exchanges, and so would the end of this process. So the group is
-    kept to the end, by references that nothing takes back. Its connections close when the process ends.
+    Destroying a process group waits for its exchanges, and the end of this process would wait too. So references keep
+    the group alive until the process ends, which closes its connections.
     """
     for each in (work, dist.group.WORLD if group is None else group):
         _ABANDONED.append(each)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
 
-# ---- where the others are --------------------------------------------------------------------------------------------
+# ---- positions of other ranks ----------------------------------------------------------------------------------------
 
 
 def show_place(place: Callable[[], tuple[int, str]] | None) -> None:
-    """Let this rank answer where it is in a fit, by ``place``: how many batches have begun, and in words."""
+    """Publish this rank's position in a fit: ``place`` returns the number of batches begun, and a description."""
     _Here.place = place
 
 
 class Answers:
-    """Answers the other ranks' question where this one is, in a thread of the fit.
+    """Answers other ranks' questions for the position of this one, in a thread of the fit.
 
     Args:
-        store: a connection of this thread's own.
-        rank: of this process.
+        store: a connection that only this thread uses.
+        rank: the rank of this process.
     """
 
     def __init__(self, store: Any, rank: int) -> None:
         self._store, self._rank, self._answered = store, rank, 0
 
     def give(self) -> None:
-        """Answer, if ranks have asked since the last answer."""
+        """Answer if a rank has asked since the last answer."""
         asked = self._store.add(_ASKED, 0)
         if asked != self._answered and _Here.place is not None:
             self._answered = asked
@@ -184,7 +185,7 @@ def _check_places(store: Any, question: int, others: Sequence[int], what: str) -
     """Check that no other rank has begun a later batch of this fit than this rank.
 
     Raises:
-        DrivetrainError: one has.
+        DrivetrainError: another rank has begun one.
     """
     if _Here.place is None:
         return

@@ -1,4 +1,4 @@
-"""The whole model on every XLA device, in replicas that torch_xla starts; gradients are averaged over them."""
+"""The complete model on every XLA device, in replicas that torch_xla starts; gradients are averaged over them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from drivetrain.strategies.strategy import Strategy
 class XLAStrategy(XLAExecution, DDPStrategy):
     """One replica per XLA device, each in a process that torch_xla starts; gradients are averaged after each window.
 
-    Nothing is exchanged through ``torch.distributed``. With one device, this process is the replica; what replicas
-    exchange has the same form as with several: :meth:`all_gather` stacks. Until the replicas run, the ranks are 0, the
-    world size is 1, and there is no root device.
+    It does not use ``torch.distributed``. With one device, this process is the only replica; results of collectives
+    have the same form as with several: :meth:`all_gather` stacks. Before the replicas run, the ranks are 0, the world
+    size is 1, and there is no root device.
 
     Args:
         accelerator, parallel_devices, precision_plugin: as for every strategy.
@@ -45,7 +45,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
-        TypeError: ``checkpoint_io`` or ``precision_plugin`` is of another kind.
+        TypeError: ``checkpoint_io`` or ``precision_plugin`` has another type.
     """
 
     strategy_name = "xla"
@@ -74,7 +74,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         )
         self.debug = debug
         self.sync_module_states = sync_module_states
-        self._device: torch.device | None = None  # of this replica, once it runs
+        self._device: torch.device | None = None  # the device of this replica, once it runs
         self._exchanges = GradientExchanges()
         self._loaders: list[Any] = []
 
@@ -101,7 +101,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         return self._device
 
     def set_ranks(self, environment: ClusterEnvironment, num_nodes: int) -> None:
-        """Forget the replicas of an earlier job; those of this one are numbered by torch_xla's runtime."""
+        """Reset the ranks of an earlier job; torch_xla's runtime numbers the replicas of this one."""
         self.num_nodes, self._outlived = num_nodes, False
         self._groups = self._device = None
         self._store_ranks(world_size=1, node_rank=0, global_rank=0, local_rank=0)
@@ -115,7 +115,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         super().setup_environment()
 
     def _be_the_replica(self) -> None:
-        """Let torch_xla set this process up for one device.
+        """Let torch_xla set up this process for one device.
 
         Raises:
             ConfigurationError: a launcher has started several processes.
@@ -131,7 +131,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         xla_multiprocessing.spawn(_nothing, nprocs=1)
 
     def _check_group(self) -> None:
-        """Do nothing: a process group of the user's is not used."""
+        """Do nothing: a process group that the user has created is not used."""
 
     def _meet(self) -> None:
         """Do nothing: the runtime has connected the replicas."""
@@ -144,7 +144,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if self._device is None:
-            self._groups = None  # the replicas may run by the next call
+            self._groups = None  # the replicas may run at the next call
         return made
 
     # ---- between ranks -------------------------------------------------------------------------------------------
@@ -152,30 +152,29 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     def reduce(  # type: ignore[override]  # this strategy's first argument has another name in the field
         self, output: Any = None, group: Any = None, reduce_op: Any = "mean", *, tensor: Any = None
     ) -> Any:
-        """Return the reduction of a tensor over all ranks; other values are unchanged.
+        """Return the reduction of a tensor over all ranks; return other values unchanged.
 
         Args:
-            output: a tensor of the same shape and type on every rank; ``tensor`` is the same argument.
-            tensor: as for the other strategies.
-            group: not used, unless it is a ``drivetrain.strategies.Group``: torch_xla reduces over all replicas.
-            reduce_op: "mean" (the default, and what ``None`` means), "sum", "min", "max", "product", or a
-                ``ReduceOp``.
+            output: a tensor of the same shape and dtype on every rank; ``tensor`` is an alias of this argument.
+            tensor: the name of this argument in the other strategies.
+            group: ignored, unless it is a ``drivetrain.strategies.Group``: torch_xla reduces over all replicas.
+            reduce_op: "mean" (the default, also for ``None``), "sum", "min", "max", "product", or a ``ReduceOp``.
         """
         return super().reduce(output if tensor is None else tensor, group, reduce_op)
 
     def _group_of(self, group: Any) -> Group:
-        return Familiar._group_of(self, group)  # torch_xla's collectives take all replicas
+        return Familiar._group_of(self, group)  # torch_xla's collectives involve all replicas
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Return the tensors of all ranks, stacked to ``(world_size, *tensor.shape)``, also of one replica.
+        """Return the tensors of all ranks, stacked to ``(world_size, *tensor.shape)``, also with one replica.
 
         Args:
-            tensor: of the same shape and type on every rank; before the replicas run, it is returned as it is.
-            group: not used, unless it is a ``drivetrain.strategies.Group``: torch_xla gathers from all replicas.
-            sync_grads: let gradients flow back to the rank that each slice came from.
+            tensor: the same shape and dtype on every rank; before the replicas run, it is returned unchanged.
+            group: ignored, unless it is a ``drivetrain.strategies.Group``: torch_xla gathers from all replicas.
+            sync_grads: let gradients flow back to the source rank of each slice.
 
         Raises:
-            NotImplementedError: it is no tensor.
+            NotImplementedError: ``tensor`` is not a tensor.
         """
         if not isinstance(tensor, Tensor):
             raise NotImplementedError(
@@ -240,7 +239,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         self._loaders.clear()
         self._exchanges.close()
         before = self._device
-        self._device = HOST if before is None else before  # where the model is before the replicas run
+        self._device = HOST if before is None else before  # the model's device before the replicas run
         try:
             super().teardown()
         finally:

@@ -1,4 +1,4 @@
-"""All XLA devices from one process: batches, and parameters too if asked, are sharded over a mesh of them."""
+"""All XLA devices from one process: batches, and optionally parameters, are sharded over a mesh of devices."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _AXIS = "data"
 class XLASPMDStrategy(XLAExecution):
     """One process drives all XLA devices of this machine: the compiler divides the work over a mesh of them (GSPMD).
 
-    The module sees the complete batch, and its losses and metrics are those of the complete batch: nothing need be
-    reduced. A loader's batch size is the global one. A batch whose first dimension the number of devices does not
-    divide is computed on every device, which is right and slow.
+    The module sees the complete batch, and its losses and metrics are computed on the complete batch, so nothing needs
+    to be reduced. A loader's batch size is the global one. If the first dimension of a batch is not divisible by the
+    number of devices, every device computes the complete batch: correct but slow.
 
     torch_xla changes its mode for the rest of the process (``torch_xla.runtime.use_spmd``), before the first tensor on
-    a device is made.
+    a device is created.
 
     Args:
         accelerator, precision_plugin: as for every strategy.
@@ -44,8 +44,8 @@ class XLASPMDStrategy(XLAExecution):
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
-        TypeError: ``checkpoint_io`` or ``precision_plugin`` is of another kind.
-        ConfigurationError: there is no such ``sharding``.
+        TypeError: ``checkpoint_io`` or ``precision_plugin`` has another type.
+        ConfigurationError: ``sharding`` is unknown.
     """
 
     facts = XLAExecution.facts.but(drives_all_devices=True)
@@ -82,12 +82,12 @@ class XLASPMDStrategy(XLAExecution):
 
     @property
     def root_device(self) -> torch.device:
-        """The virtual device that stands for all."""
+        """The virtual device that represents all devices."""
         return torch.device("xla", 0)
 
     @property
     def num_devices(self) -> int:
-        """How many devices the mesh has."""
+        """The number of devices in the mesh."""
         return len(self.parallel_devices or self.own_parts.devices)
 
     def setup_environment(self) -> None:
@@ -129,7 +129,7 @@ class XLASPMDStrategy(XLAExecution):
             self._shard_state(optimizer)
 
     def _shard_state(self, optimizer: Optimizer) -> None:
-        """Shard what belongs to a parameter as the parameter is."""
+        """Shard the state of each parameter like the parameter."""
         if self.sharding == "full":
             for parameter, state in optimizer.state.items():
                 for value in state.values():
@@ -163,6 +163,8 @@ class XLASPMDStrategy(XLAExecution):
 
 
 def largest_divisible(shape: Sequence[int], devices: int) -> int | None:
-    """Return the largest dimension of a shape that ``devices`` divides, the first of equal ones; ``None``: none."""
+    """Return the index of the largest dimension that ``devices`` divides, the first if several are equal; ``None``:
+    none.
+    """
     divisible = [index for index, size in enumerate(shape) if size and size % devices == 0]
     return max(divisible, key=lambda index: (shape[index], -index)) if divisible else None
