@@ -1,7 +1,7 @@
 """Start loaders when Lightning does: the switch ``early_iterators``.
 
-A loader that draws random numbers in ``__iter__``, as a DataLoader does for its workers' seed, then draws them in the
-same order as there. Nothing here runs without the switch.
+A loader that draws random numbers in ``__iter__``, as a DataLoader does for its workers' seed, then draws them in
+Lightning's order. Without the switch, nothing here runs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def start_again(run: Run) -> None:
 
 
 def start_evaluation(run: Run, group: str, loaders: list[EvalLoader]) -> None:
-    """Start the pass over the first evaluation loader, before ``on_validation_start`` or that of another stage."""
+    """Start the pass over the first evaluation loader, before ``on_validation_start`` or another stage's start hook."""
     _try_out(run, group, [source.loader for source in loaders])
     for source in loaders:
         source.ahead = fetches_ahead(source.loader, source.num_batches)
@@ -50,7 +50,7 @@ def start_evaluation(run: Run, group: str, loaders: list[EvalLoader]) -> None:
 
 
 def _started(loader: Any, takes_first: bool) -> Iterator[Any]:
-    """Return an iterator over ``loader``'s batches; with ``takes_first`` the first one was fetched already."""
+    """Return an iterator over ``loader``'s batches; ``takes_first``: fetch the first batch now."""
     source = without_restart(start_pass(loader))
     if isinstance(loader, CombinedLoader):
         source = (item[0] for item in source)
@@ -58,7 +58,7 @@ def _started(loader: Any, takes_first: bool) -> Iterator[Any]:
 
 
 def _try_out(run: Run, stage: str, loaders: list[Any]) -> None:
-    """Call ``iter`` of the stage's loaders once, when they are set up; of a DataLoader it is known that it works."""
+    """Call ``iter`` of the stage's loaders once, after set-up; skip DataLoaders, whose ``iter`` is known to work."""
     if stage in run.loaders.tried:
         return
     run.loaders.tried.add(stage)

@@ -1,4 +1,4 @@
-"""The batches of one training epoch: each is trained on and logged, and a validation follows where one is due."""
+"""The batches of one training epoch: train on each and log it, and validate when a validation is due."""
 
 from __future__ import annotations
 
@@ -23,35 +23,36 @@ from drivetrain.module.optimizers import LRSchedulerConfig
 Batches = Iterator[tuple[Any, bool]]
 """Batches, each with whether it is the last of its epoch."""
 
-# As integers: in Python 3.10 and 3.11, looking up the member of an enumeration is a call.
+# Integers, because in Python 3.10 and 3.11 looking up the member of an enumeration is a call.
 _FETCH, _BATCH_START, _FORWARD = int(Phase.FETCH), int(Phase.BATCH_START), int(Phase.FORWARD)
 _BATCH_END = int(Phase.BATCH_END)
 
 
 class Bound(NamedTuple):
-    """Everything that a batch needs, so that nothing is looked up by name while the epoch runs."""
+    """Everything that a batch needs, so that nothing is looked up by name during the epoch."""
 
     step: Step
-    finish_window: Callable[[], None] | None  # after the step, on a window's last batch
+    finish_window: Callable[[], None] | None  # called after the step, on a window's last batch
     schedules: Schedules
     step_schedulers: Sequence[LRSchedulerConfig]
     batch_start: tuple[Call, ...]
     module_batch_start: Callable[..., Any] | None
     batch_end: tuple[Call, ...]
     accumulate: int
-    windowed: float  # where an epoch cuts its last window short; inf: a short one is divided as a full one
+    # the first batch of a last window that the epoch's end cuts short; inf: a short window is divided like a full one
+    windowed: float
     log_every: int
     validates: bool
     validate_every: float
-    has_follow_up: bool  # a validation or a scheduler that watches a value may come after any batch
+    has_follow_up: bool  # a validation, or a scheduler with a monitored value, may follow any batch
     uneven: Any  # an UnevenInputs, or None
-    uneven_from: float  # the first batch that may count for less than those of other ranks; inf: none does
+    uneven_from: float  # the first batch that may count for less than on other ranks; inf: none
     keep_start: Callable[[], None] | None
-    without_step: tuple[Call, ...]  # get the output, after a window without an optimizer step
+    without_step: tuple[Call, ...]  # callables that get the output after a window without an optimizer step
 
 
 def bind(run: Run) -> Bound:
-    """Bind the run as it is now: when an epoch begins, and when a part of the run was changed."""
+    """Bind the run in its present state: when an epoch begins, and when a part of the run was changed."""
     hooks, limits = run.hooks, run.limits
     run.stale = False
     run.swap_optimizers()
@@ -114,7 +115,7 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
         output = bound.step(batch, batch_idx, position, window_ends, window.size)
         if window_ends and bound.finish_window is not None:
             bound.finish_window()
-        if run.batches is not None:  # the step may have taken further batches
+        if run.batches is not None:  # the step may have fetched further batches
             batch_idx, is_last = progress.batch_idx, progress.is_last_batch
         progress.stepped = stepped = progress.global_step != steps_before
         if bound.step_schedulers and stepped:
@@ -135,11 +136,11 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
             progress.flush_due = True
         for hook in bound.batch_end:
             hook(outputs_for_hooks(output), batch, batch_idx)
-        if run.stop is not None:  # a word that another thread sets
+        if run.stop is not None:  # set by another thread
             run.stop.at_batch_end()
 
         if is_last:
-            next(batches, None)  # the loader is asked for its end before validation, as in a plain loop
+            next(batches, None)  # exhaust the loader before validation, as a plain loop does
         if uneven:
             bound.uneven.end()
         if flushes or bound.has_follow_up:
@@ -153,10 +154,10 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
 
 
 def after_batch(run: Run, bound: Bound) -> None:
-    """Do what follows a batch that is done: flush the log, validate, step the schedulers that watch a value.
+    """Finish a batch: flush the log, validate, step the schedulers that monitor a value.
 
-    An exception may come anywhere in it: the phase and ``flush_due`` say at each moment which of it is done. A run that
-    resumes here skips what was done.
+    An exception may come at any point: the phase and ``flush_due`` record which steps are done. A run that resumes here
+    skips the steps that were done.
     """
     progress, window = run.progress, run.window
     phase = progress.phase
@@ -166,7 +167,7 @@ def after_batch(run: Run, bound: Bound) -> None:
         try:
             run.publish(run.book.agree_on_steps(rows), progress.logger_step)
         except BaseException:
-            run.book.put_back(rows)  # not logged: a checkpoint that is saved now must hold them
+            run.book.put_back(rows)  # not logged yet: a checkpoint saved now must contain them
             raise
         run.agree_to_stop()
         progress.flush_due = False
@@ -177,23 +178,23 @@ def after_batch(run: Run, bound: Bound) -> None:
         and (phase is Phase.VALIDATION_DUE or validation_due(run, bound.validate_every, progress.is_last_batch))
     )
     if validates:
-        run.hooks.notify("before_validation")  # now: the validation drops the batch and its gradients
+        run.hooks.notify("before_validation")  # before the validation frees the batch and its gradients
         validate(run)
     if window.batches_done == 0 and progress.stepped and bound.schedules.step_plateau:
         bound.schedules.advance_step(bound.schedules.step_plateau, progress)
     progress.enter(Phase.FETCH)
     if validates and window.batches_done > 0 and bound.keep_start is not None:
-        bound.keep_start()  # inside a window: a run that resumes at its start would validate again
+        bound.keep_start()  # inside a window: a run resumed at the window's start would validate again
 
 
 def validates_late(run: Run) -> bool:
-    """Whether a validation that is due now comes after the hooks of the epoch's end: then no batch comes before it."""
+    """Whether a validation that is due now comes after the epoch's end hooks: then no batch comes before it."""
     progress = run.progress
     return run.validates_last and (progress.is_last_batch or (progress.should_stop and run.may_stop()))
 
 
 def validate_late(run: Run) -> None:
-    """Validate after the hooks of an epoch's end, if that is due and has not been done."""
+    """Validate after the epoch's end hooks, if a validation is due and has not run."""
     progress = run.progress
     if not validates_late(run) or not validates_in(run, progress.current_epoch) or progress.phase is Phase.VALIDATED:
         return
@@ -209,7 +210,7 @@ def validate(run: Run) -> None:
     progress.enter(Phase.VALIDATION_DUE)
     if not run.holds_gradients:
         run.hooks.call_method("on_validation_model_zero_grad")
-    run.book.refresh()  # so that what the training batch logged is there while validation runs
+    run.book.refresh()  # so that the training batch's logged values are available during validation
     if run.loaders.reload("validate", run.limits.reload_every):
         run.loaders.tried.discard("validate")
     loaders = run.loaders.evaluation("validate")
@@ -225,7 +226,7 @@ def validate(run: Run) -> None:
 
 
 def batches_and_step(run: Run, loader: Any, resumed: Resumed | None = None) -> tuple[Batches, Bound]:
-    """Return the batches of the epoch that begins, or of the rest of one that is resumed, and the bound step."""
+    """Return the batches of a new epoch, or the remaining ones of a resumed epoch, and the bound step."""
     batches = _batches(run, loader, resumed)
     if run.hooks.spans is not None:
         batches = run.hooks.spans.batches("train", batches)
@@ -249,7 +250,7 @@ def _batches(run: Run, loader: Any, resumed: Resumed | None) -> Batches:
     counts = [count for count, *_ in asked]
     check_counts(counts, "training")
     longest = max(counts)
-    run.progress.expect_batches(longest)  # a limit may be another on this rank alone
+    run.progress.expect_batches(longest)  # the limit may differ on this rank
     if resumed is not None and longest == ENDLESS:
         raise CheckpointError(
             "The checkpoint was saved in the middle of an epoch, by one of several processes whose loader has no "
@@ -270,7 +271,7 @@ def _batches(run: Run, loader: Any, resumed: Resumed | None) -> Batches:
 
 
 def _iterator_for_step(run: Run, batches: Batches) -> BatchIterator | None:
-    """Return the iterator for a ``training_step`` that fetches its batches itself; ``None`` for any other."""
+    """Return the iterator for a ``training_step`` that fetches its batches itself; ``None`` for any other step."""
     if not takes_iterator(run.module.training_step):
         return None
     if run.limits.accumulate > 1:

@@ -29,51 +29,52 @@ Stage = Literal["validate", "test", "predict", "sanity_check"]
 
 
 class _Kind(NamedTuple):
-    """What differs between the stages: the logbook's group, the word in the names of hooks, and the first phase."""
+    """The differences between the stages: the logbook's group, the word in hook names, and the first phase."""
 
     group: str
     word: str
     start: Phase
 
 
-# The phases of a stage follow each other: its start, the wait for a batch, the batch, and its end.
+# The phases of a stage, in order: its start, the wait for a batch, the batch, and its end.
 _KINDS: dict[str, _Kind] = {
     "sanity_check": _Kind("validate", "validation", Phase.SANITY_START),
     "validate": _Kind("validate", "validation", Phase.VALIDATION_START),
     "test": _Kind("test", "test", Phase.TEST_START),
     "predict": _Kind("predict", "predict", Phase.PREDICT_START),
 }
-_NOTHING = object()  # of a rank that the last global batch had nothing for
-_READ_AT = 64  # batches whose per-step values are kept on the device and read together
+_NOTHING = object()  # in place of an output, if the last global batch had no samples for a rank
+_READ_AT = 64  # batches whose per-step values are kept on the device and then read together
 
 
 class Sink(Protocol):
-    """Where the evaluation of one loader writes what its batches give."""
+    """Receives the outputs of one evaluation loader."""
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
-        """A batch and its hooks are done. ``repeated``: the rank had none left, and repeated one that counts no more.
+        """Called after a batch and its hooks. ``repeated``: the rank had no batch left and repeated one, which does not
+        count.
 
         With several ranks, all of them call it equally often.
         """
 
     def close(self) -> None:
-        """The loader's last batch is done."""
+        """Called after the loader's last batch."""
 
 
 class _StepValues:
-    """The per-step values that were logged: read together now and then, and each logged at its own step."""
+    """Logged per-step values: read together at intervals, and logged at their own steps."""
 
     def __init__(self, run: Run, kind: _Kind, dataloader_idx: int) -> None:
         self._run = run
         self._group = kind.group
         self._first_step = run.progress.eval_steps_of(kind.group, dataloader_idx)
         self._dataloader_idx = dataloader_idx
-        self._rows: list[tuple[int, list[Row]]] = []  # still on the device
+        self._rows: list[tuple[int, list[Row]]] = []  # not yet read from the device
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
         if values := self._run.book.step_values(self._group):
             self._rows.append((self._first_step + batch_idx, values))
-        if (batch_idx + 1) % _READ_AT == 0:  # batches, which all ranks have as many of, and not rows
+        if (batch_idx + 1) % _READ_AT == 0:  # counted in batches, whose number is equal on all ranks, not in rows
             self._publish()
 
     def close(self) -> None:
@@ -93,7 +94,7 @@ class _StepValues:
 
 
 class _Nowhere:
-    """Nothing of a sanity check is kept."""
+    """Discards the outputs of a sanity check."""
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None: ...
 
@@ -117,13 +118,13 @@ class _Outputs:
 
 @dataclass
 class Predictions:
-    """What a prediction pass gave so far, on the host.
+    """The results of a prediction pass so far, in host memory.
 
     Attributes:
-        keeps: whether the caller wants it back.
+        keeps: whether the caller wants them returned.
         outputs: one list per loader, one entry per batch.
-        batch_indices: likewise, the numbers of the samples of each batch; empty lists unless ``records``.
-        records: whether a callback wants those.
+        batch_indices: in the same form, the sample indices of each batch; empty lists unless ``records``.
+        records: whether a callback needs ``batch_indices``.
     """
 
     keeps: bool = True
@@ -133,13 +134,13 @@ class Predictions:
 
     @property
     def current_batch_indices(self) -> list[int]:
-        """The numbers of the samples of the current batch."""
+        """The sample indices of the current batch."""
         loaders = self.batch_indices
         return loaders[-1][-1] if loaders and loaders[-1] else []
 
     @property
     def result(self) -> list[Any]:
-        """As ``predict`` returns it: of one loader its outputs, of several a list for each."""
+        """The result of ``predict``: the outputs of a single loader, or a list for each of several."""
         return self.outputs[0] if len(self.outputs) == 1 else self.outputs
 
 
@@ -151,7 +152,7 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
         return []
     strategy = run.engine.strategy
     if strategy.facts.is_distributed:
-        if 0 in strategy.data.ranks:  # the other data groups have the same
+        if 0 in strategy.data.ranks:  # the other data groups have the same outputs
             everyones = strategy.data.gather_objects(predictions.outputs)
             predictions.outputs = [_in_order(parts) for parts in zip(*everyones, strict=True)]
         if not strategy.is_global_zero:
@@ -160,7 +161,7 @@ def predict(run: Run, predictions: Predictions) -> list[Any]:
 
 
 def _in_order(parts: Sequence[list[Any]]) -> list[Any]:
-    """The ranks' outputs of one loader in the order of the data: of each global batch, rank by rank."""
+    """Merge the ranks' outputs of one loader in the order of the data: for each global batch, rank by rank."""
     rounds = itertools.zip_longest(*parts, fillvalue=_NOTHING)
     return [output for outputs in rounds for output in outputs if output is not _NOTHING]
 
@@ -171,10 +172,11 @@ def evaluate(
     """Run the stage's step over every batch of ``loaders``, without gradients.
 
     Args:
-        run: what to evaluate.
-        stage: whose hooks and step. A sanity check has those of validation, and nothing that it logs is kept.
+        run: the run to evaluate.
+        stage: determines the hooks and the step. A sanity check uses those of validation, and discards its logged
+            values.
         loaders: one pass over each, in order.
-        predictions: collects what the steps return.
+        predictions: collects the outputs of the steps.
 
     Returns:
         One dictionary of epoch metrics per loader; values logged in epoch hooks are in each of them.
@@ -193,7 +195,7 @@ def evaluate(
     own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{kind.word}_model_train")
     modes = {module: module.training for module in run.module.modules()}
     model = run.engine.strategy.model
-    wrapper = None if model in modes else model  # DDP's, for example
+    wrapper = None if model in modes else model  # for example DDP's wrapper
     wrapper_mode = wrapper is not None and wrapper.training
     inference = run.limits.inference_mode and not in_fit and run.engine.strategy.facts.allows_inference_mode
     with torch.inference_mode() if inference else torch.no_grad():
@@ -208,7 +210,7 @@ def evaluate(
                 wrapper.training = wrapper_mode
             if own_train is None:
                 for module, training in modes.items():
-                    module.training = training  # not train(): it would overwrite the submodules' own modes
+                    module.training = training  # train() would overwrite the submodules' own modes
     several = len(loaders) > 1
     return [
         {row.name: row.value for row in rows if row.entry.dataloader_idx in (None, index if several else None)}
@@ -217,10 +219,10 @@ def evaluate(
 
 
 def agree_on_counts(run: Run, stage: Stage, loaders: Sequence[EvalLoader]) -> None:
-    """Let the ranks tell each other how many batches they have; all must call it. Nothing happens on one process.
+    """Exchange the ranks' numbers of batches; all ranks must call it. With one process it does nothing.
 
     Raises:
-        ConfigurationError: some ranks have no batch of a loader of which others have some; on all ranks.
+        ConfigurationError: some ranks have no batch of a loader of which others have some; raised on all ranks.
     """
     if run.window.gather is None:
         return
@@ -254,7 +256,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
         sink = _sink(run, stage, index, predictions)
         _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, sink, predictions)
     book.leave_batch()
-    book.agree_on_epoch(group)  # callbacks look at it in the hook, and that may log more
+    book.agree_on_epoch(group)  # callbacks read them in the hook, which may log more
     book.end_epoch()
     hooks.call(f"on_{word}_epoch_end")
     book.agree_on_epoch(group)
@@ -263,11 +265,11 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     rows: list[Row] = []
     if stage != "sanity_check":
         in_fit = progress.fn == "fit"
-        between_steps = not in_fit or run.window.batches_done > 0  # then at the step that would follow
+        between_steps = not in_fit or run.window.batches_done > 0  # then log at the following step
         step = progress.stepped_batches if between_steps else progress.logger_step
         rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)
-    progress.enter(Phase(start + 3))  # a checkpoint that is saved from here on need not run it again
+    progress.enter(Phase(start + 3))  # a checkpoint saved from here on does not run it again
     hooks.call(f"on_{word}_end")
     return rows
 
@@ -281,7 +283,7 @@ def _sink(run: Run, stage: Stage, dataloader_idx: int, predictions: Predictions 
 def _evaluate_loader(
     run: Run, stage: Stage, source: EvalLoader, index: int | None, sink: Sink, predictions: Predictions | None
 ) -> None:
-    """Evaluate one loader. ``index`` is its number if there are several, else ``None``."""
+    """Evaluate one loader. ``index`` is its number if there are several loaders, else ``None``."""
     hooks, book, progress, slot = run.hooks, run.book, run.progress, run.progress.slot
     _, word, start = _KINDS[stage]
     fetch, work = int(start) + 1, int(start) + 2
@@ -331,7 +333,7 @@ def _evaluate_loader(
         if uneven is not None and batch_idx >= uneven_from:
             uneven.end()
         sink.write(batch_idx, outputs, repeated)
-        if run.stop is not None:  # a word that another thread sets
+        if run.stop is not None:  # set by another thread
             run.stop.at_batch_end()
         slot[0] = fetch
     if progress.eval_batch_idx < 0 and source.num_batches:
@@ -345,7 +347,7 @@ def _evaluate_loader(
 
 
 class _Recording:
-    """A loader for predictions, and the numbers of its samples if a callback wants them."""
+    """A loader for predictions, and its sample indices if a callback needs them."""
 
     def __init__(self, predictions: Predictions, loader: Any) -> None:
         self._recorded = RecordedIndices(loader) if predictions.records else None
@@ -354,7 +356,7 @@ class _Recording:
         predictions.batch_indices.append(self._numbers)
 
     def take(self, keeps: bool) -> None:
-        """A batch that the loader has drawn is worked on now."""
+        """Called when work on a fetched batch begins."""
         numbers = [] if self._recorded is None else self._recorded.pop()
         if keeps:
             self._numbers.append(numbers)
@@ -363,7 +365,7 @@ class _Recording:
 def bind_eval_step(
     run: Run, stage: Stage, index: int | None, batches: Iterator[tuple[Any, bool]]
 ) -> Callable[[Any, int], Any]:
-    """The stage's step with the arguments its signature asks for."""
+    """Return the stage's step with the arguments that its signature accepts."""
     name = f"{_KINDS[stage].word}_step"
     fn = getattr(run.module, name)
     if not callable(fn):
@@ -377,7 +379,7 @@ def bind_eval_step(
     parameters = inspect.signature(fn).parameters
     kinds = [parameter.kind for parameter in parameters.values()]
     by_place = inspect.Parameter.VAR_POSITIONAL in kinds
-    if run.engine.strategy.facts.earlier.step_arguments:  # there the third has any name
+    if run.engine.strategy.facts.earlier.step_arguments:  # earlier generations pass the third argument by position
         by_place = by_place or positional_arity(fn) > 2
     as_third = "dataloader_idx" not in parameters and by_place
     takes_index = "dataloader_idx" in parameters or as_third or inspect.Parameter.VAR_KEYWORD in kinds
@@ -425,13 +427,13 @@ def _with_iterator(
 
 
 def validates_in(run: Run, epoch: int) -> bool:
-    """Whether ``epoch`` has any validation at all."""
+    """Whether a validation is possible in ``epoch``."""
     period = run.limits.check_val_every_n_epoch
     return run.validates() and (period is None or (epoch + 1) % period == 0)
 
 
 def validation_due(run: Run, every: float, is_last: bool) -> bool:
-    """Whether validation follows the batch that is just done, in an epoch that validates."""
+    """Whether validation follows the batch that has just ended, in an epoch with validation."""
     progress = run.progress
     if progress.should_stop and run.may_stop():
         return True
@@ -441,7 +443,7 @@ def validation_due(run: Run, every: float, is_last: bool) -> bool:
         return is_last
     across_epochs = run.limits.check_val_every_n_epoch is None
     done = progress.total_batches if across_epochs else progress.batch_idx + 1
-    taken = 1 if run.batches is None else run.batches.taken  # a step may have gone past the batch
+    taken = 1 if run.batches is None else run.batches.taken  # the step may have fetched several batches
     return done // every > (done - taken) // every
 
 

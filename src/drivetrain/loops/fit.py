@@ -57,12 +57,12 @@ def fit(run: Run) -> None:
 
 
 def _prepare(run: Run) -> None:
-    """Run the sanity check, make the training loader, and check the arguments that depend on its length."""
+    """Run the sanity check, create the training loader, and check the arguments that depend on its length."""
     progress, limits = run.progress, run.limits
     if run.kept.saves_on_exception:
         run.hooks.completes = frozenset({"on_train_batch_end", "on_validation_end", "on_train_epoch_end"})
     if run.restart is not None:
-        run.agree_to_stop()  # a callback may ask again for what it had asked before the checkpoint
+        run.agree_to_stop()  # a callback may repeat the request that it made before the checkpoint
         run.loaders.restore_ages(run.restart.get("loaders", {}))
     sanity_check(run)
     restore_validation_loaders(run)
@@ -70,7 +70,7 @@ def _prepare(run: Run) -> None:
     progress.enter(Phase.TRAIN_START)
     run.book.begin("train")
     if limits.max_epochs == 0 or limits.max_steps == 0:
-        return  # nothing but set-up and teardown: the loader is not even asked for
+        return  # only set-up and teardown: not even the loader is created
     progress.expect_batches(run.loaders.count_training())
     if limits.val_batches != 0 and run.loaders.defined("validate") and run.loaders.is_known("validate"):
         loaders = run.loaders.evaluation("validate")
@@ -99,17 +99,17 @@ def _end_epoch(run: Run) -> None:
     ended_at_last = progress.is_last_batch and progress.batches_done > progress.batch_idx
     if not (ended_at_last or cut):  # on_train_batch_start returned -1, or the loader's length was wrong
         schedules.advance(schedules.epoch, progress.current_epoch + 1)
-    book.agree_on_epoch("train")  # callbacks look at it in the hook, and that may log more
+    book.agree_on_epoch("train")  # callbacks read them in the hook, which may log more
     progress.end_epoch(cut)
     book.end_epoch()
     run.hooks.call("on_train_epoch_end")
 
 
 def _close_epoch(run: Run) -> None:
-    """What comes after the hooks of an epoch's end, those that save included.
+    """Finish an epoch after its end hooks, including those that save.
 
-    A run that resumes here logs the epoch's row, whether or not the earlier run still did: better twice than not at
-    all. The schedulers come last, so that nothing that fails after them could let them step twice.
+    A run that resumes here logs the epoch's row again, even if the earlier run has logged it: a duplicate is better
+    than a loss. The schedulers step last, so that no later failure can make them step twice.
     """
     progress, book = run.progress, run.book
     if run.validates_last:
@@ -119,9 +119,10 @@ def _close_epoch(run: Run) -> None:
     book.refresh()
     run.publish(book.epoch_values("train"), progress.logger_step)
     rest = book.step_values("train")
-    book.read([row for row in rest if row.entry.to_bar])  # so that an epoch without a flush shows its numbers too
+    # so that the bar shows values even in an epoch without a flush
+    book.read([row for row in rest if row.entry.to_bar])
     run.hooks.notify("values_left", rest)
-    if not progress.epoch_cut:  # its rest may still come, in a run that resumes here
+    if not progress.epoch_cut:  # a run that resumes here may still complete it
         schedules = Schedules.of(run)
         schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
         if run.settings.fast_dev_run:
@@ -129,14 +130,14 @@ def _close_epoch(run: Run) -> None:
     book.reset("train")
     progress.close_epoch()
     if run.limits.train_batches == 0:
-        progress.expect_batches(0)  # training was switched off meanwhile: there is no further epoch
+        progress.expect_batches(0)  # training was disabled meanwhile: no further epoch follows
 
 
 def _check_batches(run: Run) -> None:
-    """Check that training has not ended because the loader has nothing to train on.
+    """Check that training has not ended because the loader has no batches.
 
     Raises:
-        ConfigurationError: it has.
+        ConfigurationError: the loader has none.
     """
     progress, limits = run.progress, run.limits
     asked_for = 0 in (limits.max_epochs, limits.max_steps, limits.train_batches)

@@ -1,4 +1,4 @@
-"""Where a run's loaders come from: what was passed, the datamodule, or the module."""
+"""The sources of a run's loaders: the caller's arguments, the datamodule, or the module."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _LIMITS = {
 
 
 def no_batches(loader: Any, purpose: str = "train") -> str:
-    """The message about a loader, or several, without a batch; ``purpose``: what they are for, a verb."""
+    """Return the message about loaders without a batch; ``purpose`` is a verb, such as "train"."""
     loader = getattr(loader, "iterables", loader)
     if isinstance(loader, list) and len(loader) == 1:
         loader = loader[0]
@@ -77,10 +77,10 @@ def _without_batches(loader: Any) -> tuple[str, str]:
 
 
 def check_counts(counts: Sequence[float], word: str) -> None:
-    """Whether every rank has a batch, or none: ``counts`` are the batches of each rank's ``word`` loader.
+    """Check that every rank has a batch, or none has: ``counts`` are the batches of each rank's ``word`` loader.
 
     Raises:
-        ConfigurationError: some have none, and could not take part in what the others do.
+        ConfigurationError: some ranks have none, and could not take part in the others' collectives.
     """
     if 0 in counts and any(counts):
         raise ConfigurationError(
@@ -90,7 +90,7 @@ def check_counts(counts: Sequence[float], word: str) -> None:
 
 
 def order_shared(loader: Any) -> str:
-    """Return which order of samples the Trainer shares out by ``loader``, as text for :func:`check_orders`."""
+    """Return a text for :func:`check_orders` that identifies the order of samples which ``loader`` distributes."""
     from drivetrain.data.samplers import RankBatches, SlicedBatches, order_of
 
     if isinstance(loader, CombinedLoader):
@@ -109,9 +109,10 @@ def order_shared(loader: Any) -> str:
 
 
 def _chosen(dataset: Any) -> str:
-    """Return which samples a ``torch.utils.data.Subset`` has, as text; "" for any other data set.
+    """Return a text that identifies the samples of a ``torch.utils.data.Subset``; "" for other data sets.
 
-    ``random_split`` without a seed gives every rank other ones, and samples of one's validation to another's training.
+    ``random_split`` without a seed gives every rank a different split, so one rank's validation samples may be in
+    another's training set.
     """
     if not (isinstance(dataset, Subset) and isinstance(dataset.indices, Sequence)) or len(dataset) == 0:
         return ""
@@ -121,7 +122,7 @@ def _chosen(dataset: Any) -> str:
 
 
 def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None:
-    """Whether all ranks share out the same order; ``orders`` are those of each rank's ``word`` loader.
+    """Check that all ranks distribute the same order; ``orders`` are those of each rank's ``word`` loader.
 
     Raises:
         ConfigurationError: they do not, so samples would be left out or seen twice.
@@ -137,7 +138,7 @@ def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None
 
 
 def _is_shared(loader: Any) -> bool:
-    """Whether the Trainer has shared ``loader`` out, so that it has the same length on every rank."""
+    """Whether the Trainer has distributed ``loader`` over the ranks, so that its length is equal on all."""
     from drivetrain.data.samplers import RankBatches
 
     if isinstance(loader, CombinedLoader):
@@ -152,10 +153,10 @@ def _own(loader: Any) -> Any:
 
 @dataclass
 class EvalLoader:
-    """One evaluation loader, how many of its batches a pass takes, and whether it is fetched ahead.
+    """One evaluation loader, the number of its batches in a pass, and whether it is fetched ahead.
 
     ``counts`` holds the number of batches of every rank, once the ranks have exchanged them. ``started`` is the
-    iterator of the next pass, if one was made early.
+    iterator of the next pass, if it was created early.
     """
 
     loader: Any
@@ -166,7 +167,7 @@ class EvalLoader:
 
 
 class Loaders:
-    """The loaders of one run, each made when it is first needed and once only, unless it is reloaded.
+    """The loaders of one run, each created on first use and only once, unless it is reloaded.
 
     Args:
         module, datamodule: whose hooks make what was not passed; the datamodule's win.
@@ -180,7 +181,7 @@ class Loaders:
         part: returns which part of each global batch this rank gets: ranks with the same one see the same samples.
             ``None`` with one process.
         process: a strategy's last word on each loader: :meth:`Strategy.process_dataloader`.
-        overfits: training and validation draw in order, so that they see the same batches in every epoch.
+        overfits: training and validation read their samples in order, so that they see the same batches in every epoch.
     """
 
     def __init__(
@@ -213,7 +214,7 @@ class Loaders:
         self._evaluation: dict[str, list[EvalLoader]] = {}
         self._training: Any = None
         self._nested: dict[str, Any] = {}
-        self._lengths: list[int | None] = []  # of the training loader on every rank, once it is counted
+        self._lengths: list[int | None] = []  # of the training loader on every rank, once they are known
         self.makes_training = False
         """Whether the training loader is being made: its hook runs."""
         self._passes: Passes | CombinedPasses | None = None
@@ -227,7 +228,7 @@ class Loaders:
     def again(
         self, limit: Callable[[str], int | float], call: Callable[[str], Any], epoch: Callable[[], int]
     ) -> Loaders:
-        """Return loaders from the same sources, of which none is made yet."""
+        """Return a copy with the same sources, and no loader created yet."""
         other = copy.copy(self)
         other._limit, other._call, other._epoch = limit, call, epoch
         other._evaluation, other._training, other._lengths, other._passes = {}, None, [], None
@@ -235,37 +236,37 @@ class Loaders:
         return other
 
     def is_passed(self, stage: str) -> bool:
-        """Whether the caller passed the loaders of ``stage``, so that no hook can make others."""
+        """Whether the caller passed the loaders of ``stage``, so that no hook can create others."""
         return self._passed.get(stage) is not None
 
     @property
     def made_in(self) -> dict[str, int]:
-        """By stage, the epoch in which its loaders were made."""
+        """The epoch in which each stage's loaders were created."""
         return dict(self._made_in)
 
     def restore_ages(self, made_in: Mapping[str, int]) -> None:
-        """Restore the age of the loaders from a checkpoint: of those that are made already, and of the next ones."""
+        """Restore the ages of existing and future loaders from a checkpoint."""
         self._made_before = {stage: epoch for stage, epoch in made_in.items() if stage not in self._made_in}
         self._made_in.update({stage: made_in[stage] for stage in self._made_in if stage in made_in})
 
     def evaluation_states(self, stage: str) -> list[dict[str, Any]]:
-        """What the loaders of an evaluation stage keep from pass to pass; of those that were made."""
+        """Return the states that a stage's existing loaders keep from pass to pass."""
         return loader_states(source.loader for source in self._evaluation.get(stage, []))
 
     def restore_evaluation(self, stage: str, states: list[dict[str, Any]]) -> None:
-        """Make the stage's loaders, and bring them to what :meth:`evaluation_states` returned."""
+        """Create the stage's loaders, and restore the states of :meth:`evaluation_states`."""
         set_loader_states([source.loader for source in self.evaluation(stage)], states)
 
     def available(self, stage: str) -> bool:
-        """Whether anybody offers a loader for ``stage``."""
+        """Whether a loader for ``stage`` was passed or a hook can return one."""
         return self._passed.get(stage) is not None or self._owner(stage) is not None
 
     def is_made(self, stage: str) -> bool:
-        """Whether the loaders of the evaluation ``stage`` were made."""
+        """Whether the loaders of the evaluation ``stage`` were created."""
         return stage in self._evaluation
 
     def is_known(self, stage: str) -> bool:
-        """Whether the evaluation ``stage`` has loaders that were passed, or that a hook has made already."""
+        """Whether loaders of the evaluation ``stage`` were passed, or a hook has already returned them."""
         return self._passed.get(stage) is not None or self.is_made(stage)
 
     def defined(self, stage: str) -> bool:
@@ -274,10 +275,10 @@ class Loaders:
         return overrides(self._module, step, TrainableModule) and self.available(stage)
 
     def training(self) -> Any:
-        """The training loader; several are combined, the shorter ones starting again until the longest ends.
+        """The training loader; several loaders are combined, and the shorter ones restart until the longest ends.
 
         Raises:
-            ConfigurationError: there is none, or it cannot be trained on.
+            ConfigurationError: there is none, or its type is not supported.
         """
         if self._training is None:
             self.makes_training = True
@@ -306,11 +307,11 @@ class Loaders:
 
     @property
     def made_passes(self) -> Passes | CombinedPasses | None:
-        """The same if training has begun, else ``None``."""
+        """The passes if training has begun, else ``None``."""
         return self._passes
 
     def close(self) -> None:
-        """Stop workers that persist from epoch to epoch, but for those of loaders that the caller holds."""
+        """Stop persistent workers, except in loaders that the caller holds."""
         if self._passes is not None:
             self._passes.close()
         for stage, sources in self._evaluation.items():
@@ -320,13 +321,13 @@ class Loaders:
 
     @property
     def made_training(self) -> Any:
-        """The training loader if it was made already, several as one; else ``None``."""
+        """The training loader, or the combined one, if it was already created; else ``None``."""
         return self._training
 
     def made(self, stage: str) -> Any:
-        """Return the loaders of ``stage`` in the nesting in which they were given; ``None`` before they are made.
+        """Return the loaders of ``stage`` in the nesting in which they were passed; ``None`` before they are created.
 
-        Of a CombinedLoader it is the nesting that it holds.
+        For a CombinedLoader it is the nesting inside it.
         """
         if not (self._training is not None if stage == "fit" else stage in self._evaluation):
             return None
@@ -334,13 +335,13 @@ class Loaders:
         return given.iterables if isinstance(given, CombinedLoader) else given
 
     def count_training(self) -> float:
-        """How many batches an epoch takes of the training loader; ``inf`` where that is unknown.
+        """Return the number of training batches in an epoch; ``inf`` if it is unknown.
 
-        With several processes it is the largest count of all ranks. Where their loaders may differ in length, they
-        tell each other when the loader is counted first, so all ranks must call it then.
+        With several processes it is the largest count of all ranks. If their loaders may differ in length, the first
+        call exchanges the counts, so all ranks must make it.
 
         Raises:
-            ConfigurationError: some ranks have no batch at all; on all ranks.
+            ConfigurationError: some ranks have no batch at all; raised on all ranks.
         """
         loader = self.training()
         if not self._lengths:
@@ -353,7 +354,7 @@ class Loaders:
         return max(counts)
 
     def count_own_training(self) -> float:
-        """How many batches an epoch takes of this rank's training loader."""
+        """Return the number of training batches in an epoch on this rank."""
         return count_batches(self.training(), self._limit("fit"), _LIMITS["fit"])
 
     def evaluation(self, stage: str) -> list[EvalLoader]:
@@ -370,19 +371,20 @@ class Loaders:
         return self._evaluation[stage]
 
     def count_evaluation(self, stage: str) -> None:
-        """Count the batches of a stage's loaders, as the limits are now."""
+        """Count the batches of a stage's loaders under the current limits."""
         for source in self._evaluation.get(stage, []):
             source.num_batches = count_batches(source.loader, self._limit(stage), _LIMITS[stage])
 
     @property
     def made_evaluation(self) -> Mapping[str, list[EvalLoader]]:
-        """The evaluation loaders that were made already, by stage."""
+        """The existing evaluation loaders, by stage."""
         return self._evaluation
 
     def reload(self, stage: str, every: int) -> bool:
-        """Forget the loaders of ``stage`` if they are ``every`` epochs old; 0: never. Return whether they are.
+        """Discard the loaders of ``stage`` if they are ``every`` epochs old (0: never). Return whether they were
+        discarded.
 
-        Loaders that were passed are what they are: only a hook can make new ones.
+        Loaders that were passed are kept: only a hook can create new ones.
         """
         age = self._epoch() - self._made_in.get(stage, self._epoch())
         if not every or age < every:
@@ -406,9 +408,9 @@ class Loaders:
         return None
 
     def _prepared(self, stage: str) -> tuple[Any, bool]:
-        """Return what ``stage`` iterates, each loader in it checked and made ready, and whether it is a tree of them.
+        """Return the checked and prepared loaders of ``stage``, and whether they form a tree.
 
-        A CombinedLoader is not called a tree.
+        A CombinedLoader does not count as a tree.
         """
         made = self.unshared(stage)
         if self.found is not None:
@@ -431,14 +433,15 @@ class Loaders:
                 loader = without_shuffle(loader)
             if stage == "predict":
                 loader = with_every_sample(loader)
-            # Several loaders at once go round each at its own pace, so no batch of theirs may count for less.
+            # Combined loaders advance at different speeds, so none of their batches may count for less.
             loader = loader if self._share is None else self._share(loader, self._splits, pads=several)
             loader = loader if self._process is None else self._process(loader)
             log_fetching(loader)
             return loader
 
         if isinstance(made, CombinedLoader):
-            made = made if self._share is None else copy.copy(made)  # the user's own may be shared out again
+            # a copy: the user's object may be distributed again
+            made = made if self._share is None else copy.copy(made)
             made.flattened = [prepare(loader) for loader in made.flattened]
             return made, False
         if is_tree:
@@ -446,7 +449,7 @@ class Loaders:
         return prepare(made), False  # the user's own list, not the BatchList
 
     def unshared(self, stage: str) -> Any:
-        """Return what was passed for ``stage``, or what its hook returns, as it is."""
+        """Return the loaders of ``stage`` as they were passed or as its hook returns them."""
         if (given := self._passed.get(stage)) is not None:
             return given
         owner = self._owner(stage)

@@ -1,4 +1,4 @@
-"""The metric objects (torchmetrics) of a run: where they are, and their running states."""
+"""The metric objects (torchmetrics) of a run: their locations and states."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 
 
 def metrics_in(owner: Any) -> dict[str, nn.Module]:
-    """The torchmetrics objects that can be reached from ``owner``, by their path.
+    """Return the torchmetrics objects that can be reached from ``owner``, by path.
 
-    They are submodules, attributes, and items of lists, tuples and dictionaries, at any depth. A submodule's place is
-    its name, an item's is ``name[index]``.
+    They are submodules, attributes, and items of lists, tuples and dictionaries, at any depth. A submodule's path is
+    its name; an item's is ``name[index]``.
     """
     found: dict[str, nn.Module] = {}
     seen: set[int] = set()
@@ -60,13 +60,13 @@ METRIC_STATE: Form = {"updates": COUNT, "states": Mapping}
 
 
 def state_of(metric: nn.Module) -> State:
-    """The running state of a torchmetrics object: its ``state_dict`` leaves it out."""
+    """Return the complete state of a torchmetrics object, including what its ``state_dict`` leaves out."""
     states = {key: getattr(metric, key) for key in vars(metric)["_defaults"]}
     return {"states": states, "updates": getattr(metric, "_update_count", 0)}
 
 
 def set_state(metric: Any, saved: State, forget: bool = True) -> None:
-    """Give it back what :func:`state_of` returned; ``forget`` a value that was computed of another state."""
+    """Restore a state of :func:`state_of`; ``forget``: drop a value computed from another state."""
     for key, value in saved["states"].items():
         setattr(metric, key, value.to(metric.device) if isinstance(value, torch.Tensor) else value)
     metric._update_count = saved["updates"]
@@ -75,7 +75,7 @@ def set_state(metric: Any, saved: State, forget: bool = True) -> None:
 
 
 def copied_states(module: nn.Module) -> dict[str, State]:
-    """The states of the metric objects of ``module``, copied: an update may write into the tensors."""
+    """Return copies of the states of ``module``'s metric objects: an update may write into the tensors."""
 
     def copied(value: Any) -> Any:
         return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
@@ -88,7 +88,7 @@ def copied_states(module: nn.Module) -> dict[str, State]:
 
 
 def set_states(owner: Any, states: Mapping[str, State], forget: bool = True) -> None:
-    """Give each metric object of ``owner`` the state that was saved for its place."""
+    """Restore the state of each metric object of ``owner`` by its path."""
     metrics = metrics_in(owner)
     for place, saved in states.items():
         if (metric := metrics.get(place)) is not None:

@@ -1,4 +1,4 @@
-"""The step of a strategy that owns it: the parts that it is given, and which hooks it must call."""
+"""The step of a strategy that owns it: the parts that it gets, and the hooks that it must call."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from drivetrain.strategies.step_parts import HOOKS_IN_A_STEP, StepParts
 
 
 def own_step(run: Run) -> Step | None:
-    """The strategy's own step, if it has one.
+    """Return the strategy's own step, if it has one.
 
     Raises:
-        ConfigurationError: it does not call a hook that is overridden.
+        ConfigurationError: an overridden hook would not be called.
     """
     progress = run.progress
     own = run.engine.strategy.bind_step(_parts(run))
@@ -71,7 +71,7 @@ def _steps_too_early(run: Run) -> str:
 
 
 def _check_honoured(run: Run) -> None:
-    """Check that the strategy calls every hook inside the step that is overridden.
+    """Check that the strategy calls every overridden hook inside the step.
 
     Raises:
         ConfigurationError: it does not call one of them, or does not clip although gradient_clip_val asks for it.
@@ -96,7 +96,7 @@ def _check_honoured(run: Run) -> None:
 
 
 def _parts(run: Run) -> StepParts:
-    """What a step is made of, each piece bound as the loop's own step would bind it."""
+    """Return the parts of a step, bound as in the loop's own step."""
     strategy, precision, window = run.engine.strategy, run.engine.precision, run.window
     optimizers, shared = strategy.optimizers, window.gather is not None
     first = optimizers[0] if optimizers else None
@@ -104,7 +104,7 @@ def _parts(run: Run) -> StepParts:
     zero_grads = {id(each): bind_zero_grad(run, each) for each in optimizers}
     before_steps = {id(each): bind_before_step(run, each, window) for each in optimizers}
     differentiate, hold = bind_backward(run, first), hold_back(run)
-    held = False  # the gradients of this backward pass stay on this rank
+    held = False  # whether the gradients of this backward pass stay on this rank
 
     def training_step(batch: Any, batch_idx: int) -> Any:
         with context or nullcontext():
@@ -162,10 +162,10 @@ def _parts(run: Run) -> StepParts:
         if own_verb is None:
             precision.optimizer_step(optimizer)
         else:
-            own_verb(optimizer, lambda: None, strategy.model)  # the gradients are there
+            own_verb(optimizer, lambda: None, strategy.model)  # the gradients are already computed
         return precision.stepped
 
-    assert strategy.model is not None  # it was set up
+    assert strategy.model is not None  # setup() has run
     return StepParts(
         training_step, begin, part_of_window, backward, accumulating, before_step, optimizer_step, run.module,
         strategy.model,

@@ -1,4 +1,4 @@
-"""The pieces of a step, each bound to what the module, the callbacks, the precision and the strategy want."""
+"""The parts of a step, bound to the overrides of the module, the callbacks, the precision and the strategy."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def measured(run: Run, action: str, call: F) -> F:
-    """Return ``call``; with a profiler, as an action that it measures."""
+    """Return ``call``; with a profiler, measured as an action."""
     return call if run.hooks.spans is None else cast("F", run.hooks.spans.wrap(action, call))
 
 
 def bind_training_step(run: Run) -> tuple[TrainingStep, AbstractContextManager[Any] | None]:
-    """``training_step`` with the arguments its signature asks for, and the context to run it in."""
+    """Return ``training_step`` with the arguments that its signature accepts, and the context around it."""
     strategy = run.engine.strategy
     training_step = measured(run, "training_step", familiar.bind_step_of(strategy, "training_step"))
     context = run.engine.forward_context()
@@ -49,12 +49,12 @@ def bind_training_step(run: Run) -> tuple[TrainingStep, AbstractContextManager[A
 
 
 def training_step_arguments(module: Any, batch: Any, batch_idx: int) -> tuple[Any, ...]:
-    """Return what ``module.training_step`` takes of these: the batch, and its number if the signature asks for it."""
+    """Return the arguments for ``module.training_step``: the batch, and its index if the signature accepts it."""
     return (batch, batch_idx) if positional_arity(module.training_step) > 1 else (batch,)
 
 
 def bind_backward(run: Run, optimizer: Optimizer | None = None) -> Backward:
-    """Backward as the strategy wants it, for a loss that is ready."""
+    """Return the strategy's backward pass, for the final loss."""
     return measured(run, "backward", _bind_backward(run, optimizer))
 
 
@@ -65,7 +65,7 @@ def _bind_backward(run: Run, optimizer: Optimizer | None) -> Backward:
 
 
 def _bind_differentiate(run: Run) -> Backward:
-    """Scaling, the backward hooks and the module's backward."""
+    """Return a function that scales, calls the backward hooks and the module's ``backward``."""
     precision = run.engine.precision
     scale = precision.scale if precision.scales_loss else None
     before_backward = run.hooks.bind("on_before_backward")
@@ -88,7 +88,7 @@ def _bind_differentiate(run: Run) -> Backward:
 
 
 def bind_zero_grad(run: Run, optimizer: Optimizer) -> Callable[[], None]:
-    """What happens when a window begins: the hook before it, then gradients are cleared."""
+    """Return the function that starts a window: call the hook, then clear the gradients."""
     progress, hooks, strategy = run.progress, run.hooks, run.engine.strategy
     before, own = hooks.bind("on_before_zero_grad"), hooks.bind_method("optimizer_zero_grad")
     clear = familiar.bind_zero_grad(strategy, optimizer)
@@ -106,10 +106,10 @@ def bind_zero_grad(run: Run, optimizer: Optimizer) -> Callable[[], None]:
 def as_one_of_many(
     window: Window, loss: Tensor | None, weight: float | Tensor | None
 ) -> tuple[Tensor, float | Tensor | None]:
-    """A rank's loss as its part of the mean over the ranks' batches.
+    """Return a rank's loss as its share of the mean over the ranks' batches.
 
     Raises:
-        ConfigurationError: there is none, and the other ranks would wait for its gradients.
+        ConfigurationError: there is no loss, and the other ranks would wait for its gradients.
     """
     if loss is None:
         raise ConfigurationError(
@@ -123,14 +123,16 @@ def as_one_of_many(
 
 
 def hold_back(run: Run) -> Callable[[], AbstractContextManager[Any]] | None:
-    """The strategy's block whose gradients stay on this rank; ``None`` if it exchanges them in every backward pass."""
+    """Return the strategy's context whose gradients stay on this rank; ``None`` if every backward pass exchanges."""
     strategy = run.engine.strategy
-    assert strategy.model is not None  # it was set up
+    assert strategy.model is not None  # setup() has run
     return familiar.bind_accumulating(strategy, strategy.model)
 
 
 def exchanges_always(run: Run) -> bool:
-    """Whether the ranks exchange gradients in every backward pass; an override may still call ``super()`` for that."""
+    """Whether the ranks exchange gradients in every backward pass; an override may call ``super()`` in that case
+    too.
+    """
     held_back, driver = hold_back(run), run.engine.strategy.driver
     if held_back is None:
         return True
@@ -141,9 +143,10 @@ def exchanges_always(run: Run) -> bool:
 
 
 def _bind_clipping(run: Run) -> Callable[..., Any]:
-    """What clips as the Trainer's arguments say, called with the optimizer, the value and the algorithm.
+    """Return the function that clips by the Trainer's arguments, called with the optimizer, the value and the
+    algorithm.
 
-    It is the module's method where that is overridden, then the strategy's, and otherwise the precision's itself.
+    It is the module's method if that is overridden, else the strategy's override, else the precision's method.
     """
     if overrides(run.module, "clip_gradients", TrainableModule):
         return run.module.configure_gradient_clipping
@@ -151,7 +154,9 @@ def _bind_clipping(run: Run) -> Callable[..., Any]:
 
 
 def bind_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> Callable[[], None] | None:
-    """What happens to the finished gradients before the optimizer takes them; ``None`` if nothing does."""
+    """Return the function that processes the final gradients before the optimizer step; ``None`` if it would do
+    nothing.
+    """
     hooks, settings, precision = run.hooks, run.settings, run.engine.precision
     before_step_hooks = hooks.bind("on_before_optimizer_step")
     clip_val, algorithm = settings.gradient_clip_val, settings.gradient_clip_algorithm
@@ -159,13 +164,14 @@ def bind_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> C
     if clip is None and clip_val is not None:
         clip = _bind_clipping(run)
     unscale = precision.unscale_gradients if precision.scales_loss else None
-    # A window may have begun under another limit; several ranks divide by the weights of all.
+    # A window may have begun under another limit; several ranks divide by the sum of all weights.
     several = run.limits.accumulate > 1 or window.batches_done > 0 or window.gather is not None
     may_rescale = several and not run.engine.strategy.facts.handles_gradient_accumulation
     if optimizer is None or not (before_step_hooks or clip or unscale or may_rescale):
         return None
     own = overrides(run.engine.strategy, "rescale_gradients", StepVerbs)
-    rescale_complete = window.rescale if own else rescale  # complete gradients are in parameter.grad unless it says so
+    # complete gradients are in parameter.grad unless the strategy overrides it
+    rescale_complete = window.rescale if own else rescale
 
     def before_step() -> None:
         if unscale is not None:

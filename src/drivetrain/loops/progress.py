@@ -10,7 +10,7 @@ from typing import Any
 
 
 class TrainerFn(str, Enum):
-    """Which entry point of the Trainer was called. As text it is the entry point's name: f"{stage}" is "fit"."""
+    """The entry point of the Trainer that was called. As text it is the entry point's name: f"{stage}" is "fit"."""
 
     FITTING = "fit"
     VALIDATING = "validate"
@@ -21,7 +21,7 @@ class TrainerFn(str, Enum):
 
 
 class RunningStage(str, Enum):
-    """What is running."""
+    """The stage that is running."""
 
     TRAINING = "train"
     SANITY_CHECKING = "sanity_check"
@@ -31,17 +31,17 @@ class RunningStage(str, Enum):
 
     @property
     def evaluating(self) -> bool:
-        """Whether the module is judged, the trial before training included."""
+        """Whether the module is evaluated, including the sanity check before training."""
         return self in (RunningStage.VALIDATING, RunningStage.TESTING, RunningStage.SANITY_CHECKING)
 
     @property
     def dataloader_prefix(self) -> str:
-        """How the names of its loaders begin: "train", "val", "test" or "predict"."""
+        """The prefix of its loaders' names: "train", "val", "test" or "predict"."""
         return "val" if self in (RunningStage.VALIDATING, RunningStage.SANITY_CHECKING) else self.value
 
 
 class TrainerStatus(str, Enum):
-    """How the last entry point is doing."""
+    """The state of the last entry point."""
 
     INITIALIZING = "initializing"
     RUNNING = "running"
@@ -50,12 +50,12 @@ class TrainerStatus(str, Enum):
 
     @property
     def stopped(self) -> bool:
-        """Whether it has ended, in whichever way."""
+        """Whether it has ended, successfully or not."""
         return self in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED)
 
 
 class Phase(IntEnum):
-    """What a run is doing. The tens tell the stage: see :attr:`Progress.loop_stage`.
+    """The phase of a run. The tens digit gives the stage: see :attr:`Progress.loop_stage`.
 
     An epoch of a fit goes through EPOCH_START, then for each batch FETCH to LOG_FLUSH, with a validation in between
     where one is due, then EPOCH_END and BETWEEN_EPOCHS.
@@ -63,10 +63,10 @@ class Phase(IntEnum):
     Attributes:
         SET_UP: an entry point was called, and its loop has not begun.
         FETCH: the loop waits for a batch. BATCH_START: hooks before the step. FORWARD: ``training_step``.
-        OPTIMIZER_STEP: with the learning-rate schedulers. BATCH_END: hooks after the step.
-        VALIDATION_DUE: a validation is about to begin. VALIDATED: it is over, and its batch is not left yet.
+        OPTIMIZER_STEP: includes the learning-rate schedulers. BATCH_END: hooks after the step.
+        VALIDATION_DUE: a validation is about to begin. VALIDATED: it has ended, and the loop has not left its batch.
         EPOCH_END: the epoch's batches are over, and its end hooks are running.
-        BETWEEN_EPOCHS: an epoch is closed, and the next has not begun.
+        BETWEEN_EPOCHS: an epoch has ended completely, and the next has not begun.
     """
 
     NONE = 0
@@ -130,30 +130,28 @@ class Progress:
     loop (``loops/evaluate.py``) ``eval_batch_idx``.
 
     Attributes:
-        slot: integers that the loops write without a call, and another thread can read: the :class:`Phase`; how many
-            batches have begun, in training and evaluation together; ``global_step`` when the last one of training did.
-        resume_phase: while a run that resumes is being set up, the phase in which the checkpoint was saved, if that
-            was behind an epoch's batches or in a validation; else ``None``.
-        fn, status: which entry point was called, and how it is doing.
-        current_epoch: epochs whose last batch is done; while one runs, its index from 0.
-        batch_idx: index of the current batch in its epoch, from 0; -1 before the first.
-        batches_done: batches of the current epoch whose hooks have all run.
-        earlier_batches: batches of all epochs that have ended; ``total_batches`` adds the current one's.
-        global_step: optimizer steps.
-        stepped_batches: windows done, whether or not their step happened. The loggers' x axis is the index of the last,
+        slot: integers that the loops write without a call, and another thread can read: the :class:`Phase`; the number
+            of batches begun, in training and evaluation together; ``global_step`` when the last training batch began.
+        resume_phase: during the set-up of a run that resumes, the phase in which the checkpoint was saved, if that was
+            after an epoch's last batch or in a validation; else ``None``.
+        fn, status: which entry point was called, and how it is doing. current_epoch: epochs whose last batch is done;
+        while one runs, its index from 0. batch_idx: index of the current batch in its epoch, from 0; -1 before the
+        first. batches_done: batches of the current epoch whose hooks have all run. earlier_batches: batches of all
+        epochs that have ended; ``total_batches`` adds the current one's. global_step: optimizer steps. stepped_batches:
+        windows done, whether or not their step happened. The loggers' x axis is the index of the last window,
             ``logger_step``: with several optimizers ``global_step`` would count each batch more than once.
-        num_training_batches: per epoch; ``inf`` where the loader has no length.
-        stepped: the last batch's optimizer step happened.
-        flush_due: the last batch's logged values are still to be read.
-        cut_batches: how many batches were done of an epoch that a limit or a request to stop ended early; -1: it was
-            not ended early.
-        is_last_batch: the current batch is the last of its epoch.
-        end_began: the hooks of the epoch's end have begun; a validation may follow them.
-        resumed_batches: ``total_batches`` when a checkpoint was restored; -1 where none was.
+        num_training_batches: batches per epoch; ``inf`` if the loader has no length.
+        stepped: whether the last batch's optimizer step happened.
+        flush_due: the last batch's logged values have not been read yet.
+        cut_batches: the number of batches in an epoch that a limit or a request to stop ended early; -1: it was not
+            ended early.
+        is_last_batch: whether the current batch is the last of its epoch.
+        end_began: the epoch's end hooks have begun; a validation may follow them.
+        resumed_batches: ``total_batches`` when a checkpoint was restored; -1 without one.
         should_stop: a callback, the module or the user asked the run to end; honoured once min_epochs and min_steps
             are reached.
-        eval_batch_idx, num_eval_batches: the same for the evaluation that runs now.
-        eval_steps: by stage, the batches of each evaluation loader so far: the x axis of their per-step values.
+        eval_batch_idx, num_eval_batches: the same counters for the current evaluation. eval_steps: by stage, the
+        batches of each evaluation loader so far: the x axis of their per-step values.
     """
 
     slot: array[int] = field(default_factory=lambda: array("q", [Phase.NONE, 0, 0]))
@@ -178,41 +176,41 @@ class Progress:
     num_eval_batches: float = 0
     eval_steps: dict[str, list[int]] = field(default_factory=dict)
 
-    # ---- where the run is --------------------------------------------------------------------------------------------
+    # ---- the position of the run -------------------------------------------------------------------------------------
 
     @property
     def phase(self) -> Phase:
-        """What the run is doing; of one that is being set up to resume, what it did when the checkpoint was saved."""
+        """The current phase; during the set-up of a run that resumes, the phase in which the checkpoint was saved."""
         return Phase(self.slot[0]) if self.resume_phase is None else self.resume_phase
 
     @property
     def loop_stage(self) -> RunningStage | None:
-        """Training, or which kind of evaluation, is running; ``None`` outside of the loops."""
+        """The running stage: training or an evaluation; ``None`` outside the loops."""
         return _STAGES[self.slot[0] // 10]
 
     @property
     def stage(self) -> RunningStage | None:
-        """:attr:`loop_stage`; while a run is set up or torn down, the stage that its entry point is for."""
+        """:attr:`loop_stage`; during set-up and teardown, the stage of the entry point."""
         return _STAGE_OF[self.fn] if self.slot[0] == Phase.SET_UP and self.fn is not None else self.loop_stage
 
     @property
     def has_trained(self) -> bool:
-        """Whether the loop of a fit is running, and not its sanity check."""
+        """Whether the loop of a fit is running, after its sanity check."""
         return self.loop_stage in (RunningStage.TRAINING, RunningStage.VALIDATING)
 
     @property
     def epoch_ending(self) -> bool:
-        """Whether the epoch's batches are over and its end hooks are running, or a validation that follows them."""
+        """Whether the epoch's end hooks are running, or a validation that follows them."""
         return self.end_began or self.phase is Phase.EPOCH_END
 
     @property
     def between_epochs(self) -> bool:
-        """Whether an epoch was closed and the next has not begun."""
+        """Whether an epoch has ended completely and the next has not begun."""
         return self.phase in (Phase.BETWEEN_EPOCHS, Phase.TRAIN_END)
 
     @property
     def validation(self) -> str:
-        """The validation inside a fit: "running"; "done", until the batch that it follows is left; else ""."""
+        """The state of the validation inside a fit: "running"; "done", until the loop leaves the batch; else ""."""
         phase = self.phase
         if self.fn is not TrainerFn.FITTING and self.resume_phase is None:
             return ""
@@ -222,27 +220,27 @@ class Progress:
 
     @property
     def in_batch(self) -> bool:
-        """Whether a training batch is under way: its step, or the hooks before it."""
+        """Whether a training batch is in progress, including the hooks before its step."""
         return Phase.BATCH_START <= self.phase <= Phase.OPTIMIZER_STEP
 
     @property
     def epochs_done(self) -> int:
-        """Epochs whose batches are over, also the one whose end hooks are running."""
+        """Number of epochs whose last batch is done, including one whose end hooks are running."""
         return self.current_epoch + self.epoch_ending
 
     @property
     def epoch_cut(self) -> bool:
-        """Whether the epoch was, or will be, left before its last batch, by a limit or by a request to stop."""
+        """Whether the epoch ends before its last batch, because of a limit or a request to stop."""
         return self.cut_batches >= 0
 
     @property
     def finished(self) -> bool:
-        """Whether the run has come to its end."""
+        """Whether the run has ended normally."""
         return self.status is TrainerStatus.FINISHED
 
     @property
     def stopped(self) -> bool:
-        """Whether the run is over, by its end or by an exception."""
+        """Whether the run has ended, normally or by an exception."""
         return self.status.stopped
 
     @property
@@ -257,24 +255,25 @@ class Progress:
 
     @property
     def logger_step(self) -> int:
-        """Index of the last batch on which a step happened, from 0: where values are logged."""
+        """Index of the last batch with an optimizer step, from 0: the x axis of logged values."""
         return max(self.stepped_batches - 1, 0)
 
-    # ---- what moves it -----------------------------------------------------------------------------------------------
+    # ---- changes
+    # ---------------------------------------------------------------------------------------------------------
 
     def begin_run(self, fn: TrainerFn) -> None:
-        """Forget what an earlier run was in the middle of; what it counted stays."""
+        """Reset the state of an unfinished earlier run; counters stay."""
         self.fn, self.status, self.slot[0], self.resume_phase = fn, TrainerStatus.RUNNING, Phase.SET_UP, None
         self.batch_idx, self.batches_done, self.eval_batch_idx = -1, 0, -1
         self.is_last_batch = self.should_stop = self.flush_due = self.stepped = self.end_began = False
         if fn is TrainerFn.FITTING:
-            self.num_training_batches = 0  # of its own loader, which may be another one
+            self.num_training_batches = 0  # belongs to the run's own loader, which may differ
         else:
-            self.cut_batches = -1  # the position in the training data is not kept beyond its fit
+            self.cut_batches = -1  # the position in the training data is not kept after its fit
         self.resumed_batches = -1
 
     def end_run(self, interrupted: bool = False) -> None:
-        """The entry point returns, or raises: then the phase stays what it was."""
+        """Called when the entry point returns; if it raises, the phase does not change."""
         if interrupted:
             self.status = TrainerStatus.INTERRUPTED
         else:
@@ -286,45 +285,45 @@ class Progress:
             setattr(self, each.name, getattr(other, each.name))
 
     def show_in(self, words: Any) -> Any:
-        """Write :attr:`slot` into other memory from now on; return where it was."""
+        """Write :attr:`slot` into other memory from now on; return its former memory."""
         before, self.slot = self.slot, words
         return before
 
     def enter(self, phase: Phase) -> None:
-        """Go on to another phase; the loops do it without a call where each batch goes through it."""
+        """Enter another phase; for each batch the loops do it without a call."""
         self.slot[0] = phase
 
     def start_epoch(self) -> None:
-        """A training epoch begins with its first batch."""
+        """Called when a training epoch begins."""
         self.batch_idx, self.batches_done, self.is_last_batch, self.cut_batches = -1, 0, False, -1
         self.end_began = False
         self.slot[0], self.resume_phase = Phase.EPOCH_START, None
 
     def resume_at(self, phase: Phase) -> None:
-        """The loop resumes at the phase in which the checkpoint was saved, or at ``phase`` where it names none."""
+        """Resume at the phase in which the checkpoint was saved, or at ``phase`` if it has none."""
         self.slot[0] = phase if self.resume_phase is None else self.resume_phase
         self.resume_phase = None
 
     def count_batches_as(self, batches: int) -> None:
-        """The samples that were done are ``batches`` batches of this run's loader."""
+        """Set the number of finished batches: the finished samples form ``batches`` batches of this run's loader."""
         self.batches_done, self.batch_idx = batches, batches - 1
         self.resumed_batches = self.total_batches
 
     def count_epochs_as(self, epochs: int) -> None:
-        """So many epochs are done, for the next fit: an earlier generation begins with the last one again."""
+        """Set the number of finished epochs for the next fit: an earlier generation repeats the last one."""
         self.current_epoch = epochs
 
     def expect_batches(self, count: float) -> None:
-        """The number of training batches of an epoch is known now, or is another one."""
+        """Set the number of training batches in an epoch, which is now known or has changed."""
         self.num_training_batches = count
 
     def end_epoch(self, cut: bool) -> None:
-        """The epoch's batches are over; ``cut``: before its last one."""
+        """Called after the epoch's last batch; ``cut``: it ended early."""
         self.cut_batches = self.batches_done if cut else -1
         self.slot[0], self.end_began = Phase.EPOCH_END, True
 
     def close_epoch(self) -> None:
-        """Everything that belongs to the epoch is done."""
+        """Called when the epoch has ended completely."""
         self.current_epoch += 1
         self.earlier_batches += self.batches_done
         self.batches_done, self.slot[0], self.end_began = 0, Phase.BETWEEN_EPOCHS, False
@@ -334,7 +333,7 @@ class Progress:
         self.global_step += steps
 
     def ask_to_stop(self, stop: bool = True) -> None:
-        """Ask the run to end, or take that back."""
+        """Request the end of the run, or withdraw the request."""
         self.should_stop = stop
 
     def restore_eval_steps(self, eval_steps: dict[str, list[int]]) -> None:
@@ -342,36 +341,36 @@ class Progress:
         self.eval_steps = eval_steps
 
     def begin_evaluation_of(self, batches: float) -> None:
-        """A pass over an evaluation loader begins, of ``batches`` batches."""
+        """Called when a pass over an evaluation loader with ``batches`` batches begins."""
         self.num_eval_batches, self.eval_batch_idx = batches, -1
 
     def end_evaluation_of(self, stage: str, dataloader_idx: int) -> None:
-        """It is over: its batches count towards the x axis of the next pass."""
+        """Called after the pass: add its batches to the x axis of the next pass."""
         self.eval_steps[stage][dataloader_idx] += self.eval_batch_idx + 1
 
     def eval_steps_of(self, stage: str, dataloader_idx: int) -> int:
-        """Batches that this evaluation loader has given in the stage's earlier passes."""
+        """Return the number of batches that this evaluation loader has yielded in the stage's earlier passes."""
         counts = self.eval_steps.setdefault(stage, [])
         counts.extend([0] * (dataloader_idx + 1 - len(counts)))
         return counts[dataloader_idx]
 
-    # ---- what a checkpoint keeps -------------------------------------------------------------------------------------
+    # ---- for a checkpoint --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters that a checkpoint keeps."""
+        """Return the counters for a checkpoint."""
         state = {name: getattr(self, name) for name in _SAVED}
         state["cut_batches"] = max(self.cut_batches, 0)
         return {**state, "eval_steps": copied(self.eval_steps)}
 
     def load_state_dict(self, state: dict[str, Any], goes_on: bool = True) -> None:
-        """Restore what :meth:`state_dict` returned. ``goes_on``: an epoch that was cut short is to be completed."""
+        """Restore a result of :meth:`state_dict`. ``goes_on``: complete an epoch that was cut short."""
         for name in _COUNTERS:
             if name in state:
                 setattr(self, name, state[name])
         self.should_stop = self.should_stop or state.get("should_stop", False)
         self.resume_phase, self.end_began = _resume_phase(state), state.get("epoch_ending", False)
         self.cut_batches = state.get("cut_batches", 0) if state.get("epoch_cut") else -1
-        if self.epoch_cut and goes_on:  # by a limit that is another now, or by a request to stop
+        if self.epoch_cut and goes_on:  # by a limit that has since changed, or by a request to stop
             if not self.epoch_ending:
                 self.current_epoch -= 1
                 self.earlier_batches -= self.cut_batches
@@ -383,7 +382,7 @@ class Progress:
 
 
 def copied(eval_steps: dict[str, list[int]]) -> dict[str, list[int]]:
-    """A copy of :attr:`Progress.eval_steps` that does not change with it."""
+    """Return an independent copy of :attr:`Progress.eval_steps`."""
     return {stage: list(counts) for stage, counts in eval_steps.items()}
 
 

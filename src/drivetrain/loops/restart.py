@@ -1,16 +1,16 @@
-"""What a checkpoint keeps of a fit, so that resuming it is bit-equal to never having stopped.
+"""The state of a fit in a checkpoint, so that a resumed fit is bit-equal to an uninterrupted one.
 
-A fit can be resumed at these points: the end of a batch, anywhere in its window; a validation, which is run again from
-its start unless only its last hooks are left; the end of an epoch; the start of an epoch; and after an exception the
-start of the window in which it was raised. A checkpoint from the middle of a batch resumes at that batch's start, with
-a warning that it is not exact.
+A fit can be resumed at these points: the end of a batch, anywhere in its window; a validation, which restarts unless
+only its last hooks are left; the end of an epoch; the start of an epoch; and after an exception the start of the window
+in which it was raised. A checkpoint from the middle of a batch resumes at that batch's start, with a warning that it is
+not exact.
 
 [Note: callbacks at a restart point]
-Where a run resumes at an earlier point than the one at which it was saved (the start of a window, of a validation, of
-an epoch), the callbacks must have the states that they had then, or they would count batches twice. The same goes for
-what hooks change of optimizers and schedulers, which is changed again: learning rates, groups that fine-tuning adds. So
-a fit with a callback that saves on exceptions copies these states at these points. Callbacks that save are left out:
-they describe files, and files that were written do not go away.
+If a run resumes at an earlier point than the one at which it was saved (the start of a window, of a validation, of an
+epoch), the callbacks need their states from that point, or they would count batches twice. The same holds for changes
+that hooks make to optimizers and schedulers, and will make again: learning rates, groups that fine-tuning adds. So a
+fit with a callback that saves on exceptions copies these states at these points. Callbacks that save are left out:
+their states describe files, and written files remain.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ RESTART: Form = {
 
 
 def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
-    """Return what a checkpoint keeps of the loop to resume it here.
+    """Return the loop's state for a checkpoint from which it can resume here.
 
     Args:
         run: the fit.
-        metrics: its metric objects, as :func:`metrics_in` finds them; ``None``: they are searched for now.
+        metrics: its metric objects, from :func:`metrics_in`; ``None``: search for them now.
 
     Returns:
         ``progress``, the counters; ``rng``, the random state; ``data``, this rank's position in the training loader or
@@ -66,7 +66,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
     """
     progress = run.progress
     state: State
-    if run.restart is not None and not run.restored:  # nothing of the last checkpoint is in use so far: pass it on
+    if run.restart is not None and not run.restored:  # nothing of the last checkpoint has been used yet: pass it on
         state = {**run.restart, "progress": _saved_progress(run)}
         return {**state, **_at_epoch_start(run)}
     if run.kept.stepping:
@@ -91,18 +91,18 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
     }
     state["samples"] = samples_done(run, state["data"])
     state["order"] = _order(run)
-    if in_batch and _has_stepped(run):  # run again, this batch would be stepped twice
+    if in_batch and _has_stepped(run):  # resuming at this batch would step it twice
         done = {"batches_done": progress.batch_idx + 1, "stepped_batches": progress.stepped_batches + 1}
         state["progress"] |= {**done, "held": 0, "stepped": True, "flush_due": run.book.copies}
         state["cut_off"] = True
         return state
     if in_batch:
-        state["settled"] = True  # what follows the last batch was done before this one began
+        state["settled"] = True  # everything after the last batch was done before this one began
         if state["data"] is not None and "given" in state["data"]:
-            state["data"] = {**state["data"], "given": progress.batches_done}  # this batch is to come again
+            state["data"] = {**state["data"], "given": progress.batches_done}  # this batch will run again
             state["samples"] = samples_done(run, state["data"])
             if "loader" not in state["data"]:
-                state["progress"]["is_last_batch"] = False  # it is not done yet
+                state["progress"]["is_last_batch"] = False  # it has not ended yet
     sanity = progress.loop_stage is RunningStage.SANITY_CHECKING
     if sanity or progress.validation == "running":
         state.update(run.kept.before_validation)
@@ -119,9 +119,9 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
 
 
 def shard_places(module: nn.Module) -> dict[str, list[list[int]]]:
-    """Return where in the whole this rank's shards of the parameters begin; of parameters that are not sharded nothing.
+    """Return the offset of this rank's shard in each sharded parameter; unsharded parameters have no entry.
 
-    Shards of one shape may be of other places where another strategy has made them.
+    Two strategies may make shards of the same shape at different offsets.
     """
     sharded = {name: parameter for name, parameter in module.named_parameters() if is_dtensor(parameter)}
     if not sharded:
@@ -132,33 +132,33 @@ def shard_places(module: nn.Module) -> dict[str, list[list[int]]]:
 
 
 def _window_start(run: Run) -> State | None:
-    """The start of the window, if it was kept and no parameter has changed since."""
+    """Return the restart point at the window's start, if it was kept and no parameter has changed since."""
     start, progress = run.kept.window_start, run.progress
     if start is None or progress.epoch_ending or progress.validation:
         return None
     if _versions(run) != run.kept.window_versions:
-        return None  # a parameter was changed since, which no counter shows
+        return None  # a parameter has changed, which no counter shows
     then = start["progress"]
-    # Windows are counted too: one whose step was skipped, because its gradients overflowed, has changed the scale.
+    # Windows are compared too: a step skipped because of overflow has changed the scale.
     names = ("current_epoch", "global_step", "stepped_batches")
     return start if all(then[name] == getattr(progress, name) for name in names) else None
 
 
 def _versions(run: Run) -> int:
-    """A number that changes with every change of a parameter in place."""
+    """Return a number that changes with every in-place change of a parameter."""
     return sum(0 if each.is_inference() else each._version for each in run.module.parameters())
 
 
 def _has_stepped(run: Run) -> bool:
-    """Whether the optimizer has stepped in the batch under way; known only if a callback saves on exceptions."""
+    """Whether the optimizer has stepped in the current batch; known only if a callback saves on exceptions."""
     if run.kept.window_start is None or not run.module.automatic_optimization:
         return False
     return bool(run.kept.window_start["progress"]["global_step"] != run.progress.global_step)
 
 
 def _saved_progress(run: Run) -> State:
-    """The counters. A request to stop is kept while ``min_epochs`` or ``min_steps`` delay it, and only then: a run that
-    has ended by one can be resumed.
+    """Return the counters. A request to stop is saved only while ``min_epochs`` or ``min_steps`` delay it: a run that
+    it has ended can be resumed.
     """
     progress = run.progress
     return {
@@ -169,21 +169,21 @@ def _saved_progress(run: Run) -> State:
 
 
 def _at_epoch_start(run: Run) -> State:
-    """The states at the epoch's start, if its hooks have begun, and none of its batches."""
+    """Return the states at the epoch's start, if its hooks have begun but none of its batches."""
     progress = run.progress
     starts = progress.batch_idx == -1 and not (progress.epoch_ending or progress.between_epochs)
     return run.kept.at_epoch_start if starts else {}
 
 
 def _position(run: Run) -> State | None:
-    if run.restart is not None:  # the loader is not there yet
+    if run.restart is not None:  # the loader is not created yet
         data: State | None = run.restart.get("data")
         return data
     passes = run.loaders.made_passes
     if passes is None:
         return None
     if (run.progress.epoch_ending or run.progress.between_epochs) and not run.progress.epoch_cut:
-        return passes.position()  # also what was fetched ahead is behind the loader, and the next epoch starts there
+        return passes.position()  # the loader has also passed batches fetched ahead, and the next epoch starts there
     return passes.flight or passes.position()
 
 
@@ -195,7 +195,7 @@ def _order(run: Run) -> State | None:
 
 
 def samples_done(run: Run, data: State | None) -> int | None:
-    """How many samples of the epoch all ranks together have done at ``data``; ``None`` if that is not known."""
+    """Return how many samples of the epoch all ranks have finished at ``data``; ``None`` if that is unknown."""
     from drivetrain.data.samplers import samples_in
 
     passes = run.loaders.made_passes
@@ -203,9 +203,9 @@ def samples_done(run: Run, data: State | None) -> int | None:
 
 
 def states_now(run: Run) -> State:
-    """``callbacks``, ``buffers`` and ``options``: copies of their states, if a callback saves on exceptions.
+    """Return copies of the states ``callbacks``, ``buffers`` and ``options``, if a callback saves on exceptions.
 
-    See [Note: callbacks at a restart point]. Parameters are not copied: only the optimizers change them.
+    See [Note: callbacks at a restart point]. Parameters are not copied, because only the optimizers change them.
     """
     if not run.kept.saves_on_exception:
         return {}
@@ -218,7 +218,9 @@ def states_now(run: Run) -> State:
 
 
 class Options:
-    """The groups of a strategy's optimizers, with their options, and the states of its schedulers, as they are now."""
+    """A snapshot of the parameter groups of a strategy's optimizers, with their options, and of its schedulers'
+    states.
+    """
 
     def __init__(self, strategy: Any) -> None:
         self._groups = [
@@ -245,7 +247,7 @@ def _copied_option(value: Any) -> Any:
 
 
 def validation_start(run: Run) -> State:
-    """What a checkpoint from inside the validation that begins now needs, because it runs that validation again."""
+    """Return the state that a checkpoint from inside the validation needs to restart the validation."""
     return {
         "rng": rng_state(),
         "eval_steps": copied(run.progress.eval_steps),
@@ -256,7 +258,7 @@ def validation_start(run: Run) -> State:
 
 
 def _logged(run: Run, metrics: Mapping[str, nn.Module]) -> list[State]:
-    """The epoch's running reductions; a metric object by its path in the module."""
+    """Return the epoch's running reductions; a metric object is stored by its path in the module."""
     places = {id(metric): place for place, metric in metrics.items()}
     places |= {id(child): name for name, child in run.module.named_modules()}
     states = run.book.state_dict("train")
@@ -274,7 +276,7 @@ def _logged(run: Run, metrics: Mapping[str, nn.Module]) -> list[State]:
 
 
 def watch_exceptions(run: Run) -> Callable[[], None]:
-    """Get ready for saving after an exception; returns what to call whenever a window begins."""
+    """Prepare for saving after an exception; return a function to call at the start of each window."""
 
     def before(*_: Any) -> None:
         run.kept.stepping = True
@@ -288,10 +290,10 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
     metrics = metrics_in(run.module)
 
     def keep() -> None:
-        run.kept.window_start = None  # it would be taken for the state of this moment
+        run.kept.window_start = None  # the earlier snapshot is out of date
         start = capture(run, metrics)
         start["exact"] = start["settled"] = True
-        engine = run.engine  # a step that is skipped changes the precision's scale
+        engine = run.engine  # a skipped step changes the precision's scale
         start["precision"] = engine.precision.deferred_state_dict(run.module, engine.strategy.optimizers)
         for part in ("logged", "callback_metrics", "metrics", "window", "gradients"):
             if part in start:

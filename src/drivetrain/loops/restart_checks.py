@@ -1,4 +1,4 @@
-"""Check what a checkpoint says about the restart point of a fit, before the loop relies on it."""
+"""Check a checkpoint's restart point before the loop uses it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from drivetrain.module.hooks import LOG_RULES
 
 State = Mapping[str, Any]
 
-# What every version has written, and what without which training would silently begin elsewhere.
+# Entries that every version has written, and entries without which training would silently start elsewhere.
 _COUNTERS = ("current_epoch", "batches_done", "earlier_batches", "global_step", "stepped_batches")
 
 
@@ -58,17 +58,18 @@ _PROGRESS: Form = {
 
 
 def check_progress(saved: Any) -> None:
-    """Check that the counters are counters.
+    """Check the counters of a checkpoint.
 
     Raises:
-        CheckpointError: one is missing or of another kind.
+        CheckpointError: a counter is missing or has another type.
     """
     with restoring("the progress of the fit"):
         expect(saved, _PROGRESS)
         held, divisor = saved.get("held", 0), saved.get("divisor", 1)
         if held >= divisor and (held or not divisor):
             raise WrongForm("['held']", f"is {held}, of a window of {divisor} batches that is not complete")
-        if saved.get("epoch_cut") and not saved.get("epoch_ending"):  # the counters are past an epoch that was cut
+        # the counters are beyond an epoch that was cut short
+        if saved.get("epoch_cut") and not saved.get("epoch_ending"):
             for name, least in (("current_epoch", 1), ("earlier_batches", saved.get("cut_batches", 0))):
                 if saved[name] < least:
                     raise WrongForm(f"[{name!r}]", f"is {saved[name]}, and at least {least} is expected")
@@ -77,15 +78,15 @@ def check_progress(saved: Any) -> None:
 def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> None:
     """Check that the loop can resume at ``restart``.
 
-    The position in the training data is checked later, when the loader is made.
+    The position in the training data is checked later, when the loader is created.
 
     Args:
-        restart: the entry of a checkpoint, with the random state.
-        module: what is trained.
-        complete: this package wrote it, so nothing may be missing; files of other makes know less.
+        restart: a checkpoint's entry with the random state.
+        module: the module to train.
+        complete: this package wrote it, so nothing may be missing; files of other libraries contain less.
 
     Raises:
-        CheckpointError: something is of another kind; the message names it.
+        CheckpointError: an entry has another type; the message names it.
     """
     with restoring("the restart point"):
         written = ("data", "logged", "callback_metrics", "metrics") if complete else ()
@@ -106,7 +107,7 @@ def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> No
 
 
 def _check_metric(states: State, metric: nn.Module | None, place: str) -> None:
-    if metric is None:  # the module has no such metric any more, and nothing reads the states
+    if metric is None:  # the module no longer has this metric, and nothing reads its states
         return
     own = vars(metric)["_defaults"]
     for key, value in states.items():
@@ -116,7 +117,7 @@ def _check_metric(states: State, metric: nn.Module | None, place: str) -> None:
             expect(value, (list, Tensor), f"{place}[{key!r}]")
             continue
         expect(value, (Tensor, bool, int, float), f"{place}[{key!r}]")
-        # A state that begins as a single number may take another shape with its first update.
+        # The first update may change the shape of a state that starts as a single number.
         shape = own[key].shape if isinstance(own[key], Tensor) and own[key].numel() > 1 else None
         if shape is not None and isinstance(value, Tensor) and value.shape != shape:
             raise WrongForm(f"{place}[{key!r}]", f"has the shape {tuple(value.shape)}, and {tuple(shape)} is expected")
@@ -125,7 +126,7 @@ def _check_metric(states: State, metric: nn.Module | None, place: str) -> None:
 def _check_logged(state: Any, place: str, module: nn.Module) -> None:
     if state["hook"] not in LOG_RULES:
         raise WrongForm(f"{place}['hook']", f"is {state['hook']!r}, in which nothing can be logged")
-    logged = dict(module.named_modules()).get(state["metric"])  # None: it is in a list, or the module has it no more
+    logged = dict(module.named_modules()).get(state["metric"])  # None: it is in a list, or the module no longer has it
     if logged is not None and state["metric"] and not (hasattr(logged, "compute") and hasattr(logged, "reset")):
         raise WrongForm(f"{place}['metric']", f"is {state['metric']!r}, a {type(logged).__name__} and no metric object")
 
@@ -138,7 +139,7 @@ def _check_window(restart: State, module: nn.Module) -> None:
     if not entry(restart, "window", Window.FORM)["expected"]:
         raise WrongForm("['window']['expected']", "is 0, and a window has at least one batch")
     gradients = entry(restart, "gradients", Mapping)
-    # Of a sharded parameter it is this rank's shard, or the whole where a strategy has not exchanged it yet.
+    # For a sharded parameter it is this rank's shard, or the complete gradient if it was not exchanged yet.
     shapes = {name: {local_shard(each).shape, each.shape} for name, each in module.named_parameters()}
     own = dict(module.named_parameters())
     held, places = expect(restart.get("shards", {}), Mapping, "['shards']"), shard_places(module)
@@ -171,10 +172,10 @@ def check_position(position: Any, passes: Passes | CombinedPasses) -> None:
     """Check that ``position`` is a position in a pass over these loaders.
 
     Raises:
-        CheckpointError: it is not.
+        CheckpointError: it is not one.
     """
     with restoring("the position in the training data"):
-        _check_position(position, passes.position(states=False), "")  # a loader may have no state before it is iterated
+        _check_position(position, passes.position(states=False), "")  # a loader may have no state before its first pass
 
 
 def _check_position(position: Any, own: State, place: str) -> None:
@@ -185,13 +186,13 @@ def _check_position(position: Any, own: State, place: str) -> None:
             _check_position(part, its_own, f"{place}['parts'][{index}]")
         return
     expect(position, POSITION, place)
-    for key in ("before", "drawing"):  # the random states in which the pass and its draws of samples began
+    for key in ("before", "drawing"):  # the random states at the start of the pass and of its draws of samples
         if key == "before" or key in position:  # only some loaders draw samples
             _check_start(entry(position, key, Mapping, place), position, f"{place}[{key!r}]")
 
 
 def _check_start(state: State, position: State, place: str) -> None:
-    if not state:  # there was none yet
+    if not state:  # there was no state yet
         if position["given"]:
             raise WrongForm(place, f"is empty, although {position['given']} batches were fetched")
         return

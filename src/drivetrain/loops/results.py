@@ -1,4 +1,4 @@
-"""The results of an evaluation as a table for people."""
+"""The results of an evaluation as a table for the terminal."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import shutil
 
 
 def results_table(stage: str, results: list[dict[str, float]], width: int | None = None) -> str:
-    """Return the metrics of each loader as a table for people: one row per metric, one column per loader.
+    """Return the metrics of each loader as a table for the terminal: one row per metric, one column per loader.
 
-    The suffix of several loaders (``/dataloader_idx_1``) is the column's heading. A loader that has not logged a metric
-    has an empty field there. A table that is wider than the terminal continues below, with the next loaders.
+    With several loaders, the suffix of their names (``/dataloader_idx_1``) becomes the column's heading. The field is
+    empty if a loader has not logged a metric. If a table is wider than the terminal, the columns of the remaining
+    loaders follow below.
 
     Args:
         stage: the title.
         results: one dictionary of metrics per loader.
-        width: columns of the terminal; ``None``: as many as it has.
+        width: the width in characters; ``None``: the terminal's width.
     """
     columns = [
         {name.removesuffix(f"/dataloader_idx_{index}"): number_text(value) for name, value in result.items()}
@@ -23,7 +24,7 @@ def results_table(stage: str, results: list[dict[str, float]], width: int | None
     names = sorted({name for column in columns for name in column})
     if not names:
         return f"{stage}: nothing was logged"
-    first = max(len(name) for name in names) + 2  # with the indent
+    first = max(len(name) for name in names) + 2  # including the indent
     if len(columns) == 1:
         return "\n".join([f"{stage}:", *(f"{'  ' + name:<{first}}  {columns[0][name]}" for name in names)])
     headings = [f"loader {index}" for index in range(len(columns))]
@@ -43,7 +44,7 @@ def results_table(stage: str, results: list[dict[str, float]], width: int | None
 
 
 def number_text(value: float) -> str:
-    """Return a metric's value as people write it: six digits, no exponent where it can be read without one."""
+    """Return a metric's value as text: six digits, without an exponent if possible."""
     if 1e6 <= abs(value) < 1e15:
         return f"{value:.0f}"
     digits, exponent, power = f"{value:.6g}".partition("e")

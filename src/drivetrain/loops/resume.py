@@ -1,7 +1,7 @@
-"""Resume a fit where its checkpoint was saved: at the start of an epoch, in its middle, or behind its batches.
+"""Resume a fit where its checkpoint was saved: at the start of an epoch, inside it, or after its last batch.
 
-``restart.py`` says what a checkpoint keeps for this. Parts are restored in the order in which the loop would have
-changed them, and the random state comes last, right before whatever draws the next number.
+``restart.py`` describes the saved state. Parts are restored in the order in which the loop would have changed them; the
+random state comes last, right before the next draw.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Epoch = tuple[Batches, Bound]
 def enter_epoch(run: Run) -> Epoch | None:
     """Start the next epoch, or resume the one in which the checkpoint was saved.
 
-    Every epoch of a fit begins here, and a run that resumes does nothing else in its own way.
+    Every epoch of a fit begins here, and only here a resumed run differs from a new one.
 
     Returns:
-        The epoch's batches and its bound step; ``None``: the checkpoint was saved behind the epoch's batches, so only
+        The epoch's batches and its bound step; ``None``: the checkpoint was saved after the epoch's last batch, so only
         its end is left.
     """
     progress = run.progress
@@ -54,7 +54,7 @@ def enter_epoch(run: Run) -> Epoch | None:
 
 
 def _start(run: Run) -> Epoch:
-    """Start an epoch; what the checkpoint of one that resumes here holds is restored right before its first batch."""
+    """Start an epoch; if it is resumed at its start, restore the checkpoint's state right before its first batch."""
     progress, loaders = run.progress, run.loaders
     progress.start_epoch()
     run.book.leave_batch()
@@ -62,7 +62,7 @@ def _start(run: Run) -> Epoch:
     run.window.batches_done, run.window.size = 0, 1
     reloaded = loaders.reload("fit", run.limits.reload_every)
     loader = loaders.training()
-    progress.expect_batches(loaders.count_training())  # the limit may have been changed
+    progress.expect_batches(loaders.count_training())  # the limit may have changed
     set_epoch(loader, progress.current_epoch)
     loaders.passes().start_epoch()
     if reloaded and parity.current().early_iterators:
@@ -85,7 +85,7 @@ def _start(run: Run) -> Epoch:
 
 
 def _resume_end(run: Run) -> None:
-    """Resume behind an epoch's batches."""
+    """Resume after an epoch's last batch."""
     run.progress.resume_at(Phase.EPOCH_END)
     _restore_loop(run)
     _restore_between_passes(run)
@@ -94,9 +94,9 @@ def _resume_end(run: Run) -> None:
 
 
 def _resume_middle(run: Run) -> Epoch:
-    """Resume inside an epoch: complete what follows the batch that was done last, then prepare the rest."""
+    """Resume inside an epoch: finish the last batch's follow-up, then prepare the remaining batches."""
     progress, loaders, state = run.progress, run.loaders, run.restart
-    assert state is not None  # the caller has looked
+    assert state is not None  # checked by the caller
     progress.resume_at(Phase.BATCH_END)
     run.book.leave_batch()
     run.book.begin("train")
@@ -116,7 +116,7 @@ def _resume_middle(run: Run) -> Epoch:
             f"The loader {type(loader).__name__} does not know where it is: its first {done} batches are fetched again "
             "and left out."
         )
-    caught_up: dict[str, Any] = {}  # the random state when the next batch is asked for
+    caught_up: dict[str, Any] = {}  # the random state before the next batch is fetched
     batches, bound = batches_and_step(run, loader, Resumed(done, caught_up=lambda: set_rng_state(caught_up)))
     run.book.enter_if_left(run.hooks.scope("training_step"))
     _restore_end_of_pass(run, loader, batches)
@@ -130,24 +130,24 @@ def _resume_middle(run: Run) -> Epoch:
         _restore_between_passes(run)
         return iter(()), bound
     if bound.keep_start is not None:
-        bound.keep_start()  # now: once the loader has fetched ahead, its position is another
+        bound.keep_start()  # before the loader fetches ahead, which changes its position
     caught_up.update(rng_state())
     _restore_position(run, data, caught_up)
     return batches, bound
 
 
 def _restore_end_of_pass(run: Run, loader: Any, batches: Batches) -> None:
-    """Restore the random state; of a pass whose last batch was done, also what the loader draws at its end."""
+    """Restore the random state; after a pass's last batch, also the numbers that the loader draws at its end."""
     progress, passes, state = run.progress, run.loaders.passes(), run.restart
-    assert state is not None  # the caller has looked
+    assert state is not None  # checked by the caller
     data, own = state.get("data"), run.loaders.count_own_training()
     asks_for_end = progress.is_last_batch and progress.batches_done <= own and not gives_up(loader, own)
     if asks_for_end and data is not None:
         with naming(run.resumed_from):
             passes.resume(data)
         restore_random_state(run)
-        next(batches, None)  # asks the loader for its end, unless the checkpoint was saved after that
-        state["data"] = position_after_end(passes, data)  # for what is saved in the validation that follows
+        next(batches, None)  # exhausts the loader, unless the checkpoint was saved after that
+        state["data"] = position_after_end(passes, data)  # for checkpoints saved in the following validation
         return
     if progress.is_last_batch:
         _restore_between_passes(run)
@@ -155,27 +155,27 @@ def _restore_end_of_pass(run: Run, loader: Any, batches: Batches) -> None:
 
 
 def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any]) -> None:
-    """Bring the loader to where it was in its pass. ``caught_up``: the random state of the next batch."""
+    """Restore the loader's position in its pass. ``caught_up``: the random state of the next batch."""
     passes = run.loaders.passes()
     with naming(run.resumed_from):
         if run.progress.batches_done < run.loaders.count_own_training():
             passes.resume(data)
             set_rng_state(data.get("rng", caught_up))  # a batch fetched ahead was drawn before the checkpoint
             return
-        # Other ranks have more batches, and this one repeats its last.
+        # Other ranks have more batches, and this rank repeats its last one.
         move, transfer = run.transfer
         batch = passes.last_batch(data)
         run.uneven.repeat(batch if transfer is not None else move(batch))
         passes.resume(data)
         set_rng_state(caught_up)
-        next(iter(passes), None)  # asks the loader for its end, unless the checkpoint was saved after that
+        next(iter(passes), None)  # exhausts the loader, unless the checkpoint was saved after that
 
 
 def _check_order(run: Run) -> None:
-    """Check that the samples come in the order in which the checkpoint's run drew them.
+    """Check that the samples come in the same order as in the checkpoint's run.
 
     Raises:
-        CheckpointError: there is another sampler, or one over another number of samples.
+        CheckpointError: the sampler differs, or its number of samples.
     """
     loader = run.loaders.training()
     then, now = (run.restart or {}).get("order"), order_of(loader)
@@ -206,19 +206,19 @@ def _check_order(run: Run) -> None:
 
 
 def _count_in_batches_of_this_loader(run: Run) -> None:
-    """Convert the position into batches of this run's loader, if its batches have another size.
+    """Convert the position into batches of this run's loader, if its batch size differs.
 
     Raises:
-        CheckpointError: none of them ends after the samples that were done, or a window is not complete.
+        CheckpointError: no batch ends after the finished samples, or a window is incomplete.
     """
     state, progress = run.restart, run.progress
-    assert state is not None  # the caller has looked
+    assert state is not None  # checked by the caller
     saved, data, loader = state.get("samples"), state.get("data"), run.loaders.training()
     found = samples_done(run, data)
     if saved is None or found is None or data is None or found == saved:
         return
     if run.window.gather is not None and rank_batches(loader) is None:
-        return  # each rank has a loader of its own, and ``samples`` is that of rank 0
+        return  # each rank has its own loader, and ``samples`` belongs to rank 0's
     batches = bisect.bisect_left(range(saved), saved, key=lambda number: samples_in(loader, number) or 0)
     before, after = samples_in(loader, max(batches - 1, 0)), samples_in(loader, batches)
     if after != saved or run.window.batches_done:
@@ -242,10 +242,10 @@ def _count_in_batches_of_this_loader(run: Run) -> None:
 
 
 def _check_batches_done(run: Run, data: dict[str, Any] | None) -> None:
-    """Check that the checkpoint says which batches of the epoch are left.
+    """Check that the checkpoint contains the position in the epoch's batches.
 
     Raises:
-        CheckpointError: the checkpoint does not say which batches were done, or the epoch has fewer now.
+        CheckpointError: the checkpoint does not contain it, or the epoch has fewer batches now.
     """
     progress = run.progress
     done = progress.batches_done
@@ -279,10 +279,10 @@ def _reading(part: str) -> Callable[[Callable[[Run], None]], Callable[[Run], Non
 
 
 def restore_validation_loaders(run: Run) -> None:
-    """Make the loaders of the validation that the checkpoint's run had, and restore their positions.
+    """Create the loaders of the validation that the checkpoint's run had, and restore their positions.
 
-    The sanity check does it where there is one: ``val_dataloader`` follows ``on_sanity_check_start``. It must be done
-    before the random state is restored, because the hook may draw numbers, which the checkpoint's run drew before.
+    A sanity check does it if there is one: ``val_dataloader`` is called after ``on_sanity_check_start``. It must happen
+    before the random state is restored, because the hook may draw numbers that the checkpoint's run drew before.
     """
     if run.restart is None or run.loaders.is_made("validate"):
         return
@@ -293,9 +293,9 @@ def restore_validation_loaders(run: Run) -> None:
 
 @_reading("the restart point")
 def _restore_loop(run: Run) -> None:
-    """Restore everything inside the loop but the position in the data and the random state."""
+    """Restore the loop's state, except the position in the data and the random state."""
     state = run.restart
-    assert state is not None  # the caller has looked
+    assert state is not None  # checked by the caller
     run.restored = True
     warn_if_inexact(run)
     metrics = metrics_in(run.module)
@@ -309,7 +309,7 @@ def _restore_loop(run: Run) -> None:
 
 @_reading("the metric objects")
 def restore_results(run: Run) -> None:
-    """Restore the values that callbacks and schedulers watch, and what metric objects hold."""
+    """Restore the values that callbacks and schedulers monitor, and the states of metric objects."""
     if run.restart is not None:
         run.book.callback_metrics.update(run.restart.get("callback_metrics", {}))
         set_states(run.module, run.restart.get("metrics", {}))
@@ -317,7 +317,7 @@ def restore_results(run: Run) -> None:
 
 @_reading("the gradients of a window")
 def _restore_window(run: Run) -> None:
-    """Restore the gradients of a window that was not complete; by hand it may reach over an epoch's end."""
+    """Restore the gradients of an incomplete window; in manual optimization it may span an epoch's end."""
     if run.restart is None or "window" not in run.restart:
         return
     window = run.window
@@ -328,7 +328,7 @@ def _restore_window(run: Run) -> None:
 
 
 def _restore_between_passes(run: Run) -> None:
-    """Restore what the training loader keeps from one epoch to the next."""
+    """Restore the training loader's state that continues from one epoch to the next."""
     if run.restart is not None and (data := run.restart.get("data")) is not None:
         passes = run.loaders.passes()
         with naming(run.resumed_from):

@@ -1,4 +1,4 @@
-"""The parts of one run, which the loops get as one object; and the limits of a Trainer."""
+"""The parts of one run, passed to the loops as one object; and the limits of a Trainer."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ ENDLESS = float("inf")
 
 @dataclass(slots=True)
 class Limits:
-    """The Trainer's arguments about when and how much, with their defaults filled in; ``inf`` means no limit.
+    """The Trainer's arguments that limit a run, with their defaults filled in; ``inf`` means no limit.
 
-    User code may change them through the Trainer while it runs ; a change counts from the next batch on,
-    one of ``*_batches`` from the next pass over the data.
+    User code may change them through the Trainer during a run; a change takes effect at the next batch, a change of
+    ``*_batches`` at the next pass over the data.
 
     Attributes:
         val_check_interval: batches (int), a fraction of the epoch (float), or seconds: ``val_check_seconds``.
@@ -58,7 +58,7 @@ class Limits:
 
     @classmethod
     def of(cls, settings: Settings) -> Limits:
-        """The limits that ``settings`` mean."""
+        """Return the limits for ``settings``."""
         fast = int(settings.fast_dev_run)
         max_epochs = settings.max_epochs
         if max_epochs is None:
@@ -76,7 +76,7 @@ class Limits:
             if fast:
                 return fast
             if overfits and overfit:
-                return overfit  # the same batches everywhere
+                return overfit  # the same batches in all stages
             return 1.0 if given is None else given
 
         return cls(
@@ -99,7 +99,7 @@ class Limits:
         )
 
     def batches(self, stage: str) -> int | float:
-        """How many batches of "fit", "validate", "test" or "predict" to take."""
+        """Return the number of batches for "fit", "validate", "test" or "predict"."""
         return {
             "fit": self.train_batches,
             "validate": self.val_batches,
@@ -113,11 +113,11 @@ class RunOptimizers:
     """The optimizers of a run as user code sees them, and what a bound step has attached to them.
 
     Attributes:
-        handles: what ``self.optimizers()`` returns.
-        made: ``configure_optimizers`` has run, so a checkpoint can hold what it returned.
-        waiting: optimizers that user code has set in place of the present ones, from the next batch on.
-        unbinders: undo what binding the step attached.
-        manual_backward: what the module's method of this name does; set while it optimizes by hand.
+        handles: the result of ``self.optimizers()``.
+        made: ``configure_optimizers`` has run, so a checkpoint can contain optimizers.
+        waiting: optimizers that user code has set; they replace the present ones at the next batch.
+        unbinders: functions that undo what binding the step attached.
+        manual_backward: the implementation of the module's method; set during manual optimization.
     """
 
     handles: list[LightningOptimizer] = field(default_factory=list)
@@ -129,16 +129,16 @@ class RunOptimizers:
 
 @dataclass
 class KeptStates:
-    """What a fit keeps of an earlier moment, because a checkpoint may have to resume there: see ``restart.py``.
+    """Earlier states that a fit keeps, because a checkpoint may have to resume there: see ``restart.py``.
 
     Attributes:
         saves_on_exception: a callback saves after an exception.
         window_start: the restart point at the start of the window; kept only if ``saves_on_exception``.
-        window_versions: the parameters' versions then, which tell whether anything has changed them since.
-        stepping: an optimizer is changing parameters now; watched only if ``saves_on_exception``.
-        before_validation: what a checkpoint from inside the running validation holds.
+        window_versions: the parameters' versions at that point, which show whether they have changed since.
+        stepping: an optimizer is changing parameters; set only if ``saves_on_exception``.
+        before_validation: the state for a checkpoint from inside the running validation.
         at_epoch_start: the states of callbacks and buffers before ``on_train_epoch_start``, if ``saves_on_exception``.
-        token: names this fit among all others, on all ranks; only if ``saves_on_exception``.
+        token: a unique name of this fit, equal on all ranks; only if ``saves_on_exception``.
     """
 
     saves_on_exception: bool = False
@@ -152,12 +152,12 @@ class KeptStates:
 
 @dataclass
 class Stopping:
-    """What is asked of a fit and agreed about its end.
+    """Requests to end a fit, and what the ranks have agreed about its end.
 
     Attributes:
-        stopper: what it is asked through, by a signal or a time limit: a :class:`drivetrain.loops.stop.Stop`.
+        stopper: handles signals and time limits: a :class:`drivetrain.loops.stop.Stop`.
         agreed: the ranks have agreed to stop.
-        ends_together: all ranks end after the same batch, so that they can exchange values until then.
+        ends_together: all ranks end after the same batch, so that they can use collectives until then.
         delay_reported: it was logged that ``min_epochs`` or ``min_steps`` delay the end.
     """
 
@@ -168,19 +168,19 @@ class Stopping:
 
 
 class ValidationClock:
-    """The time since the last validation ended, or training began."""
+    """The time since the last validation ended, or since training began."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """The time begins now."""
+        """Restart the clock."""
         self._began = time.monotonic()
-        self._answer = (-1, False)  # after how many batches it was asked, and the answer
+        self._answer = (-1, False)  # the number of batches at the last question, and its answer
 
     def is_over(self, seconds: float, batches: int, strategy: Strategy) -> bool:
-        """Whether ``seconds`` have passed, by one clock for all ranks; the same answer after the same batch."""
-        if self._answer[0] != batches:  # a callback may have asked
+        """Whether ``seconds`` have passed, by one clock for all ranks; the answer is the same during one batch."""
+        if self._answer[0] != batches:  # a callback may have asked already
             self._answer = batches, strategy.broadcast(time.monotonic() - self._began >= seconds)
         return self._answer[1]
 
@@ -190,20 +190,20 @@ class Run:
     """One call of ``fit``, ``validate`` or ``test``.
 
     Attributes:
-        log: passes flushed metrics to the loggers, with a step; ``None`` where there are none.
-        batches: the pass over the training loader, for a step that takes ``dataloader_iter``; ``None`` for all others.
-        window: what the current window holds.
+        log: passes flushed metrics and a step to the loggers; ``None`` without loggers.
+        batches: the pass over the training loader, for a step with ``dataloader_iter``; ``None`` for all others.
+        window: the current window.
         restart: the restart point of the checkpoint, until the loop has resumed there.
-        resumed_from: the checkpoint that this was read from, for messages.
-        restored: the loop has restored what ``restart`` holds, except for the position in the training data.
+        resumed_from: the path of the checkpoint of ``restart``, for messages.
+        restored: the loop has restored ``restart``, except the position in the training data.
         stale: a limit, a callback, a logger or an optimizer was changed: the loop binds again at the next batch.
-        validates_last: a validation at the end of an epoch comes after the hooks of that end; else before them.
+        validates_last: a validation at the end of an epoch comes after the epoch's end hooks; otherwise before them.
         uneven: the :class:`drivetrain.loops.uneven.UnevenInputs` of the pass over the training data; ``None`` with one
             rank.
-        stop: ``stopping.stopper``, from when it was asked to end the fit: the loop calls it at the end of each batch.
-        splitter: what runs batches in parts after an out-of-memory error; ``None`` without ``split_on_oom``.
-        transfer: ``(move, hooks)`` as :func:`drivetrain.module.hooks.bind_transfer` returns them.
-        loaders: makes the loaders on first use.
+        stop: ``stopping.stopper``, once it has a request to end the fit: the loop calls it at the end of each batch.
+        splitter: runs batches in parts after an out-of-memory error; ``None`` without ``split_on_oom``.
+        transfer: ``(move, hooks)`` from :func:`drivetrain.module.hooks.bind_transfer`.
+        loaders: creates the loaders on first use.
     """
 
     engine: Engine
@@ -236,9 +236,9 @@ class Run:
         self.stale = True
 
     def publish(self, rows: list[Row], step: int, read_all: bool = False) -> list[Row]:
-        """Read ``rows`` from the device and give the loggers what is theirs; return what was read.
+        """Read ``rows`` from the device and pass the loggers their values; return all values that were read.
 
-        What neither a logger nor the bar wants is not read at all, unless ``read_all``.
+        Values for neither a logger nor the bar are only read with ``read_all``.
         """
         log = self.log
         if log is None and not read_all:
@@ -253,7 +253,7 @@ class Run:
         return read
 
     def wrap_optimizers(self) -> None:
-        """Give the module the strategy's optimizers as it may see them."""
+        """Give the module its view of the strategy's optimizers."""
         self.unbind()
         own = self.engine.strategy.optimizers
         self.optimizers.made = True
@@ -272,21 +272,24 @@ class Run:
 
     @property
     def holds_gradients(self) -> bool:
-        """Whether gradients wait for their optimizer step."""
+        """Whether there are gradients that no optimizer step has used yet."""
         if self.module.automatic_optimization:
             return self.window.batches_done > 0 or self.window.holds_own
-        if len(self.optimizers.handles) > 1:  # a step of one optimizer does not tell what the others still wait for
+        # one optimizer's step does not show whether the others have used their gradients
+        if len(self.optimizers.handles) > 1:
             return any(parameter.grad is not None for parameter in self.module.parameters())
         return self.window.batches_with_gradients > 0
 
     def unbind(self) -> None:
-        """Undo what the last binding attached; after it, optimizers are as the user made them."""
+        """Undo what the last binding attached, so that the optimizers are as the user made them."""
         while self.optimizers.unbinders:
             self.optimizers.unbinders.pop()()
         self.optimizers.manual_backward = None
 
     def let_go(self) -> None:
-        """Drop what only a running loop needs. What was not restored stays: a later checkpoint passes it on."""
+        """Drop state that only a running loop needs. State that was not restored stays: a later checkpoint passes it
+        on.
+        """
         self.kept.window_start = self.batches = None
         self.hooks.observers.clear()
         if self.splitter is not None:
@@ -296,9 +299,9 @@ class Run:
             self.restart = None
 
     def validates(self) -> bool:
-        """Whether the fit validates: there are a step and at least one batch for it.
+        """Whether the fit validates: there are a validation step and at least one batch.
 
-        Loaders that a hook makes are taken to have batches until they are made, when a validation is due.
+        Loaders from a hook are assumed to have batches until they are created, when a validation is due.
         """
         if self.limits.val_batches == 0 or not self.loaders.defined("validate"):
             return False
@@ -307,7 +310,7 @@ class Run:
         return any(source.num_batches for source in self.loaders.evaluation("validate"))
 
     def why_not_validated(self) -> str:
-        """Return a sentence for messages that says why the fit does not validate, and a space; "" if it does."""
+        """Return a sentence for messages that explains why the fit does not validate, and a space; "" if it does."""
         if self.validates():
             return ""
         if self.limits.val_batches == 0:
@@ -321,7 +324,7 @@ class Run:
         return f"This fit does not validate: {why}. "
 
     def agree_to_stop(self) -> None:
-        """Where any rank was asked to stop, all of them are; every rank calls this at the same points of a run."""
+        """If any rank was asked to stop, ask all ranks; every rank calls this at the same points of a run."""
         if self.engine.strategy.facts.is_distributed:
             stop = self.engine.strategy.reduce_boolean_decision(self.progress.should_stop, all=False)
             self.progress.ask_to_stop(stop)
@@ -335,12 +338,12 @@ class Run:
     def may_stop(self) -> bool:
         """Whether the run may stop on request: min_epochs and min_steps are reached.
 
-        With several ranks, not before all of them know of it: one that stops alone leaves the others waiting.
+        With several ranks it waits until all know of the request: a rank that stops alone leaves the others waiting.
         """
         progress, limits = self.progress, self.limits
         if self.engine.strategy.facts.is_distributed and not self.stopping.agreed:
             return False
-        # inside an epoch the running one does not count, at its end it does: current_epoch rises after its hooks
+        # current_epoch counts complete epochs inside an epoch, and rises after the end hooks
         allowed = progress.current_epoch >= limits.min_epochs and progress.global_step >= limits.min_steps
         if not allowed and not self.stopping.delay_reported:
             self.stopping.delay_reported = True
@@ -362,10 +365,10 @@ class Run:
 
 
 def val_check_every(limits: Limits, num_batches: float) -> float:
-    """After how many training batches validation is due; ``inf``: after the last batch of an epoch.
+    """Return the number of training batches between validations; ``inf``: after the last batch of an epoch.
 
     Raises:
-        ConfigurationError: the interval never occurs, or needs a length that the loader has not.
+        ConfigurationError: the interval is never reached, or needs a length that the loader does not have.
     """
     interval = limits.val_check_interval
     if limits.val_check_seconds is not None:

@@ -15,23 +15,23 @@ from drivetrain.loops.run import Run
 
 
 def sanity_check(run: Run) -> None:
-    """Try a few validation batches before training, so that a mistake there shows at once.
+    """Run a few validation batches before training, so that an error in them shows at once.
 
-    Every fit begins with it, also one that resumes at the start or the end of an epoch. It leaves nothing behind: no
-    metric, no progress, no draw from a random generator, no worker process.
+    Every fit begins with it, also one that resumes at the start or the end of an epoch. It has no lasting effect: no
+    metrics, no progress, no random numbers drawn, no worker processes.
     """
     limits, progress, book = run.limits, run.progress, run.book
     if limits.sanity_batches == 0 or limits.val_batches == 0 or not run.loaders.defined("validate"):
         return
     over = progress.epochs_done >= limits.max_epochs or progress.global_step >= limits.max_steps
     if over or limits.train_batches == 0 or (progress.should_stop and run.may_stop()):
-        return  # nothing to train
+        return  # there is no training
     if run.restart is not None and progress.batches_done > 0 and not progress.epoch_ending:
         return  # resumed inside an epoch or inside a validation
     progress.enter(Phase.SANITY_START)
     metrics = copied_states(run.module)
     eval_steps = copied(progress.eval_steps)
-    run.kept.before_validation = {  # a checkpoint that is saved in here must not hold what this check has changed
+    run.kept.before_validation = {  # a checkpoint saved here must not contain changes made by this check
         "rng": rng_state(),
         "eval_steps": eval_steps,
         "metrics": metrics,

@@ -16,11 +16,11 @@ from drivetrain.module.optimizers import LRSchedulerConfig
 
 
 class Schedules:
-    """The schedulers of a run, sorted by when they step.
+    """The schedulers of a run, grouped by when they step.
 
     Attributes:
         step, epoch: stepped after an optimizer step, and on the last batch of an epoch, both before validation.
-        step_plateau, epoch_plateau: those that take a monitored value; they come after validation.
+        step_plateau, epoch_plateau: those with a monitored value, stepped after validation.
     """
 
     def __init__(
@@ -42,19 +42,19 @@ class Schedules:
 
     @classmethod
     def of(cls, run: Run) -> Schedules:
-        """Those that the Trainer steps: under manual optimization, the module steps its schedulers itself."""
+        """Return the schedulers that the Trainer steps: in manual optimization the module steps its own."""
         configs = run.engine.strategy.lr_scheduler_configs if run.module.automatic_optimization else []
         return cls(configs, run.hooks, run.book, run.why_not_validated)
 
     def advance_step(self, configs: Sequence[LRSchedulerConfig], progress: Progress) -> None:
-        """:meth:`advance` after an optimizer step."""
+        """Call :meth:`advance` after an optimizer step."""
         self.advance(configs, progress.batch_idx + 1 if self._by_batch else progress.global_step)
 
     def advance(self, configs: Sequence[LRSchedulerConfig], count: int) -> None:
-        """Step those whose frequency divides ``count``: the optimizer steps or the epochs done so far.
+        """Step the schedulers whose frequency divides ``count``, the number of optimizer steps or epochs so far.
 
         Raises:
-            ConfigurationError: a strict scheduler watches a value that was never logged.
+            ConfigurationError: a strict scheduler monitors a value that was never logged.
         """
         for config in configs:
             if count % config.frequency:
@@ -72,10 +72,10 @@ class Schedules:
                 config.scheduler.step()
 
     def check_watched(self) -> None:
-        """Look up, at the end of a trial, what those watch that were not due in it.
+        """At the end of a fast_dev_run, look up the monitored values of schedulers that were not due.
 
         Raises:
-            ConfigurationError: a strict scheduler watches a value that was never logged.
+            ConfigurationError: a strict scheduler monitors a value that was never logged.
         """
         metrics = self._book.refresh()
         for config in (*self.step_plateau, *self.epoch_plateau):

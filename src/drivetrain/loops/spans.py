@@ -1,4 +1,4 @@
-"""The actions of a run as a profiler sees them. None of this exists in a run without a profiler."""
+"""The actions of a run that a profiler measures. Without a profiler, none of this is created."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _AROUND = {
 
 
 class Spans:
-    """Puts actions around parts of a run, when these are bound.
+    """Wraps parts of a run in actions, when these parts are bound.
 
     Args:
-        profiler: measures the spans.
+        profiler: measures the actions.
     """
 
     def __init__(self, profiler: Any) -> None:
         self._start, self._stop = profiler.start, profiler.stop
-        self._open: list[str] = []  # actions that began at one hook and end at another; the innermost last
+        self._open: list[str] = []  # actions between two hooks; the innermost last
 
     def wrap(self, action: str, call: Call) -> Call:
-        """Return ``call`` as an action."""
+        """Return ``call``, measured as an action."""
         start, stop = self._start, self._stop
 
         @functools.wraps(call)
@@ -51,11 +51,11 @@ class Spans:
         return measured
 
     def of_hook(self, owner: Any, kind: str, hook: str, call: Call) -> Call:
-        """Return a hook of ``owner`` as an action: ``[Callback]EarlyStopping.on_train_epoch_end``."""
+        """Return a hook of ``owner``, measured as an action: ``[Callback]EarlyStopping.on_train_epoch_end``."""
         return self.wrap(f"[{kind}]{type(owner).__name__}.{hook}", call)
 
     def around(self, hook: str, bound: tuple[Call, ...]) -> tuple[Call, ...]:
-        """Return what to call for ``hook``, with the action that begins or ends there."""
+        """Return the callable for ``hook``, including the action that begins or ends there."""
         if hook not in _AROUND:
             return bound
         action, begins = _AROUND[hook]
@@ -70,22 +70,24 @@ class Spans:
         self._start(action)
 
     def end(self, action: str) -> None:
-        """End such an action, and those inside it that were left open; nothing if it has not begun."""
+        """End an action, and any inside it that were left open; do nothing if it has not begun."""
         while action in self._open:
             self._stop(self._open.pop())
 
     def end_all(self) -> None:
-        """End what is open."""
+        """End all open actions."""
         while self._open:
             self._stop(self._open.pop())
 
     def batches(self, word: str, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield what ``batches`` yields. The wait for each is one action, and the work on it begins another."""
+        """Yield from ``batches``. The wait for each batch is one action; the work on it is another, which begins
+        then.
+        """
         fetch = f"{_BATCHES[word]}_dataloader_next"
         work = f"run_{'training' if word == 'train' else word}_batch"
         fetched = self.wrap(fetch, lambda: next(batches, batches))
         while (batch := fetched()) is not batches:
             self.begin(work)
             yield batch
-            self.end(work)  # if the hook at its end was not reached
+            self.end(work)  # in case the hook at its end was not reached
         self.end(work)

@@ -1,9 +1,9 @@
-"""``Trainer(split_on_oom=True)``: batches that do not fit into memory are run again in parts.
+"""``Trainer(split_on_oom=True)``: batches that do not fit into memory run again in parts.
 
-Nothing is exchanged between ranks while a window's batches run. A rank without memory drops the gradients of the
-window and runs its batches again, each in twice as many parts, until they fit. When a window's last batch is done, the
-ranks vote: the largest number of parts becomes that of all, and a rank that cannot go on ends the fit on all of them.
-Then they exchange gradients once.
+The ranks do not communicate while a window's batches run. A rank that runs out of memory drops the gradients of the
+window and runs its batches again, each in twice as many parts, until they fit. After a window's last batch, the ranks
+vote: all use the largest number of parts, and a rank that cannot continue ends the fit on all of them. Then they
+exchange gradients once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BACKWARD, _OPTIMIZER_STEP = int(Phase.BACKWARD), int(Phase.OPTIMIZER_STEP)
 
 @dataclass
 class _Kept:
-    """A batch of the window that runs, and what it takes to run it again."""
+    """A batch of the current window, and what is needed to run it again."""
 
     batch: Any
     batch_idx: int
@@ -49,12 +49,12 @@ class _Kept:
 
 
 class SplitWindow:
-    """Runs the batches of a window, in parts where memory runs out.
+    """Runs the batches of a window, in parts if memory runs out.
 
     Args:
         run: the run.
         optimizer: its only optimizer.
-        before_step: what happens to finished gradients.
+        before_step: processes the final gradients.
     """
 
     def __init__(self, run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> None:
@@ -68,11 +68,11 @@ class SplitWindow:
         self._precision = precision if precision.scales_loss else None
         before: SplitWindow | None = run.splitter
         self.passes: LocalPasses = self._new_passes() if before is None else before.passes
-        self._kept: list[_Kept] = [] if before is None else before._kept  # the step may be bound again in a window
-        # those of a window's batches that a checkpoint had done
+        self._kept: list[_Kept] = [] if before is None else before._kept  # the step may be rebound inside a window
+        # the number of the window's batches before a checkpoint
         self._gradients: list[Tensor | None] | None = None if before is None else before._gradients
         self._at_start: dict[str, Any] = {} if before is None else before._at_start
-        self._parts: int = 1 if before is None else before._parts  # in how many parts each batch runs now
+        self._parts: int = 1 if before is None else before._parts  # the current number of parts of each batch
         self._again = False
         run.splitter = self
 
@@ -83,7 +83,7 @@ class SplitWindow:
         return make(self._strategy)
 
     def step(self, batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        """Run a batch, as :data:`drivetrain.loops.pieces.Step`; the window's gradients are complete after the last."""
+        """Run a batch, as :data:`drivetrain.loops.pieces.Step`; after the last, the window's gradients are complete."""
         if not self._kept:
             self._begin(position)
         module = self._run.module
@@ -103,7 +103,7 @@ class SplitWindow:
                 if not is_out_of_memory(error):
                     raise
                 self._grow(error)
-            # behind the except clause, whose frames hold the tensors of the step
+            # outside the except clause, whose frames hold the tensors of the step
             self.passes.forget()
             self._drop_gradients()
             self._restore_module(metrics, buffers)
@@ -117,7 +117,7 @@ class SplitWindow:
         return output
 
     def _begin(self, position: int) -> None:
-        """Remember how the window begins."""
+        """Record the state at the window's start."""
         if self._shared:
             self.passes.begin()
         self._at_start = self._window.state_dict()
@@ -125,7 +125,7 @@ class SplitWindow:
             self._gradients = [None if each.grad is None else each.grad.clone() for each in self._parameters]
 
     def _run_batch(self, kept: _Kept, logs: bool) -> Any:
-        """Run one batch of the window in as many parts as there are now; ``logs``: what it logs counts."""
+        """Run one batch of the window in the current number of parts; ``logs``: its logged values count."""
         run, window = self._run, self._window
         if self._again:
             set_rng_state(kept.rng)
@@ -172,10 +172,10 @@ class SplitWindow:
     # ---- when memory runs out ------------------------------------------------------------------------------------
 
     def _grow(self, error: RuntimeError) -> None:
-        """Let the window's batches run in twice as many parts.
+        """Double the number of parts.
 
         Raises:
-            RuntimeError: ``error``: a part is one sample already.
+            RuntimeError: ``error``, if a part is already a single sample.
         """
         samples = max(samples_in(each.batch) for each in self._kept)
         if self._parts >= samples:
@@ -205,14 +205,14 @@ class SplitWindow:
             parameter.grad = None if held is None else held.clone()
 
     def _restore_module(self, metrics: dict[str, Any], buffers: list[Tensor]) -> None:
-        """Give metric objects and buffers, such as batch norm's, the values from before the batch."""
+        """Restore metric objects and buffers, such as batch norm's, to their values before the batch."""
         set_states(self._run.module, metrics)
         with torch.no_grad():
             for buffer, before in zip(self._run.module.buffers(), buffers, strict=True):
                 buffer.copy_(before)
 
     def _vote(self, failed: bool) -> None:
-        """Take the largest number of parts of all ranks.
+        """Agree on the largest number of parts of all ranks.
 
         Raises:
             RuntimeError: another rank cannot run its batch.
@@ -234,7 +234,7 @@ class SplitWindow:
     def finish_window(self) -> bool:
         """Step the optimizer, and return whether it was stepped.
 
-        If memory runs out before it has changed anything, it is stepped once more.
+        If memory runs out before anything has changed, step it once more.
         """
         run = self._run
         if not self._window.batches_with_gradients:
@@ -255,7 +255,7 @@ class SplitWindow:
             )
         if stepped is None:
             for parameter in set(self._optimizer.state) - known:
-                del self._optimizer.state[parameter]  # it may lack a part
+                del self._optimizer.state[parameter]  # the state may be incomplete
             _release()
             stepped = self._step_optimizer()
         return stepped
@@ -268,7 +268,9 @@ class SplitWindow:
         return True
 
     def _versions(self, known: set[Any] | None = None) -> list[int]:
-        """Return the versions of all parameters, and of the tensors in the optimizer's state of those ``known``."""
+        """Return the versions of all parameters, and of the tensors in the optimizer's state for ``known``
+        parameters.
+        """
         state = self._optimizer.state
         found: list[Any] = list(self._parameters)
         for parameter in state if known is None else [each for each in state if each in known]:
@@ -278,7 +280,7 @@ class SplitWindow:
 
 @contextmanager
 def _logging_into(run: Run, book: PartBook) -> Iterator[None]:
-    """Context in which the module logs into ``book``, so that an attempt that fails leaves no value."""
+    """Context in which the module logs into ``book``, so that a failed attempt leaves no value."""
     modules = [each for each in run.module.modules() if each.__dict__.get("_book") is not None]
     before = [each.__dict__["_book"] for each in modules]
     for each in modules:
@@ -291,7 +293,7 @@ def _logging_into(run: Run, book: PartBook) -> Iterator[None]:
 
 
 def _release() -> None:
-    """Free what no tensor uses any more."""
+    """Free the memory that no tensor uses."""
     gc.collect()
     if torch.accelerator.is_available():
         torch.get_device_module(torch.accelerator.current_accelerator()).empty_cache()

@@ -1,4 +1,4 @@
-"""What ``Trainer(split_on_oom=True)`` cannot do, refused before anything is built."""
+"""Combinations that ``Trainer(split_on_oom=True)`` does not support, refused before anything is built."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_split(module: Any, settings: Settings, strategy: Strategy) -> None:
     """Check that batches of ``module`` can be split.
 
     Raises:
-        ConfigurationError: they cannot: what stands against it, and what to leave out.
+        ConfigurationError: they cannot; the message gives the reason, and what to leave out.
     """
     why = _why_not(module, settings, strategy)
     if why:

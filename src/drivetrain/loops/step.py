@@ -12,7 +12,7 @@ closure
 manual
     ``training_step`` alone. It calls ``manual_backward`` and ``step`` of the optimizers, which run their hooks.
 
-What a strategy does differently passes through its verbs (:mod:`drivetrain.strategies.step`): those that it
+A strategy changes parts of the step through its methods (:mod:`drivetrain.strategies.step`): the methods that it
 overrides are bound here in place of the plain operations. A strategy may also own the step; it gets the same parts.
 """
 
@@ -48,18 +48,18 @@ from drivetrain.module.optimizers import LightningOptimizer, parameters_of
 from drivetrain.strategies.step import Step as StepVerbs
 from drivetrain.strategies.step import steps_itself
 
-# As integers: in Python 3.10 and 3.11, looking up the member of an enumeration is a call.
+# Integers, because in Python 3.10 and 3.11 looking up the member of an enumeration is a call.
 _FORWARD, _BACKWARD, _OPTIMIZER_STEP = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OPTIMIZER_STEP)
 
 ForwardBackward = Callable[[Any, int, int, bool, int], Any]
 
 
 class BoundStep(NamedTuple):
-    """One of the ways to run a window, bound to a run.
+    """A function that runs the batches of a window, bound to a run.
 
     Attributes:
         run: called for each batch.
-        finish_window: called after it on a window's last batch; ``None``: ``run`` does all of it.
+        finish_window: called after ``run`` on a window's last batch; ``None``: ``run`` does everything.
     """
 
     run: Step
@@ -67,7 +67,7 @@ class BoundStep(NamedTuple):
 
 
 def make_step(run: Run) -> BoundStep:
-    """Return the way to run a window that this module and its optimizers need.
+    """Return the bound step for this module and its optimizers.
 
     Raises:
         ConfigurationError: the optimizers, the arguments and the mode of optimization are incompatible.
@@ -90,7 +90,7 @@ def make_step(run: Run) -> BoundStep:
             f"configure_optimizers returned {len(optimizers)} optimizers, and automatic optimization steps one. "
             "Put all parameters into one optimizer, or set self.automatic_optimization = False and step them yourself."
         )
-    window = run.window  # the run's: it stays when the step is bound again in the middle of a window
+    window = run.window  # the run's window, which is kept when the step is rebound inside it
     optimizer = optimizers[0] if optimizers else None
     forward_backward = _make_forward_backward(run, optimizer, window)
     before_step = bind_before_step(run, optimizer, window)
@@ -112,7 +112,7 @@ def make_step(run: Run) -> BoundStep:
 
 
 def _splitting(run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> BoundStep:
-    """The flat way, with batches that run again in parts where memory runs out."""
+    """Return the flat step with batches that run again in parts if memory runs out."""
     from drivetrain.loops.split import SplitWindow
 
     if requires_closure(optimizer):
@@ -137,7 +137,7 @@ def _not_by_hand(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs
 
 
 def _keeping_window(run: Run, clear: Callable[..., None]) -> Callable[..., None]:
-    """``clear``, and an error where it would lose the gradients of a window's earlier batches."""
+    """Return ``clear`` with a check: it must not clear the gradients of the window's earlier batches."""
 
     def zero_grad(*args: Any, **kwargs: Any) -> None:
         if run.window.batches_done > 0:
@@ -165,13 +165,13 @@ def _check_closure(run: Run, optimizer: str) -> None:
         )
 
 
-# ---- the three ways --------------------------------------------------------------------------------------------------
+# ---- the three kinds of step -----------------------------------------------------------------------------------------
 
 
 def _optimizer_step(
     run: Run, window: Window, before_step: Callable[[], None] | None, optimizer: Optimizer | None
 ) -> Callable[[], None]:
-    """What the flat way does after a window's last batch."""
+    """Return what the flat step does after a window's last batch."""
     progress = run.progress
     precision = run.engine.precision
     scaled_step = precision.optimizer_step if precision.scales_loss else None
@@ -196,7 +196,7 @@ def _optimizer_step(
 
 
 def _strategy_accumulates(run: Run, whole: BoundStep) -> BoundStep:
-    """Step after every batch with its undivided loss; only the last step of a window counts as one."""
+    """Step after every batch with its undivided loss; only the last step of a window is counted."""
     progress = run.progress
 
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
@@ -227,7 +227,7 @@ def _closure(
     def finish(optimizer: Optimizer) -> None:
         if (
             not window.batches_with_gradients
-        ):  # zeroed gradients would still make momentum and weight decay move the parameters
+        ):  # zeroed gradients would still move the parameters, by momentum and weight decay
             for parameter in parameters_of(optimizer):
                 parameter.grad = None
         elif before_step is not None:
@@ -242,9 +242,9 @@ def _closure(
         def closure() -> Any:
             nonlocal output, called
             called = True
-            outer = book.enter(training_scope)  # it logs as the window's other batches do
+            outer = book.enter(training_scope)  # logs in the same scope as the window's other batches
             try:
-                with torch.enable_grad():  # a step of the user's own may be under no_grad
+                with torch.enable_grad():  # a user's own step may run under no_grad
                     output = forward_backward(batch, batch_idx, position, True, divisor)
             finally:
                 book.enter(outer)
@@ -292,7 +292,7 @@ def _manual(run: Run) -> Step:
     strategy, shared = run.engine.strategy, run.engine.strategy.facts.is_distributed
 
     def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        window.batches_with_gradients += 1  # until the next step: a checkpoint in between must hold the gradients
+        window.batches_with_gradients += 1  # until the next step: a checkpoint in between must contain the gradients
         if not shared:
             backward(loss, *args, **kwargs)
             return
@@ -317,10 +317,10 @@ def _manual(run: Run) -> Step:
 def _attach(
     run: Run, handle: LightningOptimizer, before_step: Callable[[Optimizer], None], graded: Callable[[], bool]
 ) -> None:
-    """Make ``handle.step`` go through the run, until the run is bound again or ends.
+    """Route ``handle.step`` through the run, until the run is bound again or ends.
 
-    What counts as a step is what was done through it: an override of ``optimizer_step`` may skip some. A hook on the
-    optimizer would count one twice whose class calls ``super().step()``.
+    Only steps made through it are counted: an override of ``optimizer_step`` may skip some. A hook on the optimizer
+    would count a step twice if its class calls ``super().step()``.
     """
     progress, strategy, precision = run.progress, run.engine.strategy, run.engine.precision
     slot = progress.slot
@@ -333,7 +333,7 @@ def _attach(
             loss = optimizer.step(**kwargs)
         else:
 
-            def evaluate() -> Any:  # an optimizer that evaluates twice sees finished gradients twice
+            def evaluate() -> Any:  # an optimizer that evaluates twice gets final gradients twice
                 try:
                     value = closure()
                 except TypeError as error:
@@ -354,12 +354,13 @@ def _attach(
     own = scales or steps_itself(strategy)
     uncounted = False
 
-    def count(*_: Any) -> None:  # at once: an exception that comes later must find it counted
+    def count(*_: Any) -> None:  # immediately: a later exception must find it counted
         nonlocal uncounted
         progress.global_step += uncounted
         uncounted = False
 
-    if own and (register := getattr(handle.optimizer, "register_step_post_hook", None)):  # what wraps one may have none
+    # a wrapper may not have this method
+    if own and (register := getattr(handle.optimizer, "register_step_post_hook", None)):
         run.optimizers.unbinders.append(register(count).remove)
 
     def by_strategy(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
@@ -368,7 +369,7 @@ def _attach(
 
         def evaluate() -> Any:
             nonlocal applied, uncounted
-            if applied is not None:  # evaluated again: the gradients that are there are as they were before
+            if applied is not None:  # evaluated again: undo the factor on the current gradients
                 rescale(optimizer, 1 / applied)
             value = None if closure is None else closure()
             uncounted = bool(graded())
@@ -383,7 +384,7 @@ def _attach(
         precision.stepped, uncounted = True, closure is None and bool(graded())
         loss = step_of_strategy(optimizer, evaluate, model, **kwargs)
         if uncounted and precision.stepped:
-            count()  # what it has stepped is not the optimizer itself
+            count()  # it stepped something other than the optimizer itself
         uncounted = False
         return loss
 
@@ -405,7 +406,7 @@ def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
     return step
 
 
-# ---- what they share -------------------------------------------------------------------------------------------------
+# ---- shared parts ----------------------------------------------------------------------------------------------------
 
 
 def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window) -> ForwardBackward:
@@ -414,13 +415,13 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
     backward = bind_backward(run, optimizer)
     shared, slot = window.gather is not None, run.progress.slot
     accumulates = run.limits.accumulate > 1 or window.batches_done > 0
-    # where ranks exchange gradients: on the window's last batch only, if the strategy can
+    # if the strategy can, ranks exchange gradients only on the window's last batch
     held_back = hold_back(run) if accumulates and run.engine.strategy.facts.is_distributed else None
 
     def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         block = None if last or held_back is None else held_back()
         if block is not None:
-            block.__enter__()  # by hand: a function around this one would be a frame more in every batch
+            block.__enter__()  # entered directly: a wrapper function would add a frame to every batch
         try:
             if context is None:
                 output = training_step(batch, batch_idx)
@@ -438,7 +439,7 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window
             if loss is not None:
                 if weight is not None or divisor != 1:
                     loss = window.part(loss, weight, optimizer, position, last)
-                elif position != window.last_counted:  # a closure may be run twice
+                elif position != window.last_counted:  # a closure may run twice
                     window.last_counted = position
                     window.batches_with_gradients += 1
                 slot[0] = _BACKWARD

@@ -1,14 +1,15 @@
-"""How a fit ends when it is asked to: by a signal, or by a time limit; all ranks stop after the same batch.
+"""How a fit ends on a signal or a time limit: all ranks stop after the same batch.
 
 [Note: the batch after which all ranks stop]
-A rank that stops alone leaves the others waiting in an exchange. So each rank has a thread that asks the job's store
-now and then whether the job is to end. When it is, the thread sets ``run.stop``, which the loop reads at the end of
+A rank that stops alone leaves the others waiting in a collective. So each rank has a thread that regularly checks in
+the job's store whether the job is to end. If it is, the thread sets ``run.stop``, which the loop reads at the end of
 each batch. From then on the rank runs at most one batch beyond the one that it has begun, and the thread writes the
 number of that batch into the store. The highest number of all ranks is the batch after which all of them stop. No rank
-can be beyond it: each waits at the number that it has written until it knows the highest. And no rank waits for ever:
-the numbers are written by threads, so a rank that is inside an exchange with another has written its number too.
+can be beyond it: each waits at its own number until it knows the highest. No rank waits forever: the numbers are
+written by threads, so even a rank inside a collective has written its number.
 
-Batches of training and of validation count alike. All ranks have as many, so the numbers mean the same batch on each.
+Training and validation batches are counted together. All ranks have equally many, so a number means the same batch on
+each.
 """
 
 from __future__ import annotations
@@ -38,31 +39,31 @@ from drivetrain.strategies import waiting
 TIME_LIMIT = "the time limit"
 REQUEUE = "the cluster's signal"
 _SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
-_POLL_S = 0.25  # between two questions to the store
-_ANSWERS_EACH = 4  # questions: how often the other ranks are answered where this one is
-_LOOK_S = 1.0  # between two looks whether a rank of this machine has ended
-_PAUSE_S = 0.01  # while the numbers of the other ranks come
-_OVER = "over"  # in place of the number of a batch: the rank has left its fit
+_POLL_S = 0.25  # seconds between two checks of the store
+_ANSWERS_EACH = 4  # checks of the store per answer to the other ranks' question for the position
+_LOOK_S = 1.0  # seconds between two checks whether a rank of this machine has ended
+_PAUSE_S = 0.01  # seconds between two checks for the numbers of the other ranks
+_OVER = "over"  # instead of a batch number: the rank has left its fit
 _NEVER = sys.maxsize
 
-_fits = 0  # how many fits of several processes this one has begun: each uses keys of its own in the job's store
-_main_pipe: list[int] = []  # where signals are written that come while this process runs a fit of several
+_fits = 0  # the number of distributed fits that this process has begun; each uses its own keys in the job's store
+_main_pipe: list[int] = []  # the pipe for signals that arrive during a distributed fit of this process
 _raises_in: list[int] = []  # the process in which SIGTERM raises an exception
-_ended_in: list[int] = []  # the process whose run ends already, because it was sent SIGTERM
+_ended_in: list[int] = []  # the process whose run is already ending because of a SIGTERM
 
 
 class Stop:
-    """Ends one fit when it is asked to, after a batch that all ranks agree on.
+    """Ends a fit on request, after a batch on which all ranks agree.
 
     Args:
         run: the fit.
-        save: saves the checkpoint that the next run resumes from; all ranks call it after the same batch.
-        keep_newest: makes that checkpoint count as newer than all that callbacks save while the fit ends.
-        timeout_s: how long a rank waits for the answers of the others before it ends alone, without saving.
+        save: saves the checkpoint from which the next run resumes; all ranks call it after the same batch.
+        keep_newest: marks that checkpoint as newer than any that callbacks save while the fit ends.
+        timeout_s: how long a rank waits for the others' answers before it ends alone, without saving.
 
     Attributes:
-        agreed: all ranks are at the end of the same batch, so that they can exchange values.
-        answers: by reason, what all ranks call after the agreed batch, in place of saving and ending. Training
+        agreed: all ranks are at the end of the same batch, so that they can use collectives.
+        answers: by reason, a function that all ranks call after the agreed batch instead of saving and ending. Training
             continues after it, unless it raises SystemExit.
     """
 
@@ -74,8 +75,8 @@ class Stop:
         strategy = run.engine.strategy
         self._rank, self._size = strategy.global_rank, strategy.world.size
         self._reason = ""  # on which the ranks have agreed
-        self._wanted = ""  # by this rank
-        self._next = ""  # what it wants after that
+        self._wanted = ""  # requested by this rank
+        self._next = ""  # this rank's next request
         self.answers: dict[str, Callable[[], None]] = {}
         self._may_reach = self._last = 0  # numbers of batches
         self._written, self._answered, self._acted = threading.Event(), threading.Event(), threading.Event()
@@ -89,14 +90,15 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Context around the loop in which the fit can be asked to end.
+        """Context around the loop in which the fit accepts requests to end.
 
         Raises:
-            KeyboardInterrupt, SIGTERMException: it was asked to, and had ended before it came to the agreed batch.
+            KeyboardInterrupt, SIGTERMException: the fit was asked to end, and ended before the agreed batch.
         """
         if self._size > 1:
             self._store = _second_store()
-            if self._store is None:  # nothing to agree through: signals end this rank at once, as without a Trainer
+            # without a store to agree through, signals end this rank at once, as without a Trainer
+            if self._store is None:
                 yield
                 return
             self._start()
@@ -118,13 +120,13 @@ class Stop:
             self._keep_newest()
 
     def ask(self, reason: str) -> None:
-        """Ask all ranks to end; any thread of any rank, or a signal's handler, may call it."""
+        """Request the end of all ranks; any thread of any rank, or a signal handler, may call it."""
         self._want(reason)
         if self._size == 1:
             self._agree_alone()
         elif self._pipe is not None:
             with contextlib.suppress(OSError):
-                os.write(self._pipe[1], b"\0")  # which wakes the thread
+                os.write(self._pipe[1], b"\0")  # wakes the thread
 
     def _want(self, reason: str) -> None:
         if self._wanted in ("", TIME_LIMIT):
@@ -139,10 +141,10 @@ class Stop:
         self._run.stop = self
 
     def at_batch_end(self) -> None:
-        """A batch and its hooks are done, and :attr:`Run.stop` is set: stop here if this is the agreed batch.
+        """Called after a batch and its hooks while :attr:`Run.stop` is set: stop here if this is the agreed batch.
 
         Raises:
-            KeyboardInterrupt, SIGTERMException: it is.
+            KeyboardInterrupt, SIGTERMException: it is the agreed batch.
         """
         number = self._run.progress.slot[1]
         self._written.wait()
@@ -165,14 +167,14 @@ class Stop:
             raise _exception(self._reason)
         self._time_over = True
         if not (self._saved or self._run.stop_is_delayed()):
-            self._saved = True  # now: the last validation and the last hooks draw random numbers and change states
+            self._saved = True  # before the last validation and hooks, which draw random numbers and change states
             self._save(TIME_LIMIT)
         self._run.stopping.agreed = True
         self._run.progress.ask_to_stop()
         self._end_round()
 
     def _wait_for_answers(self) -> str:
-        """Wait until it is known where all ranks stop; return why it will not be known, or ""."""
+        """Wait until the agreed batch is known; return why it will not be known, or ""."""
         deadline = time.monotonic() + self._timeout_s
         while not self._answered.wait(min(_LOOK_S, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
@@ -190,7 +192,7 @@ class Stop:
         self._end_round()
 
     def _end_round(self) -> None:
-        """Training continues, and a signal may have come or may still come."""
+        """Prepare for the next request, because training continues."""
         self._written.clear()
         self._answered.clear()
         self._wanted = self._next if self._wanted == self._reason else self._wanted
@@ -204,9 +206,9 @@ class Stop:
 
     @contextmanager
     def _handlers(self) -> Iterator[None]:
-        """Context in which SIGTERM and Ctrl-C ask the fit to end; only in the main thread can they be handled.
+        """Context in which SIGTERM and Ctrl-C ask the fit to end; signals are only handled in the main thread.
 
-        A signal that is ignored stays so, and so does a handler of the user's for Ctrl-C. One for SIGTERM is called
+        An ignored signal stays ignored, and a user's handler for Ctrl-C is kept. A user's handler for SIGTERM is called
         before the fit is asked to end.
         """
         if threading.current_thread() is not threading.main_thread():
@@ -229,7 +231,8 @@ class Stop:
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a copy of this process; a loader's worker outlives Ctrl-C, and is ended
+        # in a copy of this process, such as a loader's worker, which survives Ctrl-C and is terminated
+        if os.getpid() != self._process:
             if number == signal.SIGTERM:
                 _end_as_by_default()
             return
@@ -238,7 +241,7 @@ class Stop:
             self._interrupts += 1
             if self._interrupts > 1:
                 raise KeyboardInterrupt
-            if self._rank == 0:  # without a buffer: the main thread may be writing to it
+            if self._rank == 0:  # unbuffered: the main thread may be writing to it
                 text = "\nCtrl-C: the fit ends after the batch that is running. Press it again to end at once.\n"
                 with contextlib.suppress(OSError):
                     os.write(2, text.encode())
@@ -248,7 +251,7 @@ class Stop:
 
     @contextmanager
     def _signals_in_pipe(self) -> Iterator[None]:
-        """Context in which the thread hears of signals while the main thread waits in an exchange."""
+        """Context in which the thread receives signals while the main thread waits in a collective."""
         self._process = os.getpid()
         if self._pipe is None:
             yield
@@ -288,7 +291,7 @@ class Stop:
         return batches, f"in the phase {name!r} after {batches} batches had begun"
 
     def _watch(self) -> None:
-        """What the thread does until the fit is over."""
+        """Run the thread's loop until the fit is over."""
         answers = waiting.Answers(self._store, self._rank)
         try:
             for turn in itertools.count():
@@ -307,14 +310,14 @@ class Stop:
                     while not self._over and not self._acted.wait(_POLL_S):
                         pass
                     self._acted.clear()
-        except RuntimeError:  # the store is gone, and the process with it that held it: exchanges fail too
+        except RuntimeError:  # the process with the store has ended: collectives fail too
             self._last = _NEVER
         finally:
             self._written.set()
             self._answered.set()
 
     def _hear(self) -> None:
-        """Wait a moment for signals."""
+        """Wait briefly for signals."""
         if self._pipe is None:
             time.sleep(_POLL_S)
             return
@@ -326,7 +329,7 @@ class Stop:
 
     def _agree(self) -> None:
         """See [Note: the batch after which all ranks stop]."""
-        self._run.stop = self  # before the number is read: the loop passes at most one more end of a batch
+        self._run.stop = self  # before the number is read: the loop then passes at most one more batch end
         self._may_reach = self._run.progress.slot[1] + 1
         self._written.set()
         keys = [self._key(rank) for rank in range(self._size)]
@@ -339,7 +342,7 @@ class Stop:
         self._answered.set()
 
     def _leave(self) -> None:
-        """The loop is left: the others must not wait for this rank's number."""
+        """Called when the loop is left: the others must not wait for this rank's number."""
         if self._thread is None:
             return
         self._over = True
@@ -347,11 +350,11 @@ class Stop:
         self._acted.set()
         if self._pipe is not None:
             with contextlib.suppress(BlockingIOError):
-                os.write(self._pipe[1], b"\0")  # which wakes the thread
+                os.write(self._pipe[1], b"\0")  # wakes the thread
         self._thread.join()
         for end in self._pipe or ():
             os.close(end)
-        with contextlib.suppress(RuntimeError):  # the store may be gone
+        with contextlib.suppress(RuntimeError):  # the store may no longer exist
             if not self._may_reach:
                 self._store.set(self._key(self._rank), _OVER)
 
@@ -364,9 +367,9 @@ def _exception(reason: str) -> BaseException:
 
 
 def _second_store() -> Any:
-    """Return a connection of its own to the job's store: one that waits would keep the others of this process waiting.
+    """Return a separate connection to the job's store: a blocking request would block this process's other requests.
 
-    ``None`` where the processes of the job have not met at a store.
+    ``None`` if the processes of the job have no store.
     """
     if not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
         return None
@@ -389,7 +392,7 @@ def _forget_pipe() -> None:
 def _raise_sigterm(number: int, frame: FrameType | None) -> None:
     if _raises_in != [os.getpid()]:
         _end_as_by_default()  # a copy of this process
-    if _ended_in != [os.getpid()]:  # else it is sent again to a rank that calls on_exception, which must not break off
+    if _ended_in != [os.getpid()]:  # a second SIGTERM must not interrupt on_exception
         raise SIGTERMException
 
 
@@ -400,9 +403,9 @@ def _end_as_by_default() -> None:
 
 @contextmanager
 def sigterm_raises(is_rank: bool) -> Iterator[None]:
-    """Context in which SIGTERM raises an exception, as Ctrl-C does, so that a run cleans up outside of its batches too.
+    """Context in which SIGTERM raises an exception, as Ctrl-C does, so that a run also cleans up outside its batches.
 
-    A handler of the user's stays, and the process that launches the ranks (``is_rank=False``) has its own.
+    A user's handler is kept; the process that launches the ranks (``is_rank=False``) has its own handler.
     """
     main = threading.current_thread() is threading.main_thread()
     if not is_rank or not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

@@ -1,4 +1,4 @@
-"""What a rank does with a batch that counts for less than others: see [Note: uneven ends] in data/samplers.py."""
+"""Batches that count for less on one rank than on others: see [Note: uneven ends] in data/samplers.py."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Batches = Iterator[tuple[Any, bool]]
 
 
 class UnevenInputs:
-    """Keeps a pass of one rank in step with the others'.
+    """Keeps one rank's pass in step with the other ranks' passes.
 
     Args:
         run: the run.
-        loader: what is iterated; it knows what its batches count for if its samples are shared out.
+        loader: the loader to iterate; if its samples are distributed, it knows the weights of its batches.
 
     Attributes:
-        draws: a batch that counts for nothing is drawn from the loader too, and not one that is repeated.
-        factor: of the current batch: see :class:`drivetrain.data.samplers.Share`.
-        uneven_from: the first batch of the pass that may count for another factor than 1: only from there on must
-            :meth:`begin` and :meth:`end` be called.
+        draws: a batch that does not count is also drawn from the loader, unlike a repeated one.
+        factor: the factor of the current batch: see :class:`drivetrain.data.samplers.Share`.
+        uneven_from: the first batch of the pass whose factor may differ from 1: :meth:`begin` and :meth:`end` need to
+            be called only from there on.
     """
 
     def __init__(self, run: Run, loader: Any) -> None:
@@ -33,19 +33,19 @@ class UnevenInputs:
         self._shares = rank_batches(loader)
         self._kept: KeptTogether | PaddedBatches | None = None
         self._reachable: list[Any] | None = None  # metric objects of the module and of callbacks
-        self._metrics: list[tuple[Any, dict[str, Any]]] | None = None  # while a batch is repeated, what they were
+        self._metrics: list[tuple[Any, dict[str, Any]]] | None = None  # their states before a repeated batch
         self.draws = self._shares is not None
         self.factor = 1.0
         run.window.factor_here = 1.0
         self.uneven_from: float = float("inf") if self._shares is None else self._shares.uneven_from()
 
     def over(self, batches: Batches, counts: Sequence[float], done: int = 0) -> Batches:
-        """``batches``, as many as the rank with most has.
+        """Return ``batches``, extended to the number of the rank with most.
 
         Args:
-            batches: this rank's own.
-            counts: how many each rank of the data group has; ``inf``: unknown.
-            done: batches of this pass that are done already.
+            batches: this rank's own batches.
+            counts: the number for each rank of the data group; ``inf``: unknown.
+            done: the number of batches of this pass that are already done.
         """
         if float("inf") in counts:
             data = self._run.engine.strategy.data
@@ -59,12 +59,12 @@ class UnevenInputs:
         return iter(self._kept)
 
     def repeat(self, batch: Any) -> None:
-        """The batch that this rank repeats when its pass is resumed behind the last batch of its own."""
+        """Return the batch that this rank repeats when a pass resumes after its own last batch."""
         assert isinstance(self._kept, PaddedBatches)  # its length is known, and smaller than another rank's
         self._kept.batch = batch
 
     def begin(self, number: int) -> None:
-        """Batch ``number`` of the pass begins; if it is repeated, its gradients, logs and predictions are discarded."""
+        """Begin batch ``number`` of the pass; if it is repeated, its gradients, logs and predictions are discarded."""
         self.end()
         if self._shares is not None:
             self.factor = self._shares.factor_of(number)
@@ -77,11 +77,11 @@ class UnevenInputs:
             self._metrics = [(metric, map_leaves(_copied, state_of(metric))) for metric in self._all_metrics()]
 
     def end(self) -> None:
-        """The batch is done."""
+        """End the batch."""
         self._run.window.factor_here = 1.0
         if self._metrics is not None:
-            # A metric that this batch did not update keeps the value that it has computed, as on the other ranks: one
-            # that computes again waits for all of them.
+            # A metric that this batch did not update keeps its computed value, as on the other ranks: computing it
+            # again would wait for all of them.
             for metric, state in self._metrics:
                 set_state(metric, state, forget=False)
             self._metrics = None
@@ -89,7 +89,7 @@ class UnevenInputs:
             self._run.engine.strategy.repeat_batch(False)
 
     def _all_metrics(self) -> list[Any]:
-        """The metric objects that the module and callbacks hold, and those that were logged."""
+        """Return the metric objects of the module and of callbacks, and those that were logged."""
         if self._reachable is None:
             owners = (self._run.module, *self._run.hooks.callbacks)
             self._reachable = [metric for owner in owners for metric in metrics_in(owner).values()]
@@ -104,7 +104,9 @@ def _copied(leaf: Any) -> Any:
 
 
 def rank_batches(loader: Any) -> RankBatches | None:
-    """What shares out the samples of ``loader``, and knows what each batch counts for; ``None`` where nothing does."""
+    """Return the object that distributes the samples of ``loader`` and knows its batches' weights; ``None`` without
+    one.
+    """
     for place in ("batch_sampler", "sampler"):
         if isinstance(batches := getattr(loader, place, None), RankBatches):
             return batches

@@ -1,4 +1,4 @@
-"""The window: the batches of one optimizer step, and how their losses add up to one gradient."""
+"""The window: the batches of one optimizer step, and how their losses are combined into one gradient."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ Stepped = Optimizer | Sequence[Optimizer] | None
 
 
 class Window:
-    """The batches of one optimizer step, as far as they are done.
+    """The batches of one optimizer step that are done so far.
 
-    The loop counts its batches; the losses of these batches add up to one gradient here.
+    The loop counts its batches; this class combines their losses into one gradient.
 
     Attributes:
-        size: how many batches it is expected to hold. It ends early with its epoch.
-        batches_done: how many of them are done; 0 between windows.
-        divisor: plain losses are divided by it: ``size``, or what a strategy that owns its step divides by.
-        batches_with_gradients: how many batches have given gradients. last_counted: the last of those, counted from 1.
-        reference: the largest weight so far; ``None`` while losses are plain. Weighted gradients are held in units of
+        size: the expected number of batches. The window ends early with its epoch.
+        batches_done: the number of finished batches; 0 between windows.
+        divisor: the divisor of plain losses: ``size``, or the divisor of a strategy that owns its step.
+        batches_with_gradients: the number of batches that have given gradients. last_counted: the last of those,
+            counted from 1.
+        reference: the largest weight so far; ``None`` while losses are plain. Weighted gradients are stored in units of
             it, so that no batch is scaled up and 16-bit floats do not overflow.
         total: the sum of the weights.
-        factor_here: what this rank's mean over the current batch counts for among the ranks': see
-            :class:`drivetrain.data.samplers.Share`. 0 for a batch that is repeated: it counts for nothing.
-        gather: the tensor of every rank of the data group, stacked; ``None`` with one rank. Gradients are then
+        factor_here: the weight of this rank's mean over the current batch among the ranks: see
+            :class:`drivetrain.data.samplers.Share`. It is 0 for a repeated batch, which does not count.
+        gather: returns the tensor of every rank of the data group, stacked; ``None`` with one rank. Gradients are then
             averaged over these ranks in the backward pass of a window's last batch.
         exchanges_always: gradients are averaged over the ranks in every backward pass, not only in the last.
-        rescale: multiplies the gradients that are there, of an optimizer's parameters, by a factor.
-        holds_own: a strategy that owns its step has made gradients, and has not stepped.
-        keeps_divisor: a plain window that ends early stays divided by the full number (``drivetrain.parity``).
+        rescale: multiplies the current gradients of an optimizer's parameters by a factor.
+        holds_own: a strategy that owns its step has computed gradients, and has not stepped.
+        keeps_divisor: a plain window that ends early is still divided by the full number (``drivetrain.parity``).
     """
 
-    # The names in a checkpoint are those of its first version.
+    # A checkpoint uses the names of its first version.
     _STATE: ClassVar = {
         "expected": "divisor",
         "graded": "batches_with_gradients",
@@ -80,13 +81,13 @@ class Window:
         self.total: float | Tensor = 0
 
     def begin(self, divisor: int) -> None:
-        """Its first loss is there; plain losses are divided by ``divisor``."""
+        """Called with the window's first loss; plain losses are divided by ``divisor``."""
         self.divisor, self.batches_with_gradients, self.last_counted, self.reference = divisor, 0, 0, None
 
     def part(
         self, loss: Tensor, weight: float | Tensor | None, optimizer: Stepped, position: int, last: bool
     ) -> Tensor:
-        """``loss`` as its part of the window's mean, which is counted; ``position`` counts its batches from 1.
+        """Return ``loss`` as its share of the window's mean, and count it; ``position`` counts its batches from 1.
 
         Raises:
             ConfigurationError: the window holds both weighted and plain losses.
@@ -99,32 +100,32 @@ class Window:
             loss = self.weigh_together(loss, weight, optimizer)
         else:
             loss = self.weigh(loss, weight, optimizer, again=position == self.last_counted)
-        if position != self.last_counted:  # a closure may be run twice
+        if position != self.last_counted:  # a closure may run twice
             self.last_counted = position
             self.batches_with_gradients += 1
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint inside of a window keeps, next to the gradients."""
+        """Return the state of an incomplete window for a checkpoint, apart from the gradients."""
         return {key: getattr(self, name) for key, name in self._STATE.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore a result of :meth:`state_dict`."""
         for key, name in self._STATE.items():
             setattr(self, name, state[key])
 
     def place(self) -> dict[str, int]:
-        """What a checkpoint keeps anywhere in a fit: how far the window is."""
+        """Return the position in the window, which every checkpoint of a fit contains."""
         return {"held": self.batches_done, "divisor": self.size}
 
     def restore_place(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`place` returned."""
+        """Restore a result of :meth:`place`."""
         self.batches_done, self.size = state.get("held", 0), state.get("divisor", 1)
 
     def weigh(self, loss: Tensor, weight: float | Tensor, optimizer: Stepped, again: bool = False) -> Tensor:
-        """``loss`` in units of the largest weight; gradients that are there already are brought to the same unit.
+        """Return ``loss`` in units of the largest weight; existing gradients are converted to the same unit.
 
-        ``again``: this batch's weight has been counted; its closure is run once more.
+        ``again``: this batch's weight was already counted, and its closure runs once more.
 
         Raises:
             ConfigurationError: an earlier batch of this window returned a plain loss.
@@ -136,7 +137,7 @@ class Window:
             self.reference, self.total = weight, weight
             return loss * (weight > 0) if isinstance(weight, Tensor) else loss
         if isinstance(weight, Tensor) or isinstance(reference, Tensor):
-            # 8-bit counts and 16-bit floats could not be added up as they are.
+            # In their own dtype, 8-bit counts and 16-bit floats would overflow in the sum.
             here, before, total = (_wide(number, loss) for number in (weight, reference, self.total))
             self.total = total if again else total + here
             self.reference = torch.maximum(before, here)
@@ -154,11 +155,12 @@ class Window:
         return loss * (weight / reference)
 
     def weigh_together(self, loss: Tensor, weight: float | Tensor, optimizer: Stepped) -> Tensor:
-        """:meth:`weigh` for a backward pass that averages over the ranks: in units of the largest weight of all.
+        """Do :meth:`weigh` for a backward pass that averages over the ranks: in units of the largest weight of all
+        ranks.
 
-        One small exchange; nothing is read from the device.
+        It needs one small exchange, and reads nothing from the device.
         """
-        assert self.gather is not None  # the caller has looked
+        assert self.gather is not None  # checked by the caller
         before, there = self.reference, self.batches_with_gradients > 0
         if before is None and there:
             raise _mixed()
@@ -173,15 +175,15 @@ class Window:
         unit = _at_least_tiny(everyones[:, 0].amax())
         if there:
             self.rescale(optimizer, held / unit)
-        self.reference = unit * len(everyones)  # the mean over the ranks has divided by their number
+        self.reference = unit * len(everyones)  # the mean over the ranks divides by their number
         self.total = everyones[:, 1].sum()
         return loss * (here / unit)
 
     def _weigh_further(
         self, loss: Tensor, weight: float | Tensor, optimizer: Stepped, reference: float | Tensor
     ) -> Tensor:
-        """:meth:`weigh_together` where the gradients that are there are averages over the ranks already."""
-        assert self.gather is not None  # the caller has looked
+        """Do :meth:`weigh_together` if the existing gradients are already averages over the ranks."""
+        assert self.gather is not None  # checked by the caller
         everyones = self.gather(_wide(weight, loss).reshape(1)).flatten()  # (ranks,)
         held = _wide(reference, loss) / len(everyones)
         unit = _at_least_tiny(torch.maximum(held, everyones.amax()))
@@ -191,12 +193,12 @@ class Window:
         return loss * (_wide(weight, loss) / unit)
 
     def mean_over_ranks(self, loss: Tensor | None, weight: float | Tensor | None) -> Tensor:
-        """Return the loss of the batches of all ranks: what an optimizer that looks at the loss must see on each.
+        """Return the mean loss over the batches of all ranks, for an optimizer that uses the loss.
 
-        Such an optimizer decides by the loss how often it evaluates the closure and how far it steps. Ranks that decide
-        differently would wait for each other, or part.
+        Such an optimizer decides by the loss how often it evaluates the closure and how far it steps. Ranks with
+        different decisions would deadlock or diverge.
         """
-        assert self.gather is not None  # the caller has looked
+        assert self.gather is not None  # checked by the caller
         assert loss is not None
         here = self.factor_here if weight is None else weight * (self.factor_here > 0)
         scale = torch.as_tensor(here, dtype=loss.dtype, device=loss.device)
@@ -204,9 +206,9 @@ class Window:
         return sums[0] / sums[1]
 
     def factor(self) -> float | Tensor | None:
-        """What the finished gradients must still be multiplied by; ``None`` for 1.
+        """Return the factor that the final gradients still need; ``None`` for 1.
 
-        A window that ended early, or a batch that gave no loss, has divided by too much.
+        In a window that ended early, or with a batch without a loss, the losses were divided by too much.
         """
         if self.reference is None:
             return (
@@ -228,17 +230,17 @@ def _mixed() -> ConfigurationError:
 
 
 def _wide(number: float | Tensor, loss: Tensor) -> Tensor:
-    """A weight as a tensor beside ``loss``, in 32 bits or more: in 64 where the loss is."""
+    """Return a weight as a tensor on the device of ``loss``, in float32, or float64 if the loss is."""
     return torch.as_tensor(number, dtype=torch.promote_types(loss.dtype, torch.float32), device=loss.device)
 
 
 def _at_least_tiny(value: Tensor) -> Tensor:
-    """Nothing is divided by zero: where all weights are 0, all gradients are too."""
+    """Avoid a division by zero: if all weights are 0, all gradients are 0 too."""
     return value.clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def rescale(optimizer: Stepped, factor: float | Tensor) -> None:
-    """Multiply the gradients of the parameters of this optimizer, or of these, by ``factor``."""
+    """Multiply the gradients of this optimizer's parameters, or of these parameters, by ``factor``."""
     for each in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
         for parameter in [] if each is None else parameters_of(each):
             if parameter.grad is not None:
