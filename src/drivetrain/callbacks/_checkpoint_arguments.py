@@ -1,4 +1,4 @@
-"""What the arguments of ModelCheckpoint may be."""
+"""Checks of ModelCheckpoint's arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drivetrain.errors import ConfigurationError, count_meant, is_count, wrong_v
 
 
 def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
-    """Return ``mode``, or "min" if it was not given; warn if the other is usually better for ``monitor``."""
+    """Return ``mode``, or "min" if it was not given; warn if the other mode is usually better for ``monitor``."""
     if mode not in (None, "min", "max"):
         raise ConfigurationError(f'{owner}(mode={mode!r}): mode is "min" or "max". Write one of the two.')
     if mode is not None:
@@ -29,7 +29,7 @@ def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
 def check_triggers(
     every_n_train_steps: int | None, train_time_interval: timedelta | None, every_n_epochs: int | None
 ) -> None:
-    """Check that at most one of them decides when to save."""
+    """Check that at most one of them is set."""
     counts = {"every_n_train_steps": every_n_train_steps, "every_n_epochs": every_n_epochs}
     for name, count in counts.items():
         if count is not None and not is_count(count):
@@ -49,7 +49,7 @@ def check_triggers(
 
 
 def check_types(dirpath: Any, filename: Any, monitor: Any, save_top_k: Any) -> None:
-    """The arguments that would fail late, or in a way that does not name them."""
+    """Check the types of arguments whose errors would otherwise come late or not name them."""
     for name, value, kinds, kind, example in (
         ("dirpath", dirpath, (str, os.PathLike), "a path", '"checkpoints"'),
         ("filename", filename, str, "a text", '"{epoch}-{step}"'),
@@ -64,10 +64,10 @@ def check_types(dirpath: Any, filename: Any, monitor: Any, save_top_k: Any) -> N
 
 
 def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
-    """Check that there can be such a folder, and files of such a name.
+    """Check that the folder and the file names are possible.
 
     Raises:
-        ConfigurationError: there cannot, or a package for such an address is missing. Found now, because training
+        ConfigurationError: they are not, or a package for such an address is missing. Raised early, because training
             ends when a checkpoint cannot be written.
     """
     folder = "" if dirpath is None else files.spelled(dirpath)
@@ -82,7 +82,7 @@ def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
 
 
 def check_choices(monitor: str | None, save_top_k: int, save_last: Any) -> None:
-    """Check the arguments that take a few values, and those that need ``monitor``."""
+    """Check arguments with few allowed values, and those that need ``monitor``."""
     if save_top_k < -1:
         raise ConfigurationError(
             f"ModelCheckpoint(save_top_k={save_top_k}): save_top_k is at least -1, which keeps all. Write -1."

@@ -1,4 +1,4 @@
-"""When the files of a ModelCheckpoint are durable, and what waits for that."""
+"""When the files of a ModelCheckpoint are durable, and the steps that wait for it."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class UnderWay:
     """A save of a ModelCheckpoint whose files are not durable yet.
 
     Attributes:
-        files: their paths, each with what is logged when it is durable; a copy of another one has nothing.
-        ranking: the attributes that change then.
-        replaced: files that are removed then.
+        files: their paths, each with a log message for when it is durable; a copy of another file has none.
+        ranking: the attributes to set then.
+        replaced: the files to remove then.
         last_before: ``last_model_path`` before this save.
     """
 
@@ -43,15 +43,14 @@ class UnderWay:
 
 
 class StoredCheckpoint(NamedCheckpoint):
-    """A callback that ranks and removes checkpoints only once those that take their place are durable.
+    """A callback that ranks and removes checkpoints only after the checkpoints that replace them are durable.
 
-    A store may return from a save before the file is written (:meth:`CheckpointIO.is_durable`). Then the callback's
-    attributes stay as they were, and nothing is removed, until the next save or the end of the run, which waits.
+    A store may return from a save before the file is written (:meth:`CheckpointIO.is_durable`). Until the next save or
+    the end of the run, which wait for the file, the callback's attributes do not change, and nothing is removed.
 
     Attributes:
-        best_model_path, best_model_score, best_k_models, kth_best_model_path, kth_value: the ranking.
-        last_model_path: the file or link that is replaced with each save.
-        verbose: log each save.
+        best_model_path, best_model_score, best_k_models, kth_best_model_path, kth_value: the ranking. last_model_path:
+        the file or link that each save replaces. verbose: log each save.
     """
 
     monitor: str | None
@@ -60,8 +59,8 @@ class StoredCheckpoint(NamedCheckpoint):
     mode: str
     verbose: bool
     save_weights_only: bool
-    _replaces: bool  # of the write that is under way: its file may take the place of another
-    _refused: bool  # and another run has put a file there meanwhile
+    _replaces: bool  # for the current save: whether it may replace a file
+    _refused: bool  # and whether another run has meanwhile put a file there
     _save_ranked: Callable[[Trainer, Tensor, dict[str, Any]], list[str]]
 
     def __init__(self) -> None:
@@ -75,10 +74,10 @@ class StoredCheckpoint(NamedCheckpoint):
         self._newest_path = ""
         self._under_way: UnderWay | None = None
         self._saved_at_step = self._written_at_step = -1
-        self._dropped: list[str] = []  # by the save that is under way: files that others have taken the place of
+        self._dropped: list[str] = []  # files that the current save has replaced
 
     @property
-    def _save_on_train_epoch_end(self) -> bool | None:  # the name by which libraries read and set it
+    def _save_on_train_epoch_end(self) -> bool | None:  # libraries read and set it under this name
         return self.save_on_train_epoch_end
 
     @_save_on_train_epoch_end.setter
@@ -86,7 +85,7 @@ class StoredCheckpoint(NamedCheckpoint):
         self.save_on_train_epoch_end = value
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        """Return whether a checkpoint of the score ``current`` would be among the best; the same on every rank."""
+        """Return whether a checkpoint with the score ``current`` would be among the best; the same on every rank."""
         if current is None or self.save_top_k == 0:
             return False
         if self.save_top_k == -1 or len(self.best_k_models) < self.save_top_k or self.kth_value is None:
@@ -95,7 +94,9 @@ class StoredCheckpoint(NamedCheckpoint):
         return trainer.strategy.reduce_boolean_decision(better)
 
     def _ranking(self, scores: dict[str, Tensor]) -> list[str]:
-        """Paths, best first. Without ``monitor`` the newest is the best; of equal scores the older is better."""
+        """Return the paths, best first. Without ``monitor`` the newest is the best; if scores are equal, the older is
+        better.
+        """
         if self.monitor is None:
             return list(reversed(scores))
         return sorted(scores, key=lambda path: float(scores[path]), reverse=self.mode == "max")
@@ -104,7 +105,7 @@ class StoredCheckpoint(NamedCheckpoint):
         return bool(score < than) if self.mode == "min" else bool(score > than)
 
     def _worst(self) -> list[str]:
-        """Return the files that one more makes superfluous, best first."""
+        """Return the files to remove when another is saved, best first."""
         return [] if self.save_top_k == -1 else self._ranking(self.best_k_models)[self.save_top_k - 1 :]
 
     def _is_among_best(self, score: Tensor) -> bool:
@@ -114,10 +115,10 @@ class StoredCheckpoint(NamedCheckpoint):
     def _may_save(self, trainer: Trainer) -> bool:
         return trainer.progress.fn == "fit" and not trainer.fast_dev_run and not trainer.sanity_checking
 
-    # ---- private in name only: libraries override these ----------------------------------------------------------
+    # ---- private names that libraries override -------------------------------------------------------------------
 
     def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
-        """Whether nothing is saved now, because this is no fit, or its state is saved already."""
+        """Whether to skip a save, because no fit is running or its state is already saved."""
         return not self._may_save(trainer) or self._saved_at_step == trainer.progress.global_step
 
     def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
@@ -125,7 +126,7 @@ class StoredCheckpoint(NamedCheckpoint):
         self._dropped = self._save_ranked(trainer, current, monitor_candidates)
 
     def _save_none_monitor_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
-        """Save a checkpoint that no value ranks."""
+        """Save a checkpoint without a monitored value."""
         self._dropped = self._save_ranked(trainer, torch.tensor(float(trainer.global_step)), monitor_candidates)
 
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
@@ -139,19 +140,19 @@ class StoredCheckpoint(NamedCheckpoint):
         """Remove one file."""
         trainer.strategy.remove_checkpoint(filepath)
 
-    # ---- what waits ----------------------------------------------------------------------------------------------
+    # ---- waiting ---------------------------------------------------------------------------------------------
 
     def _ranked(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _RANKING}
 
     def _settle(self, trainer: Trainer) -> None:
-        """Wait until the files of the last save are durable; only then rank them, and remove those they replace.
+        """Wait until the files of the last save are durable; then rank them, and remove the files that they replace.
 
-        At once where the store writes before it returns. All ranks come here at the same steps, and nothing is
-        exchanged: where rank 0 could not write, it ends the job.
+        A store that writes synchronously needs no wait. All ranks call it at the same steps without communicating: if
+        rank 0 could not write, it ends the job.
 
         Raises:
-            CheckpointError: a file could not be written; ranking and files are those from before that save.
+            CheckpointError: a file could not be written; ranking and files are those before that save.
         """
         if (saved := self._under_way) is None:
             return
@@ -174,7 +175,7 @@ class StoredCheckpoint(NamedCheckpoint):
             self._announce(trainer, message)
 
     def _track(self, trainer: Trainer, path: str, message: str = "") -> bool:
-        """Whether the file that was just saved is durable, on all ranks; :meth:`_settle` waits for one that is not."""
+        """Return whether the saved file is already durable, on all ranks; otherwise :meth:`_settle` waits for it."""
         durable: bool = trainer.strategy.broadcast(trainer.strategy.checkpoint_io.is_durable(path))
         if not durable:
             self._under_way = self._under_way or UnderWay()
@@ -188,14 +189,14 @@ class StoredCheckpoint(NamedCheckpoint):
             rank_zero_info(message)
 
     def _remove(self, trainer: Trainer, path: str) -> None:
-        """Remove a file of its own; when what replaces it is durable."""
+        """Remove one of its files, after its replacement is durable."""
         if self._under_way is not None:
             self._under_way.replaced.append(path)
         elif not self._resumed_from(trainer, path) and self._is_own(path, trainer.strategy.checkpoint_io):
             self._remove_checkpoint(trainer, path)
 
     def _is_own(self, path: str, store: CheckpointIO | None = None) -> bool:
-        """Whether this callback may have written ``path``: a checkpoint in its folder, whatever links lead there."""
+        """Whether this callback may have written ``path``: a checkpoint in its folder, after resolving links."""
         resolve = files.resolved if store is None else store.resolve
         return path.endswith(self.FILE_EXTENSION) and is_below(path, self.dirpath, resolve)
 

@@ -1,4 +1,4 @@
-"""The files of a ModelCheckpoint: which are its own, which is the newest, and how a link to one is made."""
+"""The files of a ModelCheckpoint: its own files, the newest one, and links to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:
-    """Save to ``path``, unless another process has put a file there meanwhile; every rank must call it.
+    """Save to ``path``, unless another process has meanwhile put a file there; every rank must call it.
 
     Returns:
         Whether it was saved: the same on every rank.
@@ -28,7 +28,7 @@ def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:
 
 
 def is_below(path: str, folder: str | None, resolve: Callable[[str], str] = files.resolved) -> bool:
-    """Return whether the file ``path`` lies in ``folder`` or in a folder below, wherever links and ".." lead."""
+    """Return whether the file ``path`` is in ``folder`` or below, after resolving links and ".."."""
     if folder is None:
         return False
     own, its_folder = resolve(folder), resolve(os.path.dirname(path) or ".")
@@ -39,7 +39,7 @@ _SCORE: Form = (Tensor, int, float, None, number)
 _STATE: Form = {
     "best_model_path": str, "kth_best_model_path": str, "last_model_path": str, "dirpath": (str, None),
     "best_model_score": _SCORE, "kth_value": _SCORE, "best_k_models": {str: number},
-    # files of earlier versions have none of these
+    # missing in files of earlier versions
     "current_score?": _SCORE, "newest_path?": str, "saved_at_step?": int, "awaited_at_step?": int,
     "last_at_batch?": int,
 }  # fmt: skip
@@ -47,10 +47,10 @@ _STATE: Form = {
 
 
 def check_state(state: Any) -> None:
-    """Refuse what :meth:`ModelCheckpoint.state_dict` cannot have returned.
+    """Refuse a state that :meth:`ModelCheckpoint.state_dict` cannot have returned.
 
     Raises:
-        CheckpointError: an entry is of another type; the message names it.
+        CheckpointError: an entry has another type; the message names it.
     """
     for path in expect(state, _STATE)["best_k_models"]:
         if "\0" in path:

@@ -1,4 +1,4 @@
-"""Where a ModelCheckpoint writes, and under which names."""
+"""The folder and the file names of a ModelCheckpoint."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ GROUP = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")  # a metric in a file name: {
 
 
 class NamedCheckpoint(Checkpoint):
-    """A callback that saves into one folder, under names that hold metrics.
+    """A callback that saves into one folder, under names that contain metrics.
 
     Attributes:
-        dirpath: the folder; ``None`` until a run has decided it.
+        dirpath: the folder; ``None`` until a run has determined it.
         filename: a name with metrics in braces; ``None``: the epoch and the step.
         auto_insert_metric_name: write ``name=value`` instead of the bare value.
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
@@ -49,7 +49,7 @@ class NamedCheckpoint(Checkpoint):
     _warned_of_names = False
 
     def decide_dirpath(self, trainer: Trainer) -> None:
-        """Decide the folder, if none was given: that of the logger's run."""
+        """Set the folder, if none was given: the folder of the logger's run."""
         self.dirpath = trainer.strategy.broadcast(self.dirpath or self._default_dirpath(trainer))
 
     def _default_dirpath(self, trainer: Trainer) -> str:
@@ -59,7 +59,8 @@ class NamedCheckpoint(Checkpoint):
         if logger.log_dir is not None:
             return os.path.join(logger.log_dir, "checkpoints")
         root = logger.save_dir or trainer.default_root_dir
-        if logger.version is None and getattr(logger, "is_undecided", False):  # its run begins when the fit does
+        # its version is determined when the fit starts
+        if logger.version is None and getattr(logger, "is_undecided", False):
             return os.path.join(root, str(logger.name), "checkpoints")
         version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
         return os.path.join(root, str(logger.name), version, "checkpoints")
@@ -71,13 +72,13 @@ class NamedCheckpoint(Checkpoint):
         own = [] if logger.is_undecided else [self._default_dirpath(trainer)]
         runs = logger.root_dir or os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name))
         inside = os.path.join(getattr(logger, "sub_dir", None) or "", "checkpoints")
-        try:  # an undecided run will have a folder of its own; the others lie beside it
+        try:  # an undecided run will get its own folder, beside the others
             return [*own, *(os.path.join(runs, each, inside) for each in files.names(runs))]
         except OSError:
             return own
 
     def _folder_is_chosen(self, trainer: Trainer) -> bool:
-        """Return whether the user, or an earlier run of this callback, has decided the folder."""
+        """Return whether the user, or an earlier run of this callback, has set the folder."""
         if self.dirpath is not None:
             return True
         if trainer.logger is None:
@@ -92,7 +93,7 @@ class NamedCheckpoint(Checkpoint):
         filename: str | None,
         others: Sequence[str] = (),
     ) -> str:
-        """Return a path that is free, or that of a file which may be replaced."""
+        """Return a free path, or the path of a file that may be replaced."""
 
         def is_taken(path: str) -> bool:
             return path in others or (path not in replaceable and self.file_exists(path, trainer))
@@ -100,11 +101,11 @@ class NamedCheckpoint(Checkpoint):
         return self._free_name(metrics, filename, is_taken)
 
     def _exception_path(self, trainer: Trainer) -> str:
-        """Return a free path for what is saved when a fit ends by an exception, the same on each rank."""
+        """Return a free path for the checkpoint of a fit that ends with an exception, the same on each rank."""
         place = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         metrics, filename = {**trainer.callback_metrics, **place}, self.filename
         if trainer.world_size > 1 and any(name not in place for name, _ in GROUP.findall(filename or "")):
-            filename = None  # a metric may differ from rank to rank, and nothing is exchanged now
+            filename = None  # a metric may differ between ranks, and they do not communicate now
         filename = f"exception-{filename or f'epoch={trainer.current_epoch}-step={trainer.global_step}'}"
         store = trainer.strategy.checkpoint_io
         return self._free_name(
@@ -117,17 +118,16 @@ class NamedCheckpoint(Checkpoint):
         while self.enable_version_counter and is_taken(path):
             seen.add(path)
             path = self._name(metrics, filename, ver=version)
-            if path in seen:  # the user's format_checkpoint_name makes the same name for every version
+            if path in seen:  # the user's format_checkpoint_name returns the same name for every version
                 base, extension = os.path.splitext(first)
                 path = f"{base}{self.CHECKPOINT_JOIN_CHAR}v{version}{extension}"
             version += 1
         return path
 
     def _name(self, metrics: dict[str, Any], filename: str | None, ver: int | None = None) -> str:
-        """Return what ``format_checkpoint_name`` does; an override of earlier years gets the arguments that it names.
+        """Call ``format_checkpoint_name``; an override from an earlier version gets only the arguments that it names.
 
-        Those took the epoch and the step, or no ``filename``, and were not asked for names that are not the
-        constructor's.
+        Earlier signatures had the epoch and the step, or no ``filename``, and supported only the constructor's name.
         """
         method: Any = self.format_checkpoint_name
         parameters = signature_of(method).parameters
@@ -141,16 +141,16 @@ class NamedCheckpoint(Checkpoint):
         return str(method(**taken(method, given)))
 
     def _check_names(self, trainer: Trainer, metrics: dict[str, Any], *templates: str | None, validated: bool) -> None:
-        """Check that the metrics which names of files hold are there.
+        """Check that the metrics in file names exist.
 
         Args:
-            trainer: whose run saves.
+            trainer: the Trainer that saves.
             metrics: values by name; "epoch" and "step" among them.
-            templates: the names of files.
-            validated: the run has validated, so that metrics of the validation are there.
+            templates: the file names.
+            validated: whether the run has validated, so that validation metrics exist.
 
         Raises:
-            ConfigurationError: one is missing, though an epoch and a validation have ended that could have logged it.
+            ConfigurationError: one is missing, although an epoch and a validation that could have logged it have ended.
         """
         wanted = [(name, template) for template in templates for name, _ in GROUP.findall(template or "")]
         name, template = next(((name, template) for name, template in wanted if name not in metrics), ("", ""))
@@ -170,7 +170,7 @@ class NamedCheckpoint(Checkpoint):
             warn_if_misspelt(f"ModelCheckpoint(filename={self.filename!r})", name, known)
 
     def _warn_if_nothing_was_saved(self, trainer: Trainer, nothing: bool) -> None:
-        """Warn at the end of a fit that it was shorter than the number of steps or epochs between two saves."""
+        """Warn at the end of a fit that it was shorter than the interval between two saves."""
         numbers = {name: getattr(self, name) for name in ("every_n_train_steps", "every_n_epochs")}
         given = [f"{name}={value}" for name, value in numbers.items() if value > 1]
         kept = getattr(self, "best_model_path", "") or getattr(self, "save_top_k", 1) == 0
@@ -181,9 +181,9 @@ class NamedCheckpoint(Checkpoint):
             )
 
     def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
-        """Return whether there is such a file, or one is being written; all ranks get the answer of global rank 0."""
+        """Return whether this file exists or is being written; all ranks get the answer of global rank 0."""
         store = trainer.strategy.checkpoint_io
-        found = trainer.is_global_zero and (  # only it asks, because a store may be far away
+        found = trainer.is_global_zero and (  # only one request, because the store may be remote
             store.exists(filepath) or store.link_target(filepath) is not None or not store.is_durable(filepath)
         )
         exists: bool = trainer.strategy.broadcast(found)
@@ -196,10 +196,10 @@ class NamedCheckpoint(Checkpoint):
         ver: int | None = None,
         prefix: str | None = None,
     ) -> str:
-        """Return the path that a checkpoint gets: ``dirpath``, where it is known, the name and the extension.
+        """Return the path of a checkpoint: ``dirpath``, if it is known, the name and the extension.
 
-        A metric that is not there counts as 0. A ``/`` in a metric's name becomes part of the file name, not a folder,
-        when ``auto_insert_metric_name`` writes it.
+        A missing metric counts as 0. With ``auto_insert_metric_name``, a ``/`` in a metric's name becomes part of the
+        file name, not a folder.
 
         Args:
             metrics: values by name; "epoch" and "step" among them.
@@ -208,7 +208,7 @@ class NamedCheckpoint(Checkpoint):
             prefix: put before the name, joined by ``CHECKPOINT_JOIN_CHAR``; empty for none.
 
         Raises:
-            ConfigurationError: a format after a ``:`` does not suit its value.
+            ConfigurationError: a format after a ``:`` does not fit its value.
         """
         template = filename or self.filename or "{epoch}" + self.CHECKPOINT_JOIN_CHAR + "{step}"
 

@@ -1,4 +1,4 @@
-"""The thread behind a progress bar: when it draws, the snapshot it draws, the rate."""
+"""The thread of a progress bar: its snapshots, when it draws them, and the rate."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
 
 # [Note: fork while a bar is drawn]
-# DataLoader workers are forked from the main thread. Were the bar's thread inside print() at that moment, the child
-# would inherit the locked stream and hang at its first print. So a fork waits until nothing is drawn.
+# DataLoader workers are forked from the main thread. If the bar's thread were inside print() at that moment, the child
+# would inherit the locked stream and hang at its first print. So a fork waits until nothing is being drawn.
 DRAWING = threading.RLock()
 
 _TITLES = {"sanity_check": "Sanity check", "validate": "Validation", "test": "Test", "predict": "Prediction"}
@@ -27,19 +27,19 @@ _TITLES = {"sanity_check": "Sanity check", "validate": "Validation", "test": "Te
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a bar shows at one moment.
+    """The content of a bar at one time.
 
     Attributes:
         stage: "train", "sanity_check", "validate", "test" or "predict".
         epoch: index from 0.
-        max_epochs: how many there will be; ``None`` where there is no end in sight.
-        batch: batches done in this epoch, or in this evaluation.
-        num_batches: how many there will be; ``None`` where the loader has no length.
-        rate: batches per second, lately.
-        metrics: what the user asked to see here.
-        final: the epoch or the evaluation is over; each is drawn so exactly once.
-        transient: an evaluation inside training; its bar is removed when it is over.
-        description: what a subclass calls the stage; empty for the usual words.
+        max_epochs: the maximum number of epochs; ``None`` if it is unlimited.
+        batch: number of finished batches in this epoch or evaluation.
+        num_batches: their total number; ``None`` if the loader has no length.
+        rate: recent number of batches per second.
+        metrics: the values for the bar.
+        final: the epoch or the evaluation has ended; each is drawn exactly once in this state.
+        transient: an evaluation inside training; its bar is removed afterwards.
+        description: a subclass's name for the stage; empty for the default.
     """
 
     stage: str
@@ -55,12 +55,12 @@ class Snapshot:
 
     @property
     def is_training(self) -> bool:
-        """Whether this is an epoch of training, and not an evaluation."""
+        """Whether this is a training epoch."""
         return self.stage == RunningStage.TRAINING.value
 
     @property
     def title(self) -> str:
-        """The stage as people say it, with the epoch counted from 1."""
+        """The name of the stage, with the epoch counted from 1."""
         if not self.is_training:
             return self.description or _TITLES[self.stage]
         epochs = f"{self.epoch + 1}" + ("" if self.max_epochs is None else f"/{self.max_epochs}")
@@ -68,12 +68,12 @@ class Snapshot:
 
     @property
     def count_text(self) -> str:
-        """Batches done, of how many."""
+        """The number of finished batches, and their total."""
         return str(self.batch) if self.num_batches is None else f"{self.batch}/{self.num_batches}"
 
     @property
     def rate_text(self) -> str:
-        """The rate with its unit; slow steps keep their digits."""
+        """The rate with its unit; low rates keep more digits."""
         return f"{self.rate:.1f} it/s" if self.rate >= 1 else f"{self.rate:.3f} it/s"
 
     @property
@@ -82,18 +82,18 @@ class Snapshot:
         return self.text_of_metrics(".4g", ", ")
 
     def text_of_metrics(self, spec: str, delimiter: str) -> str:
-        """Return the metrics in one line, floats as ``format`` writes them with ``spec``."""
+        """Return the metrics in one line, floats formatted with ``spec``."""
         values = {k: format(value, spec) if isinstance(value, float) else value for k, value in self.metrics.items()}
         return encodable(delimiter.join(f"{name}={value}" for name, value in values.items()))
 
 
 class ProgressThread(threading.Thread):
-    """Calls ``draw`` with a snapshot every ``tick_s`` seconds while a stage runs, and lives as long as a run.
+    """Calls ``draw`` with a snapshot every ``tick_s`` seconds while a stage runs; it lives as long as a run.
 
-    The main thread says which stage runs; the counters are read, not told.
+    The main thread sets the running stage; the thread reads the counters itself.
 
     Attributes:
-        error: what ``draw`` raised; it is called no more then.
+        error: an exception of ``draw``, which is then not called again.
     """
 
     def __init__(self, trainer: Trainer, draw: Callable[[Snapshot], None], tick_s: float) -> None:
@@ -103,45 +103,45 @@ class ProgressThread(threading.Thread):
         self._draw = draw
         self._tick_s = tick_s
         self._stopped = threading.Event()
-        self._stages: list[RunningStage] = []  # the innermost last; while there is none, nothing is drawn
+        self._stages: list[RunningStage] = []  # the innermost last; without a stage, nothing is drawn
         self._meters: dict[RunningStage, _Meter] = {}
         _hold_forks_while_drawing()
 
     def run(self) -> None:
-        """Look, draw, sleep."""
+        """Draw at intervals."""
         while self.error is None and not self._stopped.wait(self._tick_s):
             with DRAWING:
                 if self._stages:
                     self.show(self.snapshot())
 
     def stop(self) -> None:
-        """End at once; returns when the thread is gone."""
+        """End immediately; returns when the thread has ended."""
         self._stopped.set()
         if self.is_alive():
             self.join()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw ``snapshot`` now, from whichever thread calls."""
+        """Draw ``snapshot`` now; any thread may call it."""
         with DRAWING:
             try:
                 if self.error is None:
                     self._draw(snapshot)
-            except Exception as error:  # whatever it is, it is not worth the run
+            except Exception as error:  # no exception may end the run
                 self.error = error
 
     def show_now(self, training: bool) -> None:
-        """Draw now, if the stage that runs is an epoch of training, or with False an evaluation."""
+        """Draw now if the running stage is training, or with ``training=False`` an evaluation."""
         with DRAWING:
             if self._stages and (self._stages[-1] is RunningStage.TRAINING) == training:
                 self.show(self.snapshot())
 
     def enter(self, stage: RunningStage) -> None:
-        """``stage`` begins: training on its own, an evaluation inside of what runs already."""
+        """Begin ``stage``: training, or an evaluation inside the running stage."""
         with DRAWING:
             if self._stages:
-                self.snapshot()  # takes the rate so far, before time passes that belongs to another stage
+                self.snapshot()  # measures the rate before time of another stage passes
             self._stages = [*(self._stages if stage is not RunningStage.TRAINING else ()), stage]
-            training = stage is RunningStage.TRAINING  # an evaluation's counters still show the one before
+            training = stage is RunningStage.TRAINING  # an evaluation's counters still belong to the previous one
             self._meters.setdefault(stage, _Meter()).restart(self._counts(stage)[0] if training else 0)
 
     def exit(self) -> Snapshot | None:
@@ -176,7 +176,7 @@ class ProgressThread(threading.Thread):
         progress = self._trainer.progress
         if stage is RunningStage.TRAINING:
             return progress.batches_done, progress.num_training_batches
-        return max(progress.eval_batch_idx + final, 0), progress.num_eval_batches  # the current batch is not done yet
+        return max(progress.eval_batch_idx + final, 0), progress.num_eval_batches  # the current batch is not finished
 
 
 class _Meter:
@@ -187,13 +187,15 @@ class _Meter:
         self._rate = 0.0
 
     def restart(self, count: int) -> None:
-        """Start measuring again: the time until now says nothing about the rate."""
+        """Restart the measurement: the time until now does not count for the rate."""
         self._samples.clear()
         self._samples.append((time.monotonic(), count))
 
     def measure(self, count: int, final: bool) -> float:
-        """Return the rate up to now. At the end of a stage in which nothing new was counted: the last one known."""
-        if count < self._samples[-1][1]:  # the loop has set its counter back since the stage was entered
+        """Return the current rate. If no batch was counted since the last call, return the last known rate at the end
+        of a stage.
+        """
+        if count < self._samples[-1][1]:  # the loop has reset its counter since the stage began
             begin_s = self._samples[0][0]
             self._samples.clear()
             self._samples.append((begin_s, 0))
@@ -207,5 +209,5 @@ class _Meter:
 @functools.cache
 def _hold_forks_while_drawing() -> None:
     """See [Note: fork while a bar is drawn]."""
-    if hasattr(os, "register_at_fork"):  # not on Windows, where nothing is forked
+    if hasattr(os, "register_at_fork"):  # Windows has no fork
         os.register_at_fork(before=DRAWING.acquire, after_in_parent=DRAWING.release, after_in_child=DRAWING.release)

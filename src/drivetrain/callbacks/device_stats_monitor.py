@@ -20,15 +20,15 @@ class DeviceStatsMonitor(Callback):
 
     A curve is called ``DeviceStatsMonitor.<hook>/<figure>``, for example
     ``DeviceStatsMonitor.on_train_batch_end/cpu_percent``, with the logger's own separator. In training these are the
-    batches after which the log is flushed. In validation and testing it is every ``log_every_n_steps``-th batch,
-    counted over the loaders and over the passes of a run; that count is their x axis. Nothing waits for the device.
+    batches after which the log is flushed. In validation and testing they are every ``log_every_n_steps``-th batch,
+    counted over the loaders and over the passes of a run; that count is their x axis. It never waits for the device.
 
     Args:
-        cpu_stats: True adds the host's figures where the device is another; False leaves them out where the host is
-            the device, so that nothing is logged there; ``None`` logs the device's figures, whatever it is.
+        cpu_stats: True adds the host's statistics if the device is another one; False leaves them out even if the host
+            is the device, so that nothing is logged; ``None`` logs the device's statistics.
 
     Raises:
-        ConfigurationError: ``cpu_stats`` is something else; or, when a run starts, it has no logger.
+        ConfigurationError: ``cpu_stats`` has another value; or, when a run starts, it has no logger.
     """
 
     def __init__(self, cpu_stats: bool | None = None) -> None:
@@ -38,12 +38,12 @@ class DeviceStatsMonitor(Callback):
         self.cpu_stats = cpu_stats
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Look whether there is somewhere to log to."""
+        """Check that there is a logger."""
         if stage != "predict":
             check_loggers(trainer, self)
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.logbook.copies:  # which says, before the step runs, whether the log is flushed after it
+        if trainer.logbook.copies:  # set before the step if the log is flushed after it
             self._log(trainer, "on_train_batch_start", trainer.logger_step)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:

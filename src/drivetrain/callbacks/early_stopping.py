@@ -35,7 +35,7 @@ _CRITERIA = ("patience", "min_delta", "stopping_threshold", "divergence_threshol
 
 
 class EarlyStoppingReason(str, Enum):
-    """Why an EarlyStopping stopped the run."""
+    """The reason why an EarlyStopping stopped the run."""
 
     NOT_STOPPED = "not_stopped"
     STOPPING_THRESHOLD = "stopping_threshold"
@@ -56,7 +56,7 @@ class EarlyStopping(Callback):
     """Asks the Trainer to stop when ``monitor`` has not improved for ``patience`` checks.
 
     Args:
-        monitor: the logged name to watch.
+        monitor: the logged name to monitor.
         min_delta: by how much a value must beat the best one to count as an improvement, in the metric's unit.
         patience: number of checks without improvement after which it stops. A check is one validation or one epoch.
         verbose: log each improvement.
@@ -65,24 +65,24 @@ class EarlyStopping(Callback):
         check_finite: stop at once when the value is NaN or infinite.
         stopping_threshold: stop at once when the value is better than this.
         divergence_threshold: stop at once when the value is worse than this.
-        check_on_train_epoch_end: check when a training epoch ends instead of after validation; ``None``: when the
-            epoch ends, unless validation runs at other times.
+        check_on_train_epoch_end: check when a training epoch ends instead of after validation; ``None``: when the epoch
+            ends, unless validation runs at other times.
         log_rank_zero_only: log on global rank 0 only.
 
     Attributes:
-        best_score: the best value so far. wait_count: checks since it improved. stopped_epoch: when it stopped; 0 if
-        it did not. stopping_reason, stopping_reason_message: why the last fit was stopped.
+        best_score: the best value so far. wait_count: number of checks since it improved. stopped_epoch: the epoch in
+        which it stopped; 0 if it did not. stopping_reason, stopping_reason_message: why the last fit was stopped.
 
-    A run that it has stopped is not trained further when it is resumed: the callback asks to stop again, and says why.
-    If ``patience``, ``min_delta`` or a threshold is another one, or ``max_epochs`` was raised, training continues; then
-    it says that.
+    A run that it has stopped does not train further when it is resumed: the callback requests the stop again and logs
+    the reason. If ``patience``, ``min_delta`` or a threshold has changed, or ``max_epochs`` was raised, training
+    continues, and a log line explains it.
 
-    A request to stop that comes before ``min_epochs`` or ``min_steps`` is remembered, and honoured when they are
-    reached; in the sanity check and in ``fast_dev_run`` there is none.
+    A request before ``min_epochs`` or ``min_steps`` takes effect when they are reached; the sanity check and
+    ``fast_dev_run`` are never stopped.
 
     Raises:
-        ConfigurationError: an argument is wrong; or, when it looks and is ``strict``, ``monitor`` was not logged. If
-            ``max_steps`` ends the fit before its first validation, that is a warning instead.
+        ConfigurationError: an argument is wrong; or, at a check with ``strict``, ``monitor`` was not logged. If
+            ``max_steps`` ends the fit before its first validation, it is a warning instead.
     """
 
     mode_dict: ClassVar[dict[str, Callable[..., Any]]] = {"min": torch.lt, "max": torch.gt}
@@ -130,7 +130,7 @@ class EarlyStopping(Callback):
         self.monitor = monitor
         self.min_delta = abs(min_delta)
         if mode == "min" and overrides(self, "_evaluate_stopping_criteria", EarlyStopping):
-            self.min_delta = -self.min_delta  # they subtract it from the value, whatever the mode
+            self.min_delta = -self.min_delta  # subclasses subtract it from the value in either mode
         self.patience = patience
         self.verbose = verbose
         self.mode = mode
@@ -145,8 +145,8 @@ class EarlyStopping(Callback):
         self.stopped_epoch = 0
         self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
         self.stopping_reason_message: str | None = None
-        self._max_epochs: int | None = None  # the Trainer's, when it asked to stop
-        self._resumed: dict[str, Any] = {}  # the state of a checkpoint whose run it had stopped
+        self._max_epochs: int | None = None  # the Trainer's value at the request to stop
+        self._resumed: dict[str, Any] = {}  # the state in a checkpoint of a run that it had stopped
 
     @property
     def state_key(self) -> str:
@@ -190,7 +190,7 @@ class EarlyStopping(Callback):
             self.stopped_epoch, self._resumed, self._told_step = 0, {}, False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Ask again to stop a run that was stopped before it was saved, unless the user wants it to continue."""
+        """Request the stop again if the run was stopped before it was saved, unless the user wants it to continue."""
         state, self._resumed = self._resumed, {}
         if not state:
             return
@@ -229,7 +229,7 @@ class EarlyStopping(Callback):
             self._run_early_stopping_check(trainer)
 
     def _should_skip_check(self, trainer: Trainer) -> bool:
-        """Whether nothing is looked at now. Private in name only: programs override it."""
+        """Whether to skip the check. Programs override it despite its private name."""
         return trainer.sanity_checking or trainer.progress.fn != "fit"
 
     def _checks_at_epoch_end(self, trainer: Trainer) -> bool:
@@ -238,7 +238,7 @@ class EarlyStopping(Callback):
         return trainer.judges_at_epoch_end
 
     @property
-    def _check_on_train_epoch_end(self) -> bool | None:  # the name by which libraries read and set it
+    def _check_on_train_epoch_end(self) -> bool | None:  # libraries read and set it under this name
         return self.check_on_train_epoch_end
 
     @_check_on_train_epoch_end.setter
@@ -246,7 +246,7 @@ class EarlyStopping(Callback):
         self.check_on_train_epoch_end = value
 
     def _run_early_stopping_check(self, trainer: Trainer) -> None:
-        """Look at the metric, and ask the Trainer to stop where it is time. Programs call it by this name."""
+        """Check the metric, and request the stop if it is due. Programs call it under this name."""
         if trainer.progress.fn != "fit":
             return
         metrics = trainer.callback_metrics
@@ -261,7 +261,7 @@ class EarlyStopping(Callback):
                 raise NotLoggedError(message)
             rank_zero_warn(message)
             return
-        if trainer.fast_dev_run:  # a trial is not stopped
+        if trainer.fast_dev_run:  # a trial run is not stopped
             return
         if not self._told_step and trainer.logbook.is_of_one_step(self.monitor):
             self._told_step = True
@@ -279,16 +279,17 @@ class EarlyStopping(Callback):
 
     @property
     def monitor_op(self) -> Callable[..., Any]:
-        """The comparison of torch that says whether its first argument is better than its second."""
+        """torch's comparison: whether its first argument is better than its second."""
         return self.mode_dict[self.mode]
 
     def _better(self, value: float, than: float) -> bool:
         return value < than if self.mode == "min" else value > than
 
     def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
-        """Take one value; return whether to stop, and a sentence about it. Private in name only: libraries override it.
+        """Check one value; return whether to stop, and a sentence about it. Libraries override it despite its private
+        name.
 
-        An override finds ``min_delta`` with the sign that it has there: negative where lower values are better.
+        In an override, ``min_delta`` is negative if lower values are better.
         """
         reason, message = self._judge(float(current))
         if stops := reason is not EarlyStoppingReason.NOT_STOPPED:
@@ -296,7 +297,7 @@ class EarlyStopping(Callback):
         return stops, message or None
 
     def _judge(self, value: float) -> tuple[EarlyStoppingReason, str]:
-        """Take one value; return whether and why to stop, with a sentence about it."""
+        """Check one value; return whether and why to stop, with a sentence about it."""
         name = self.monitor
         if self.check_finite and not math.isfinite(value):
             return EarlyStoppingReason.NON_FINITE_METRIC, f"{name} is {value}: stopping."
@@ -327,7 +328,7 @@ class EarlyStopping(Callback):
 
 
 def _ended_before_validating(trainer: Trainer) -> bool:
-    """Whether the fit ends, by ``max_steps`` or a request to stop, before its first validation, which may log more."""
+    """Whether ``max_steps`` or a request to stop ends the fit before its first validation, which may log more."""
     progress = trainer.progress
     return trainer.enable_validation and progress.epoch_cut and not any(progress.eval_steps.get("validate", []))
 

@@ -1,4 +1,4 @@
-"""Fine-tuning: layers are frozen before training, and thawed when their epoch has come."""
+"""Fine-tuning: freeze layers before training, and thaw them in a later epoch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Modules: TypeAlias = nn.Module | Iterable[Any]
 
 
 def multiplicative(epoch: int) -> float:
-    """Return 2.0, whatever the epoch: a learning rate that doubles."""
+    """Return 2.0 in every epoch: the learning rate doubles."""
     return 2.0
 
 
@@ -49,9 +49,9 @@ class BaseFinetuning(Callback):
                 if epoch == 10:
                     self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
 
-    A checkpoint keeps which parameters were frozen and what groups the optimizers had. A run that resumes restores
-    both, in the middle of an epoch too. Schedulers go on with groups that are added: with the schedule of the
-    optimizer's first group, in proportion to the learning rates.
+    A checkpoint contains the frozen parameters and the optimizers' groups. A run that resumes restores both, also in
+    the middle of an epoch. Schedulers continue with added groups: these follow the schedule of the optimizer's first
+    group, scaled by the ratio of the learning rates.
     """
 
     needs_every_rank = True
@@ -76,7 +76,7 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def flatten_modules(modules: Modules) -> list[nn.Module]:
-        """Return the modules that have parameters or buffers of their own, or no children, each once."""
+        """Return the modules that have their own parameters or buffers, or no children, each once."""
         if isinstance(modules, nn.Module):
             found = list(modules.modules())
         else:
@@ -91,7 +91,7 @@ class BaseFinetuning(Callback):
     def filter_params(
         modules: Modules, train_bn: bool = True, requires_grad: bool = True
     ) -> Generator[nn.Parameter, None, None]:
-        """Yield the parameters whose ``requires_grad`` is as asked; without ``train_bn`` none of batch norm."""
+        """Yield the parameters whose ``requires_grad`` equals the argument; without ``train_bn``, skip batch norm."""
         for module in BaseFinetuning.flatten_modules(modules):
             if train_bn or not isinstance(module, _BatchNorm):
                 for parameter in module.parameters(recurse=False):
@@ -100,24 +100,24 @@ class BaseFinetuning(Callback):
 
     @staticmethod
     def make_trainable(modules: Modules) -> None:
-        """Let the parameters require gradients, and batch norm update its statistics."""
+        """Make the parameters require gradients, and let batch norm update its statistics."""
         for module in BaseFinetuning.flatten_modules(modules):
             _set_trainable(module, True)
 
     @staticmethod
     def freeze_module(module: nn.Module) -> None:
-        """Freeze the parameters that ``module`` has itself, and its statistics if it is batch norm."""
+        """Freeze the direct parameters of ``module``, and its statistics if it is batch norm."""
         _set_trainable(module, False)
 
     @staticmethod
     def freeze(modules: Modules, train_bn: bool = True) -> None:
-        """Freeze all parameters; with ``train_bn`` those of batch norm are trained."""
+        """Freeze all parameters; ``train_bn`` keeps batch norm trainable."""
         for module in BaseFinetuning.flatten_modules(modules):
             _set_trainable(module, train_bn and isinstance(module, _BatchNorm))
 
     @staticmethod
     def filter_on_optimizer(optimizer: Optimizer, params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-        """Return those of ``params`` that ``optimizer`` does not have; warn of the others."""
+        """Return the ``params`` that ``optimizer`` does not have yet; warn of the others."""
         known = {id(each) for group in optimizer.param_groups for each in group["params"]}
         given = list(dict.fromkeys(params))
         new = [each for each in given if id(each) not in known]
@@ -140,10 +140,10 @@ class BaseFinetuning(Callback):
         """Thaw ``modules``, and add their parameters to ``optimizer`` as one group.
 
         Args:
-            modules: what to thaw.
-            optimizer: what will train it.
+            modules: the modules to thaw.
+            optimizer: the optimizer that will train them.
             lr: the learning rate; ``None``: that of the optimizer's first group, divided by ``initial_denom_lr``.
-            initial_denom_lr: used without ``lr`` only.
+            initial_denom_lr: only used without ``lr``.
             train_bn: thaw the batch norm layers, too.
         """
         found = [
@@ -159,11 +159,11 @@ class BaseFinetuning(Callback):
             rate = optimizer.param_groups[0]["lr"] / initial_denom_lr if lr is None else float(lr)
             optimizer.add_param_group({"params": new, "lr": rate})
 
-    # ---- for subclasses that keep the groups themselves, under names that are private and that libraries use -----
+    # ---- for subclasses that store the groups themselves: private names that libraries use -----------------------
 
     @staticmethod
     def _apply_mapping_to_param_groups(param_groups: list[dict[str, Any]], mapping: Mapping[Any, Any]) -> list[Any]:
-        """Return the groups with names in the place of parameters, or parameters in the place of names."""
+        """Return the groups with parameters replaced by names, or names by parameters."""
         return [{**group, "params": [mapping[each] for each in group["params"]]} for group in param_groups]
 
     def _store(
@@ -173,7 +173,7 @@ class BaseFinetuning(Callback):
         num_param_groups: int,
         current_param_groups: list[dict[str, Any]],
     ) -> None:
-        """Note the groups of optimizer ``opt_idx`` after the first ``num_param_groups``, by parameter name."""
+        """Record the groups of optimizer ``opt_idx`` after the first ``num_param_groups``, by parameter name."""
         names = {parameter: plain_name(name) for name, parameter in pl_module.named_parameters()}
         known = self._internal_optimizer_metadata.get(opt_idx)
         new = current_param_groups if known is None else current_param_groups[num_param_groups:]
@@ -188,7 +188,7 @@ class BaseFinetuning(Callback):
             self.freeze_before_training(pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Thaw what was thawed when the checkpoint was saved, and add the groups that the optimizers had then."""
+        """Restore the checkpoint's thawed parameters, and add the optimizers' groups from that time."""
         if self._restarting:  # a subclass has restored _internal_optimizer_metadata
             named = _named(pl_module)
             for index, groups in self._internal_optimizer_metadata.items():
@@ -202,7 +202,7 @@ class BaseFinetuning(Callback):
         self._state = _described(pl_module, trainer.optimizers)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let :meth:`finetune_function` thaw what this epoch is to train."""
+        """Let :meth:`finetune_function` thaw the layers for this epoch."""
         for optimizer in trainer.optimizers:
             groups = len(optimizer.param_groups)
             self.finetune_function(pl_module, trainer.current_epoch, optimizer)
@@ -213,7 +213,7 @@ class BaseFinetuning(Callback):
         return dict(self._state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if "groups" in state_dict:  # otherwise of Lightning, which keeps the groups by the optimizer's number
+        if "groups" in state_dict:  # otherwise a file of Lightning, with the groups by the optimizer's index
             expect(state_dict, dict.fromkeys(("groups", "frozen", "frozen_statistics"), list))
             self._restored = state_dict
         elif "internal_optimizer_metadata" in state_dict:
@@ -222,18 +222,18 @@ class BaseFinetuning(Callback):
 
 
 class BackboneFinetuning(BaseFinetuning):
-    """Trains ``pl_module.backbone`` from one epoch on only, with a learning rate of its own that grows.
+    """Trains ``pl_module.backbone`` only from a given epoch on, with its own increasing learning rate.
 
     Args:
         unfreeze_backbone_at_epoch: the epoch, counted from 0, at which the backbone is thawed.
         lambda_func: in each later epoch the backbone's learning rate is multiplied by ``lambda_func(epoch + 1)``.
-        backbone_initial_ratio_lr: its first learning rate, as a fraction of that of the optimizer's first group.
+        backbone_initial_ratio_lr: its first learning rate, as a fraction of the first group's.
         backbone_initial_lr: its first learning rate, instead of that fraction.
-        should_align: once it would exceed the learning rate of the first group, it is that.
-        initial_denom_lr: accepted for compatibility; the first learning rate follows from the two arguments above.
-        train_bn: train the batch norm layers of the backbone all the time.
+        should_align: limit it to the learning rate of the first group.
+        initial_denom_lr: ignored, for compatibility; the first learning rate follows from the two arguments above.
+        train_bn: train the batch norm layers of the backbone from the beginning.
         verbose: log both learning rates when an epoch begins.
-        rounding: the number of decimals in that line.
+        rounding: the number of decimals in that log line.
 
     Raises:
         ConfigurationError: an argument is invalid; or, when a fit begins, the module has no ``backbone``.
@@ -287,7 +287,7 @@ class BackboneFinetuning(BaseFinetuning):
         self.freeze(pl_module.backbone, train_bn=self.train_bn)
 
     def finetune_function(self, pl_module: LightningModule, epoch: int, optimizer: Optimizer) -> None:
-        """Thaw the backbone in its epoch, and raise its learning rate in the later ones."""
+        """Thaw the backbone in its epoch, and raise its learning rate in later epochs."""
         rate = float(optimizer.param_groups[0]["lr"])
         before = self.previous_backbone_lr
         if epoch == self.unfreeze_backbone_at_epoch:
@@ -323,11 +323,11 @@ def _set_trainable(module: nn.Module, trainable: bool) -> None:
         parameter.requires_grad = trainable
 
 
-# ---- what is frozen, and which groups there are ----------------------------------------------------------------------
+# ---- frozen parameters and groups ------------------------------------------------------------------------------------
 
 
 def _described(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
-    """Return what a run that resumes needs to know; the optimizers' own states have the options of the groups."""
+    """Return the state for a run that resumes; the options of the groups are in the optimizers' own states."""
     return {
         "groups": [[{"params": names} for names in parameter_names(module, each)] for each in optimizers],
         "frozen": [plain_name(name) for name, each in module.named_parameters() if not each.requires_grad],
@@ -340,9 +340,9 @@ def _described(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, 
 
 
 def _named(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by name; those that torch's pruning has renamed by both names.
+    """Return the parameters by name; parameters renamed by torch's pruning under both names.
 
-    It renames them maybe after a state was noted and before the checkpoint was saved, or before a run that resumes.
+    The renaming may happen between the recording of a state and the save, or before a run resumes.
     """
     named = {plain_name(name): each for name, each in module.named_parameters(remove_duplicate=False)}
     masks = {plain_name(name) for name, _ in module.named_buffers() if name.endswith("_mask")}
@@ -369,7 +369,7 @@ def _restore(module: nn.Module, trainer: Any, state: Mapping[str, Any]) -> None:
                     "such parameter. Build the module as it was trained."
                 )
             parameters = [named[name] for name in names]
-            if "frozen" not in state:  # a file of Lightning names the groups alone
+            if "frozen" not in state:  # a file of Lightning contains only the groups
                 for parameter in parameters:
                     parameter.requires_grad = True
             options = {key: value for key, value in group.items() if key != "params"}
@@ -383,9 +383,9 @@ _RATES = ("base_lrs", "max_lrs", "min_lrs")
 
 
 def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
-    """Let the schedulers of ``optimizer`` go on with the groups after the first ``before``.
+    """Extend the schedulers of ``optimizer`` to the groups after the first ``before``.
 
-    torch's schedulers keep lists with one entry for each group, and raise an error where the lengths differ.
+    torch's schedulers keep lists with one entry per group, and raise an error if the lengths differ.
     """
     groups = optimizer.param_groups
     if len(groups) <= before:
@@ -393,7 +393,7 @@ def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
     schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
     for group in groups[before:]:
         ratio = float(group["lr"]) / float(groups[0]["lr"]) if groups[0]["lr"] else 1.0
-        for key, value in groups[0].items():  # what schedulers have written into the groups
+        for key, value in groups[0].items():  # entries that schedulers have added to the groups
             if key not in group:
                 group[key] = value * ratio if key.endswith("lr") and is_number(value) else value
         for scheduler in schedulers:
@@ -402,7 +402,7 @@ def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
 
 
 def _extend(scheduler: Any, optimizer: Optimizer, before: int, ratio: float) -> None:
-    for inner in getattr(scheduler, "_schedulers", ()):  # of SequentialLR and ChainedScheduler
+    for inner in getattr(scheduler, "_schedulers", ()):  # in SequentialLR and ChainedScheduler
         _extend(inner, optimizer, before, ratio)
     if unwrapped(getattr(scheduler, "optimizer", None)) is not optimizer:
         return

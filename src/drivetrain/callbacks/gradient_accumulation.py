@@ -1,4 +1,4 @@
-"""Accumulate over a number of batches that changes from epoch to epoch."""
+"""Gradient accumulation over a number of batches that depends on the epoch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ class GradientAccumulationScheduler(Callback):
     """Sets ``accumulate_grad_batches`` by epoch.
 
     Args:
-        scheduling: from which epoch, counted from 0, how many batches make a window. Before the first one, 1.
+        scheduling: the first epoch, counted from 0, of each number of batches per window. Before the first of these
+            epochs, it is 1.
 
-    The Trainer's own value is 1 again when the fit is over, however it ended.
+    The Trainer's value is reset to 1 when the fit ends, also by an exception.
 
     Raises:
-        ConfigurationError: an epoch or a number of batches that there cannot be; or, when a fit begins, the Trainer
-            accumulates already or the module optimizes by hand.
+        ConfigurationError: an invalid epoch or number of batches; or, when a fit begins, the Trainer already
+            accumulates or the module uses manual optimization.
     """
 
     needs_every_rank = True
@@ -51,7 +52,7 @@ class GradientAccumulationScheduler(Callback):
         return self._generate_state_key(scheduling=self.scheduling)
 
     def going_to_accumulate_grad_batches(self) -> bool:
-        """Return whether any epoch accumulates at all."""
+        """Return whether any epoch accumulates."""
         return any(batches > 1 for batches in self.scheduling.values())
 
     def get_accumulate_grad_batches(self, epoch: int) -> int:
@@ -73,7 +74,7 @@ class GradientAccumulationScheduler(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.on_train_epoch_start(trainer, pl_module)  # an epoch that is resumed in its middle has no start
+        self.on_train_epoch_start(trainer, pl_module)  # an epoch resumed in its middle has no start hook
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._in_charge = True
@@ -86,6 +87,6 @@ class GradientAccumulationScheduler(Callback):
         self._give_back(trainer)
 
     def _give_back(self, trainer: Trainer) -> None:
-        if self._in_charge:  # otherwise the value is the user's, for example one that was refused
+        if self._in_charge:  # otherwise it is the user's value, for example a refused one
             self._in_charge = False
             trainer.accumulate_grad_batches = 1

@@ -1,4 +1,4 @@
-"""Callbacks made of functions."""
+"""A callback from functions."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _HOOKS = tuple(
 
 
 class LambdaCallback(Callback):
-    """A function for each hook that is given; one that is not costs nothing.
+    """Calls a function for each given hook; other hooks cost nothing.
 
     ::
 
         LambdaCallback(on_train_epoch_end=lambda trainer, module: print(trainer.callback_metrics))
 
     Args:
-        hooks: by the name of a :class:`~drivetrain.Callback` hook, a function with that hook's arguments.
+        hooks: functions by the name of a :class:`~drivetrain.Callback` hook, with that hook's arguments.
 
     Raises:
-        UnknownArgumentError: there is no such hook.
-        ConfigurationError: a hook is given something that cannot be called.
+        UnknownArgumentError: the hook does not exist.
+        ConfigurationError: a hook's value is not callable.
     """
 
     def __init__(self, **hooks: Callable[..., Any] | None) -> None:
@@ -45,7 +45,7 @@ class LambdaCallback(Callback):
             setattr(self, name, function)
 
 
-# help() and editors list the hooks by name; the contract stays their only list
+# For help() and editors, which list the hooks by name, derived from the contract
 vars(LambdaCallback.__init__)["__signature__"] = inspect.Signature(
     [
         inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),

@@ -23,14 +23,14 @@ Interval = Literal["step", "epoch"]
 class LearningRateMonitor(Callback):
     """Logs each optimizer's learning rate.
 
-    A curve is called by the scheduler's ``name`` or else ``lr-<optimizer's class>``, with ``-1``, ``-2`` for further
-    ones of the same name. Where an optimizer has several parameter groups, ``/pg1``, ``/pg2`` follow, or the ``name``
-    that a group carries.
+    A curve's name is the scheduler's ``name`` or otherwise ``lr-<optimizer's class>``, with ``-1``, ``-2`` for further
+    ones of the same name. If an optimizer has several parameter groups, ``/pg1``, ``/pg2`` or the group's ``name`` is
+    appended.
 
     Args:
         logging_interval: "step" logs on the steps on which the loggers are written, "epoch" when an epoch begins;
-            ``None`` takes each scheduler's own interval, and both for an optimizer that has none.
-        log_momentum: also log ``<name>-momentum``; of the Adam family the first beta.
+            ``None`` uses each scheduler's own interval, and both for an optimizer without a scheduler.
+        log_momentum: also log ``<name>-momentum``; for the Adam family, the first beta.
         log_weight_decay: also log ``<name>-weight_decay``.
 
     Attributes:
@@ -38,7 +38,7 @@ class LearningRateMonitor(Callback):
         last_momentum_values, last_weight_decay_values: the latest of each, by name.
 
     Raises:
-        ConfigurationError: ``logging_interval`` is another word; or, when training starts, the run has no logger.
+        ConfigurationError: ``logging_interval`` is invalid; or, when training starts, the run has no logger.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class LearningRateMonitor(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin new records."""
+        """Start new records."""
         check_loggers(trainer, self)
         for optimizer in trainer.optimizers:
             names = [name for name, _ in _groups(optimizer)]
@@ -76,12 +76,12 @@ class LearningRateMonitor(Callback):
         self.lrs, self.last_momentum_values, self.last_weight_decay_values = {}, {}, {}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Log those that follow steps."""
+        """Log the curves with the interval "step"."""
         if trainer.is_logging_step:
             self._log(trainer, "step")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log those that follow epochs."""
+        """Log the curves with the interval "epoch"."""
         self._log(trainer, "epoch")
 
     def _log(self, trainer: Trainer, interval: Interval) -> None:
@@ -115,7 +115,9 @@ class LearningRateMonitor(Callback):
 
 
 def _curves(trainer: Trainer) -> Iterator[tuple[str, Optimizer, str | None]]:
-    """Name, optimizer and interval of each scheduler, then of the optimizers without one, which have no interval."""
+    """Yield name, optimizer and interval of each scheduler, then the optimizers without one, whose interval is
+    ``None``.
+    """
     taken: dict[str, int] = {}
     scheduled: list[Optimizer] = []
 
@@ -133,7 +135,7 @@ def _curves(trainer: Trainer) -> Iterator[tuple[str, Optimizer, str | None]]:
 
 
 def _groups(optimizer: Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each parameter group and what its name adds to the curve's."""
+    """Yield each parameter group and its suffix for the curve's name."""
     groups = optimizer.param_groups
     for number, group in enumerate(groups, start=1):
         name = group.get("name", f"pg{number}" if len(groups) > 1 else "")

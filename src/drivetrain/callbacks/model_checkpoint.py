@@ -1,4 +1,4 @@
-"""Save checkpoints: when, under which name, and which of them to keep."""
+"""Save checkpoints: when, under which name, and which to keep."""
 
 from __future__ import annotations
 
@@ -45,38 +45,38 @@ class ModelCheckpoint(StoredCheckpoint):
             ``epoch=3-val_loss=0.12.ckpt``. ``None``: ``"{epoch}-{step}"``.
         monitor: the logged name that ranks checkpoints; ``None``: the newest is the best.
         verbose: log each save.
-        save_last: also keep ``last.ckpt``, the newest state: True writes a file, also when the fit ends, whatever else
-            was due; "link" makes a symbolic link to the newest checkpoint, or a copy where links are not allowed; a
-            file at the end of a fit that has saved no other.
-        save_top_k: how many to keep; -1: all; 0: none. More than one needs ``monitor``.
+        save_last: also keep ``last.ckpt``, the newest state: True writes a file, also at the end of every fit; "link"
+            makes a symbolic link to the newest checkpoint, or a copy if links are not allowed; a fit that has saved
+            nothing else writes a file at its end.
+        save_top_k: the number of checkpoints to keep; -1: all; 0: none. More than one needs ``monitor``.
         save_weights_only: leave out what only resuming needs.
         mode: "min" or "max": which direction of ``monitor`` is better; ``None``: "min".
         auto_insert_metric_name: write ``name=value`` in file names instead of the bare value.
         every_n_train_steps: save after every n optimizer steps. If a validation follows that step and ``monitor`` is
-            given, save after the validation, by its value; if none follows, rank by the newest value there is.
-        train_time_interval: save when so much time has passed since the last save, checked after each batch.
-        every_n_epochs: save in every n-th epoch. At most one of these three; none of them means every epoch, and 0
+            given, the checkpoint is saved after it and ranked by its value; otherwise it is ranked by the newest value.
+        train_time_interval: save when this time has passed since the last save, checked after each batch.
+        every_n_epochs: save in every n-th epoch. Set at most one of these three; without any, every epoch saves, and 0
             means never.
         save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: when the
             epoch ends, unless validation runs at other times.
-        save_on_exception: save ``exception-...`` with ``filename`` behind it when the run ends by an exception; with
-            several processes the epoch and the step, if ``filename`` has metrics.
+        save_on_exception: save ``exception-...``, with ``filename`` appended, when the run ends with an exception; with
+            several processes the epoch and the step are appended instead, if ``filename`` has metrics.
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
 
     Attributes:
-        best_model_path, best_model_score: the best so far; "" and ``None`` before the first.
-        best_k_models: path -> score of what is kept. kth_best_model_path, kth_value: the worst of them.
-        last_model_path: the file or link that ``save_last`` wrote last.
+        best_model_path, best_model_score: the best so far; "" and ``None`` before the first. best_k_models: scores of
+        the kept checkpoints by path. kth_best_model_path, kth_value: the worst of them. last_model_path: the last file
+        or link that ``save_last`` wrote.
 
-    A score of NaN ranks last; of equal scores the older ranks first. In ``fast_dev_run`` and in the sanity check
-    nothing is saved, only names are looked up; and the file that a run was resumed from is never deleted.
+    A score of NaN ranks last; if scores are equal, the older checkpoint ranks first. ``fast_dev_run`` and the sanity
+    check save nothing, and only check the names; the file from which a run was resumed is never deleted.
 
-    Class attributes that you may change: ``CHECKPOINT_NAME_LAST``, a name as ``filename`` is one,
+    Class attributes that you may change: ``CHECKPOINT_NAME_LAST``, a template like ``filename``,
     ``CHECKPOINT_JOIN_CHAR``, ``CHECKPOINT_EQUALS_CHAR``, ``FILE_EXTENSION`` and ``STARTING_VERSION``.
 
     Raises:
         ConfigurationError: an argument is wrong or contradicts another; when a checkpoint is due, ``monitor`` was not
-            logged, or a format in ``filename`` does not suit its value.
+            logged, or a format in ``filename`` does not fit its value.
     """
 
     @arguments_checked
@@ -122,7 +122,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self.current_score: Tensor | None = None
         self._seen_step = self._last_at_batch = -1
         self._saved_at_time = time.monotonic()
-        self._awaited_at_step = -1  # of a save that is due when the validation after this step has ended
+        self._awaited_at_step = -1  # the step of a save that waits for the following validation
         self._validated_score: tuple[Any, int] | None = None  # the newest value of ``monitor``, and its step
         self._validated = self._told_age = False
         if not (self.every_n_train_steps or self.train_time_interval) and type(self) is ModelCheckpoint:
@@ -166,7 +166,7 @@ class ModelCheckpoint(StoredCheckpoint):
             self.current_score = state_dict.get("current_score")
             self.last_model_path = "" if last in foreign else last
             newest = state_dict.get("newest_path", "")
-            self._newest_path = newest if self._is_own(newest) else ""  # what save_last="link" points to
+            self._newest_path = newest if self._is_own(newest) else ""  # the target of save_last="link"
             self._saved_at_step = state_dict.get("saved_at_step", -1)
             self._last_at_batch = state_dict.get("last_at_batch", -1)
         else:
@@ -177,7 +177,9 @@ class ModelCheckpoint(StoredCheckpoint):
         self.best_model_path = state_dict["best_model_path"]
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
-        """Return the files of the folder, if it was chosen, and the one that ``save_last`` wrote in this process."""
+        """Return the files of the folder, if the user chose it, and the one that ``save_last`` wrote in this
+        process.
+        """
         last = {self.last_model_path} if self.last_model_path else set()
         if not self._folder_is_chosen(trainer):
             return sorted(last)
@@ -195,18 +197,19 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at_time = time.monotonic()
-        self._seen_step = trainer.progress.global_step  # not in setup: a resumed run knows its step only now
+        self._seen_step = trainer.progress.global_step  # not in setup: only now does a resumed run have its step
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         before, self._seen_step = self._seen_step, trainer.progress.global_step
-        stepped = self._seen_step != before  # not in a window that is still accumulating
+        stepped = self._seen_step != before  # False inside an accumulation window
         steps_due = stepped and self.every_n_train_steps and self._seen_step % self.every_n_train_steps == 0
         time_due = False
         if self.train_time_interval is not None:
             elapsed_s = time.monotonic() - self._saved_at_time
-            time_due = trainer.strategy.broadcast(elapsed_s >= self.train_time_interval.total_seconds())  # one clock
+            # rank 0's clock for all ranks
+            time_due = trainer.strategy.broadcast(elapsed_s >= self.train_time_interval.total_seconds())
         if not (steps_due or time_due):
             return
         if self.monitor is not None and trainer.validation_follows:
@@ -232,12 +235,12 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settle(trainer)
-        if trainer.fast_dev_run:  # a trial saves nothing, and finds the mistakes that the first save would
+        if trainer.fast_dev_run:  # a trial saves nothing, but checks for errors that the first save would raise
             metrics = self._monitor_candidates(trainer)
             self._check_names(trainer, metrics, self.filename, validated=self._validated)
             if self.save_top_k != 0:
                 self._score(trainer, metrics)
-        # A link leads to the newest checkpoint, and is a file where there is none.
+        # A link to the newest checkpoint, or a file if there is none.
         due = self.save_last is True or (self.save_last == "link" and not self._newest_path)
         if due and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:
             metrics = self._monitor_candidates(trainer)
@@ -254,14 +257,14 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _save_at_exception(self, trainer: Trainer) -> None:
         saved = self._written_at_step == trainer.progress.global_step
-        begun = trainer.progress.has_trained  # in set-up the steps may be those of an earlier fit
+        begun = trainer.progress.has_trained  # during set-up the steps may belong to an earlier fit
         if self.save_on_exception and begun and not saved and self._may_save(trainer):
             rank_zero_info(save_after_exception(trainer, self._exception_path(trainer), self.save_weights_only))
         elif self.save_on_exception and self._may_save(trainer) and not begun:
             rank_zero_info(f"ModelCheckpoint(save_on_exception=True) saved nothing: {BEFORE_TRAINING}")
 
     def _tell_age_of_score(self, trainer: Trainer) -> None:
-        """Log once per fit that checkpoints are ranked by a validation before the step that they hold."""
+        """Log once per fit that a checkpoint's score comes from a validation before its step."""
         if self.monitor is None or self._validated_score is None or self._told_age:
             return
         (value, step), now = self._validated_score, trainer.progress.global_step
@@ -278,7 +281,7 @@ class ModelCheckpoint(StoredCheckpoint):
             self._save_once(trainer)
 
     def _save_once(self, trainer: Trainer) -> None:
-        """Save, unless two moments that save fall on the same step."""
+        """Save, unless this step was already saved."""
         if not self._should_skip_saving_checkpoint(trainer):
             self._save(trainer)
 
@@ -287,7 +290,7 @@ class ModelCheckpoint(StoredCheckpoint):
             return self.save_on_train_epoch_end
         return trainer.judges_at_epoch_end
 
-    # ---- what to save and keep -----------------------------------------------------------------------------------
+    # ---- saving and removing -------------------------------------------------------------------------------------
 
     def _save(self, trainer: Trainer) -> None:
         self._settle(trainer)
@@ -295,7 +298,8 @@ class ModelCheckpoint(StoredCheckpoint):
         last = self.CHECKPOINT_NAME_LAST if self.save_last else None
         self._check_names(trainer, metrics, self.filename, last, validated=self._validated)
         saved_before, ranked_before = self._saved_at_step, self._ranked()
-        self._saved_at_step = trainer.progress.global_step  # also in the file: a resumed run saves once at this step
+        # also in the file, so that a resumed run does not save this step again
+        self._saved_at_step = trainer.progress.global_step
         try:
             self._save_ranked_and_last(trainer, metrics)
         except BaseException:
@@ -319,12 +323,12 @@ class ModelCheckpoint(StoredCheckpoint):
                 if self.save_last == "link":
                     dropped = []  # the old link may point to one of them
                 raise
-            finally:  # only now: a crash in between leaves one file too many, and no link to a file that is gone
+            finally:  # last: a crash before leaves one file too many, but no link to a missing file
                 for name in dropped:
                     self._remove(trainer, name)
 
     def _save_topk_checkpoint(self, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
-        """Save if this checkpoint is among the best. Private in name only: libraries override it."""
+        """Save if this checkpoint is among the best. Libraries override it despite its private name."""
         if self.save_top_k == 0 or (score := self._score(trainer, monitor_candidates)) is None:
             return
         self.current_score = None if self.monitor is None else score
@@ -335,9 +339,9 @@ class ModelCheckpoint(StoredCheckpoint):
 
     @contextmanager
     def _naming_last(self, trainer: Trainer, metrics: dict[str, Any]) -> Iterator[str]:
-        """Context that saves; it gets the path of the last checkpoint so far, which is removed if it is replaced.
+        """Context for a save; it gets the path of the previous last checkpoint, which is removed if it is replaced.
 
-        The new path is settled before, so that each file that is saved in the block names it.
+        The new path is determined first, so that each file saved in the context contains it.
         """
         before, batch_before = self.last_model_path, self._last_at_batch
         if self.save_last:
@@ -356,21 +360,21 @@ class ModelCheckpoint(StoredCheckpoint):
             self._remove(trainer, before)
 
     def _monitor_candidates(self, trainer: Trainer) -> dict[str, Any]:
-        """Return what may rank checkpoints and stand in their names. Private in name only: libraries override it."""
+        """Return the values for ranking and file names. Libraries override it despite its private name."""
         found = {
             **trainer.callback_metrics,
             "epoch": torch.tensor(trainer.current_epoch),
             "step": torch.tensor(trainer.global_step),
         }
-        # A metric may differ from rank to rank, and all must come to the same decisions.
+        # A metric may differ between ranks, but all must make the same decisions.
         shared: dict[str, Any] = trainer.strategy.broadcast(found)
         return shared
 
     def _score(self, trainer: Trainer, metrics: dict[str, Any]) -> Tensor | None:
-        """Return the value that ranks this checkpoint; ``None`` if there is none yet.
+        """Return the score of this checkpoint; ``None`` if there is none yet.
 
         Raises:
-            ConfigurationError: ``monitor`` was never logged although it had its chance.
+            ConfigurationError: ``monitor`` was never logged, although a validation or an epoch has ended.
         """
         if self.monitor is None:
             return torch.tensor(float(trainer.progress.global_step))
@@ -390,10 +394,10 @@ class ModelCheckpoint(StoredCheckpoint):
         return score
 
     def _save_ranked(self, trainer: Trainer, score: Tensor, metrics: dict[str, Any]) -> list[str]:
-        """Save; return the files that are to be removed for it."""
+        """Save; return the files to remove in exchange."""
         newest_wins, dropped = self.monitor is None, self._worst()
         replaceable = [name for name in dropped if not self._resumed_from(trainer, name)]
-        before = dict(vars(self))  # what the tables say is written with the file, so they change before it exists
+        before = dict(vars(self))  # the file contains the ranking, so the ranking changes before the file is written
         taken: list[str] = []
         while True:
             path = self._path_for(trainer, metrics, replaceable, self.filename, taken)
@@ -415,8 +419,8 @@ class ModelCheckpoint(StoredCheckpoint):
             taken.append(path)
 
     def _write(self, trainer: Trainer, path: str, replaces: bool) -> bool:
-        """Save to ``path``; False if another run has put a file there meanwhile, which stays."""
-        if trainer.loggers:  # before the file is there: a run that resumes from it does not log these rows again
+        """Save to ``path``; return False if another run has meanwhile put a file there, which is kept."""
+        if trainer.loggers:  # before the file exists: a run resumed from it does not log these rows again
             tell(trainer, "save")
         self._replaces, self._refused = replaces or not self.enable_version_counter, False
         self._save_checkpoint(trainer, path)
@@ -434,10 +438,10 @@ class ModelCheckpoint(StoredCheckpoint):
             taken.append(self.last_model_path)
             self.last_model_path = self._path_for(trainer, metrics, [before], self.CHECKPOINT_NAME_LAST, taken)
             if newest in self.best_k_models and self._written_at_step == trainer.progress.global_step:
-                self._write(trainer, newest, replaces=True)  # it names the file that belongs to another run
+                self._write(trainer, newest, replaces=True)  # it contains a path that now belongs to another run
 
     def _write_last(self, trainer: Trainer, newest: str, replaces: bool) -> bool:
-        """Write the last checkpoint, or make it a link to ``newest``; a copy of ``newest`` if that is under way."""
+        """Write the last checkpoint, link it to ``newest``, or copy ``newest`` if that is still being written."""
         store, last = trainer.strategy.checkpoint_io, self.last_model_path
         writing = self._under_way is not None and newest in self._under_way.files
         links = self.save_last == "link" and bool(newest) and (writing or store.exists(newest))
@@ -452,10 +456,10 @@ class ModelCheckpoint(StoredCheckpoint):
         return made
 
     def to_yaml(self, filepath: str | Path | None = None) -> None:
-        """Write ``best_k_models``, path and score, as YAML.
+        """Write ``best_k_models``, with path and score, as YAML.
 
         Args:
-            filepath: where to; ``None``: ``best_k_models.yaml`` in ``dirpath``.
+            filepath: the target; ``None``: ``best_k_models.yaml`` in ``dirpath``.
 
         Raises:
             ConfigurationError: neither is known yet.

@@ -38,10 +38,10 @@ class ModuleRow:
         index: position in the table, from 0.
         name: path from the root, as in ``named_modules``.
         type: the class's name.
-        num_parameters: its own and those below it, each counted once.
+        num_parameters: its own and its children's, each counted once.
         training: whether it is in training mode.
-        is_lazy: some of its parameters get their shape with the first batch and are counted as 0.
-        in_sizes, out_sizes: the shapes of what its first call got and returned; ``None`` without an example input.
+        is_lazy: some of its parameters get their shape with the first batch and are counted as 0. in_sizes, out_sizes:
+        the shapes of the inputs and outputs of its first call; ``None`` without an example input.
     """
 
     index: int
@@ -54,7 +54,7 @@ class ModuleRow:
     out_sizes: Sizes | None = None
 
     def cells(self) -> tuple[str, ...]:
-        """Return what the table shows, column by column."""
+        """Return the cells of its row."""
         count = human_count(self.num_parameters) + (" *" if self.is_lazy else "")
         sizes = [str(size).replace("'", "") for size in (self.in_sizes, self.out_sizes) if size is not None]
         return str(self.index), self.name, self.type, count, "train" if self.training else "eval", *sizes
@@ -62,16 +62,16 @@ class ModuleRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """A module's parts and totals; ``str`` makes a table of it.
+    """A module's parts and totals; ``str`` formats it as a table.
 
     Attributes:
-        rows: the submodules down to the depth that was asked for, in order of definition.
-        trainable, frozen: elements of parameters with and without ``requires_grad``; shared ones count once.
-        size_bytes: of all parameters, each by the size of its own elements.
-        modules_in_train, modules_in_eval: submodules of any depth by their mode.
-        has_lazy: some parameters have no shape yet, so the totals are too low.
+        rows: the submodules down to the requested depth, in order of definition. trainable, frozen: number of elements
+        of parameters with and without ``requires_grad``; shared ones count once.
+        size_bytes: of all parameters, by their own element sizes. modules_in_train, modules_in_eval: number of
+        submodules of any depth by mode.
+        has_lazy: whether some parameters have no shape yet, so that the totals are too low.
         flops: floating-point operations of one forward pass of the example input, as far as torch can count them; a
-            multiplication and an addition are two. ``None`` where nothing could be counted.
+            multiplication and an addition are two. ``None`` if nothing could be counted.
     """
 
     rows: tuple[ModuleRow, ...]
@@ -85,17 +85,17 @@ class Summary:
 
     @property
     def header(self) -> tuple[str, ...]:
-        """The titles of the rows' cells."""
+        """The column headings."""
         titles = ("", "Name", "Type", "Params", "Mode")
         return (*titles, "In sizes", "Out sizes") if any(row.in_sizes is not None for row in self.rows) else titles
 
     @property
     def total(self) -> int:
-        """Elements of all parameters."""
+        """Number of elements of all parameters."""
         return self.trainable + self.frozen
 
     def totals(self) -> list[tuple[str, str]]:
-        """Return what stands below the table: pairs of value and meaning."""
+        """Return the lines below the table: pairs of value and meaning."""
         modes = self.modules_in_train, self.modules_in_eval
         lines = _totals(self.trainable, self.frozen, self.size_bytes / 1e6, modes, self.flops)
         if self.has_lazy:
@@ -122,13 +122,13 @@ class Summary:
 class ModelSummary(Callback):
     """Prints the model's children, parameter counts and modes when ``fit`` starts.
 
-    If the module has an ``example_input_array``, one forward pass of it adds the shapes of what went in and out of each
-    child, and an estimate of the operations. That pass has no effect on the run. If it fails, a warning says why, and
-    the table has no shapes.
+    If the module has an ``example_input_array``, one forward pass of it adds each child's input and output shapes, and
+    an estimate of the operations. That pass has no effect on the run. If it fails, a warning says why, and the table
+    has no shapes.
 
     Args:
         max_depth: levels of submodules to list: 1 for the children, -1 for all, 0 for the totals alone.
-        summarize_kwargs: passed on to :meth:`summarize`, for a subclass that overrides it.
+        summarize_kwargs: passed to :meth:`summarize`, for a subclass that overrides it.
 
     Raises:
         ConfigurationError: ``max_depth`` is below -1.
@@ -142,7 +142,7 @@ class ModelSummary(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print it, once per job."""
-        summary = summarize(pl_module, self.max_depth)  # on every rank: running a module may take all of them
+        summary = summarize(pl_module, self.max_depth)  # on every rank: running a module may need all of them
         if trainer.is_global_zero:
             self.show(summary)
 
@@ -163,16 +163,16 @@ class ModelSummary(Callback):
         total_flops: int,
         **summarize_kwargs: Any,
     ) -> None:
-        """Print a summary that is given column by column.
+        """Print a summary that is passed column by column.
 
         Args:
-            summary_data: for each column its title and its cells.
+            summary_data: the heading and the cells of each column.
             total_parameters: elements of all parameters.
-            trainable_parameters: elements of those with ``requires_grad``.
-            model_size: of all parameters, in MB.
-            total_training_modes: how many submodules are in "train" mode and in "eval" mode.
-            total_flops: operations of one forward pass; 0 where nothing could be counted.
-            summarize_kwargs: what was passed to the constructor; not used here.
+            trainable_parameters: number of elements with ``requires_grad``.
+            model_size: the size of all parameters, in MB.
+            total_training_modes: the number of submodules in "train" mode and in "eval" mode.
+            total_flops: operations of one forward pass; 0 if nothing could be counted.
+            summarize_kwargs: the constructor's arguments; ignored here.
         """
         titles = tuple(title for title, _ in summary_data)
         rows = zip(*(cells for _, cells in summary_data), strict=True)
@@ -184,11 +184,11 @@ class ModelSummary(Callback):
 
 
 def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
-    """Count what ``module`` consists of.
+    """Return a summary of ``module``.
 
     Args:
-        module: the root, which has no row of its own. If it has an ``example_input_array``, that is run through it once
-            (:func:`~drivetrain.module.export.example_pass`); if that fails, a warning says why.
+        module: the root, which has no row of its own. If it has an ``example_input_array``, one forward pass runs with
+            it (:func:`~drivetrain.module.export.example_pass`); if that fails, a warning says why.
         max_depth: levels of submodules that get a row: -1 for all, 0 for none.
 
     Raises:
@@ -267,18 +267,18 @@ def _check_depth(max_depth: int) -> None:
 
 
 class _Trial(NamedTuple):
-    """What one forward pass told: sizes in and out by the id of the submodule, for those that ran."""
+    """The result of one forward pass: input and output sizes by the submodule's id, for those that ran."""
 
     sizes: dict[int, tuple[Sizes, Sizes]]
     flops: int | None
 
 
 def _try(module: nn.Module, shown: list[nn.Module]) -> _Trial | None:
-    """Run the example input; ``None`` where there is none, or where it fails, with a warning."""
+    """Run the example input; ``None`` if there is none, or if it fails, with a warning."""
     try:
         try:
             return _run(module, shown, counts=True)
-        except Exception:  # perhaps the counter's own: its formulas do not know every form of an operation
+        except Exception:  # may come from the counter, which does not support every form of an operation
             return _run(module, shown, counts=False)
     except Exception as error:
         rank_zero_warn(
@@ -301,7 +301,7 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
         if any(map(is_lazy, chain(module.parameters(), module.buffers()))):
             raise ConfigurationError("its lazy parameters are for the first batch to make, not for an example")
         for child in shown:
-            if not isinstance(child, torch.jit.ScriptModule):  # takes no hooks from Python
+            if not isinstance(child, torch.jit.ScriptModule):  # does not support Python hooks
                 stack.enter_context(child.register_forward_hook(record, with_kwargs=True))
         stack.enter_context(_plain())
         args, kwargs = inputs
@@ -317,13 +317,13 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
 
 @contextmanager
 def _plain() -> Iterator[None]:
-    """Context in which every submodule runs as it is written, so that it can be watched: not compiled, not fused."""
+    """Context in which every submodule runs without compilation or fusion, so that hooks see it."""
     fused = torch.backends.mha.get_fastpath_enabled()
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # something may be compiled; asking for it would import it
+        if "torch._dynamo" in sys.modules:  # something may be compiled; importing it only for this check would be slow
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", "Using `torch.compile")  # with the counter's hooks, which is all right
+            warnings.filterwarnings("ignore", "Using `torch.compile")  # caused by the counter's hooks, and harmless
         torch.backends.mha.set_fastpath_enabled(False)
         stack.callback(torch.backends.mha.set_fastpath_enabled, fused)
         yield

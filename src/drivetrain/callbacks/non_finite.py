@@ -1,4 +1,4 @@
-"""Stop at a loss that is not finite, and say where it came from."""
+"""Stop at a non-finite loss, and find its origin."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class NonFiniteLossError(DrivetrainError, ArithmeticError):
 
 
 class TerminateOnNaN(Callback):
-    """Stops training at a loss that is infinite or NaN, before it reaches a weight, and says where it came from.
+    """Stops training at a loss that is infinite or NaN, before it changes a weight, and reports its origin.
 
     The error names the rank, the epoch, the batch, and the first layer whose output is not finite although its inputs
-    are. For that, the batch runs through ``training_step`` once more, without gradients and with nothing logged.
+    are. To find it, the batch runs through ``training_step`` once more, without gradients and logging.
 
     Args:
-        every_n_batches: look at every n-th batch only. Each look waits for the device, and for the other ranks.
+        every_n_batches: check only every n-th batch. Each check waits for the device and for the other ranks.
 
     Raises:
-        ConfigurationError: ``every_n_batches`` is no number from 1 on.
+        ConfigurationError: ``every_n_batches`` is not a positive integer.
         NonFiniteLossError: during training, on all ranks.
     """
 
@@ -74,13 +74,13 @@ class TerminateOnNaN(Callback):
 
 
 def _cause(trainer: Any, module: Any, batch: Any, batch_idx: int) -> str:
-    """Return what is not finite first: the batch, a parameter, or the output of a layer."""
+    """Return the first non-finite value: the batch, a parameter, or the output of a layer."""
     from drivetrain.strategies.sharded_state import local_shard
 
     in_batch = [path for path, leaf in leaves(batch) if not _is_finite(leaf)]
     wrong = [name for name, each in module.named_parameters() if not _is_finite(local_shard(each.data))]
     found: list[str] = []
-    # Every rank runs the step: the strategy may exchange values in it.
+    # Every rank runs the step, because the strategy may use collectives in it.
     with torch.no_grad(), isolate_rng(), without_logging(module), _watched(module, found):
         trainer.strategy.training_step(*training_step_arguments(module, batch, batch_idx))
     if in_batch:

@@ -1,4 +1,4 @@
-"""Save a checkpoint when a run ends by an exception."""
+"""Save a checkpoint when a run ends with an exception."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ BEFORE_TRAINING = "the exception came before this fit began to train, so there i
 
 
 class OnExceptionCheckpoint(Checkpoint):
-    """Writes one checkpoint if a fit ends by an exception, Ctrl-C and SIGTERM included, after it began to train.
+    """Writes one checkpoint if a fit ends with an exception, including Ctrl-C and SIGTERM, after training has begun.
 
-    It replaces the checkpoint of an earlier run only when it is complete. In the next run, ``ckpt_path="last"`` finds
-    it. Before training it saves nothing and logs a line. With several processes each writes its own part, because one
-    of them may be dead: see docs/checkpoints.md.
+    It replaces an earlier run's checkpoint only when it is complete. In the next run, ``ckpt_path="last"`` finds it.
+    Before training it saves nothing and logs a line. With several processes each writes its own part, because another
+    may be dead: see docs/checkpoints.md.
 
     Args:
         dirpath: the folder.
         filename: the file's name without extension.
 
     Raises:
-        ConfigurationError: the name is empty, or there cannot be such a folder or file.
+        ConfigurationError: the name is empty, or the folder or file is not possible.
     """
 
     FILE_EXTENSION = ".ckpt"
@@ -60,7 +60,7 @@ class OnExceptionCheckpoint(Checkpoint):
         return [*filter(store.exists, [path]), *rank_files.find_unfinished(store, path)]
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        begun = trainer.progress.has_trained  # in set-up the steps may be those of an earlier fit
+        begun = trainer.progress.has_trained  # during set-up the steps may belong to an earlier fit
         if trainer.progress.fn == "fit" and begun and not trainer.fast_dev_run:
             rank_zero_info(save_after_exception(trainer, self.ckpt_path))
         elif trainer.progress.fn == "fit" and not trainer.fast_dev_run:

@@ -12,9 +12,9 @@ class PlainProgressBar(ProgressBar):
     """Prints a line when an epoch or an evaluation ends, and at intervals in between.
 
     Args:
-        refresh_rate: 0 switches it off; above that, how many batches must have passed for a line in between.
-        leave: has no meaning here, printed lines stay.
-        interval_s: at least so many seconds lie between a line and the next one in between.
+        refresh_rate: the minimum number of batches between two lines; 0 turns the bar off.
+        leave: no effect, because printed lines stay.
+        interval_s: the minimum number of seconds between two lines.
 
     Raises:
         ConfigurationError: ``refresh_rate`` or ``interval_s`` is negative.
@@ -25,11 +25,11 @@ class PlainProgressBar(ProgressBar):
         if interval_s < 0:
             raise ConfigurationError(f"PlainProgressBar got interval_s={interval_s}. Pass 0 or more seconds.")
         self.interval_s = interval_s
-        self.tick_s = max(type(self).tick_s, interval_s)  # no need to look more often than it may print
+        self.tick_s = max(type(self).tick_s, interval_s)  # no need to check more often than it may print
         self._printed_at_s = time.monotonic()
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Print a line if it is time for one. A sanity check, whose numbers mean nothing, gets none at its end."""
+        """Print a line if it is due. The end of a sanity check, whose results are discarded, gets none."""
         now_s = time.monotonic()
         due = snapshot.stage != "sanity_check" if snapshot.final else now_s - self._printed_at_s >= self.interval_s
         if due:

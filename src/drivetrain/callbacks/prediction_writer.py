@@ -24,12 +24,12 @@ class WriteInterval(str, Enum):
 
     @property
     def on_batch(self) -> bool:
-        """Whether after each batch."""
+        """Whether it writes after each batch."""
         return "batch" in self.value
 
     @property
     def on_epoch(self) -> bool:
-        """Whether at the end of the epoch."""
+        """Whether it writes at the end of the epoch."""
         return "epoch" in self.value
 
 
@@ -43,10 +43,10 @@ class BasePredictionWriter(Callback):
     kept then, and with "epoch" they are kept until they are written.
 
     Attributes:
-        interval: the interval, which says ``on_batch`` and ``on_epoch``.
+        interval: the interval, with the properties ``on_batch`` and ``on_epoch``.
 
     Raises:
-        ConfigurationError: there is no such interval; or, when a prediction begins, its method is missing.
+        ConfigurationError: the interval is unknown; or, when a prediction begins, its method is missing.
     """
 
     needs_batch_indices = True
@@ -76,7 +76,7 @@ class BasePredictionWriter(Callback):
         batch_idx: int,
         dataloader_idx: int,
     ) -> None:
-        """Write what ``predict_step`` returned for one batch.
+        """Write the result of ``predict_step`` for one batch.
 
         Args:
             trainer, pl_module: who predicts.
@@ -127,7 +127,7 @@ class BasePredictionWriter(Callback):
         dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
         if not self.interval.on_batch:
-            return  # a subclass has this hook too
+            return  # a subclass may override this hook too
         indices = trainer.predictions.current_batch_indices
         self.write_on_batch_end(trainer, pl_module, outputs, indices, batch, batch_idx, dataloader_idx)
 

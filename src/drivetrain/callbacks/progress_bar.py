@@ -1,4 +1,4 @@
-"""Base of the progress bars: a thread draws them and reads counters, so the training loop does no work for them."""
+"""Base of the progress bars: a thread draws them and reads counters, so they add no work to the training loop."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class ProgressBar(Callback):
     """Base of the progress bars; a subclass shows a :class:`Snapshot` in :meth:`draw`.
 
     It has no hook inside an epoch. A thread wakes every ``tick_s`` seconds and reads counters and the floats of the
-    last flush, never a tensor; so the display may be slightly late. The end of each epoch and of each evaluation
-    is drawn by the main thread, however short it was. If drawing fails, the bar is switched off with a warning and
-    the run continues.
+    last flush, never a tensor, so the display may be slightly late. The main thread draws the end of each epoch and
+    each evaluation, even of a short one. If drawing fails, the bar is switched off with a warning and the run
+    continues.
 
     Args:
-        refresh_rate: how many batches must have passed for the thread to draw again; 0 switches the bar off.
+        refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
         leave: keep each finished epoch's bar on the screen instead of reusing it.
 
     Raises:
@@ -58,7 +58,7 @@ class ProgressBar(Callback):
         self._dataloader_idx: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_thread": None, "_trainer": None}  # a thread stays where it runs
+        return {**self.__dict__, "_thread": None, "_trainer": None}  # a thread cannot be pickled
 
     # ---- for users and subclasses --------------------------------------------------------------------------------
 
@@ -88,111 +88,111 @@ class ProgressBar(Callback):
 
     @property
     def total_train_batches(self) -> int | float:
-        """Batches of a training epoch; ``inf`` where the loader has no length; 0 outside of a run."""
+        """Number of batches of a training epoch; ``inf`` if the loader has no length; 0 outside a run."""
         return 0 if self._trainer is None else self.trainer.num_training_batches
 
     @property
     def total_val_batches(self) -> int | float:
-        """Batches of a validation, over all loaders; 0 outside of a run."""
+        """Number of validation batches, over all loaders; 0 outside a run."""
         return 0 if self._trainer is None else sum(self.trainer.num_val_batches)
 
     @property
     def total_test_batches(self) -> int | float:
-        """Batches of a test, over all loaders; 0 outside of a run."""
+        """Number of test batches, over all loaders; 0 outside a run."""
         return 0 if self._trainer is None else sum(self.trainer.num_test_batches)
 
     @property
     def total_predict_batches(self) -> int | float:
-        """Batches of a prediction, over all loaders; 0 outside of a run."""
+        """Number of prediction batches, over all loaders; 0 outside a run."""
         return 0 if self._trainer is None else sum(self.trainer.num_predict_batches)
 
     @property
     def total_val_batches_current_dataloader(self) -> int | float:
-        """Batches of a validation, or of the sanity check while it runs, of the loader in use."""
+        """Number of validation batches of the current loader, or of the sanity check while it runs."""
         sanity = self.trainer.sanity_checking
         return self._of_loader(self.trainer.num_sanity_val_batches if sanity else self.trainer.num_val_batches)
 
     @property
     def total_test_batches_current_dataloader(self) -> int | float:
-        """Batches of a test, of the loader in use."""
+        """Number of test batches of the current loader."""
         return self._of_loader(self.trainer.num_test_batches)
 
     @property
     def total_predict_batches_current_dataloader(self) -> int | float:
-        """Batches of a prediction, of the loader in use."""
+        """Number of prediction batches of the current loader."""
         return self._of_loader(self.trainer.num_predict_batches)
 
     def has_dataloader_changed(self, dataloader_idx: int) -> bool:
-        """Return whether this loader is another one than at the last call; it is the loader in use from now on."""
+        """Return whether this loader differs from that of the last call, and make it the current one."""
         before, self._dataloader_idx = self._dataloader_idx, dataloader_idx
         return before != dataloader_idx
 
     def reset_dataloader_idx_tracker(self) -> None:
-        """Forget which loader was in use."""
+        """Reset the current loader."""
         self._dataloader_idx = None
 
     def _of_loader(self, counts: list[float]) -> int | float:
         return counts[self._dataloader_idx or 0] if counts else 0
 
-    # What a subclass overrides here is shown instead of the usual words.
+    # An override of these is shown instead of the default.
 
     @property
     def sanity_check_description(self) -> str:
-        """What the sanity check is called."""
+        """The name of the sanity check."""
         return "Sanity check"
 
     @property
     def train_description(self) -> str:
-        """What an epoch is called; its number follows."""
+        """The name of an epoch; its number follows."""
         return "Epoch"
 
     @property
     def validation_description(self) -> str:
-        """What a validation is called."""
+        """The name of a validation."""
         return "Validation"
 
     @property
     def test_description(self) -> str:
-        """What a test is called."""
+        """The name of a test."""
         return "Test"
 
     @property
     def predict_description(self) -> str:
-        """What a prediction is called."""
+        """The name of a prediction."""
         return "Prediction"
 
     def enable(self) -> None:
-        """Draw again; a run that began without a bar gets one when its next epoch or evaluation begins."""
+        """Draw again; a run that began without a bar gets one at its next epoch or evaluation."""
         self._enabled = True
 
     def disable(self) -> None:
-        """Draw nothing more."""
+        """Stop drawing."""
         self._enabled = False
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, int | str | float]:
-        """Return what to show beside the bar: the values logged with ``prog_bar=True``.
+        """Return the values to show beside the bar: those logged with ``prog_bar=True``.
 
-        A subclass that overrides it gets the run's version too, as ``v_num``, which it may remove. An override runs in
-        the bar's thread: read plain numbers there, no tensors.
+        A subclass that overrides it also gets the run's version as ``v_num``, which it may remove. An override runs in
+        the bar's thread: read only plain numbers there, no tensors.
         """
         own = type(self).get_metrics is not ProgressBar.get_metrics
         return {**(_version_of(trainer) if own else {}), **trainer.progress_bar_metrics}
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """``print`` that leaves the bar intact, with the arguments of the built-in."""
+        """``print`` without breaking the bar, with the arguments of the built-in."""
         with DRAWING:
             print(*args, **kwargs)
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Show ``snapshot``. Two threads call this, never at the same time."""
+        """Show ``snapshot``. Two threads may call it, never at the same time."""
 
     def close(self) -> None:
-        """The run is over: leave the terminal in order. Called after the last :meth:`draw`."""
+        """Restore the terminal when the run is over. Called after the last :meth:`draw`."""
 
     # ---- hooks: a few per epoch, none per batch ------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Take the Trainer."""
+        """Store the Trainer."""
         self._trainer = weakref.ref(trainer)
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -208,7 +208,9 @@ class ProgressBar(Callback):
         self._enter(trainer, pl_module, RunningStage.TRAINING)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the epoch's counts. Its metrics are flushed after all of these hooks, so it is drawn a hook later."""
+        """Record the epoch's counts. Its metrics are flushed after all of these hooks, so it is drawn in the next
+        hook.
+        """
         if self._thread is not None:
             self._ended_epoch = self._thread.exit()
 
@@ -251,10 +253,10 @@ class ProgressBar(Callback):
         self._stop()
         self._trainer = None
 
-    # ---- how it works --------------------------------------------------------------------------------------------
+    # ---- implementation ------------------------------------------------------------------------------------------
 
     def _start(self, trainer: Trainer, pl_module: LightningModule) -> ProgressThread | None:
-        self._trainer = weakref.ref(trainer)  # again, for a subclass whose setup() does not call this one's
+        self._trainer = weakref.ref(trainer)  # again, for a subclass whose setup() does not call super()
         if self._thread is None and self.is_enabled and trainer.is_global_zero:
             self._thread = ProgressThread(trainer, partial(self._draw_if_due, trainer, pl_module), self.tick_s)
             self._thread.start()
@@ -302,10 +304,10 @@ class ProgressBar(Callback):
         try:
             self._draw_ended_epoch()
         finally:
-            self._thread = self._drawn = None  # the trainer and the module are let go with the thread
+            self._thread = self._drawn = None  # frees the thread's references to the trainer and the module
             try:
                 self.close()
-            except Exception:  # a terminal that is gone must not turn a finished run into a failed one
+            except Exception:  # a lost terminal must not make a finished run fail
                 self.disable()
 
 
@@ -324,7 +326,7 @@ def _version_of(trainer: Trainer) -> dict[str, int | str | float]:
 
 
 def default_progress_bar() -> ProgressBar:
-    """The bar that suits where standard output goes: drawn in a terminal or a notebook, lines of text elsewhere."""
+    """Return the bar for standard output: drawn in a terminal or a notebook, lines of text elsewhere."""
     notebook = "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets") is not None
     terminal = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     if (notebook or terminal) and importlib.util.find_spec("rich") is not None:

@@ -35,26 +35,27 @@ _METHODS: dict[str, Any] = {
 class ModelPruning(KeepsWeights):
     """Sets a part of the weights to zero at the end of each epoch, with ``torch.nn.utils.prune``.
 
-    While training goes on, a pruned ``weight`` is made of the parameter ``weight_orig`` and the buffer ``weight_mask``.
-    With ``make_pruning_permanent``, the module has plain weights again when training has ended, and so have the files:
-    "state_dict" fits a module that was never pruned. Beside it, "pruning" holds what a run needs to resume exactly.
+    During training, a pruned ``weight`` is computed from the parameter ``weight_orig`` and the buffer ``weight_mask``.
+    With ``make_pruning_permanent``, module and checkpoints have plain weights again after training: "state_dict" fits a
+    module that was never pruned. Beside it, "pruning" contains the state for resuming exactly.
 
     Args:
         pruning_fn: a function of ``torch.nn.utils.prune`` by name, such as "l1_unstructured", or a class of your own
             that extends ``BasePruningMethod``.
-        parameters_to_prune: pairs of a module and a name; none or ``None``: all parameters called ``parameter_names``.
+        parameters_to_prune: pairs of a module and a name; empty or ``None``: all parameters named in
+            ``parameter_names``.
         parameter_names: "weight" and "bias", or one of them.
         use_global_unstructured: choose among the values of all parameters together.
-        amount: a fraction of the values that are left, a number of them, or a function of the epoch.
+        amount: a fraction of the remaining values, a number of them, or a function of the epoch.
         apply_pruning: whether to prune, or a function of the epoch.
-        make_pruning_permanent: leave plain weights.
-        use_lottery_ticket_hypothesis: after pruning, set what is left to its value before training; or a function of
-            the epoch.
+        make_pruning_permanent: restore plain weights at the end.
+        use_lottery_ticket_hypothesis: after pruning, set the remaining values to those before training; or a function
+            of the epoch.
         resample_parameters: in that case draw new values instead.
         pruning_dim: the dimension along which structured methods choose.
         pruning_norm: the norm by which "ln_structured" chooses.
-        verbose: 1: log how much is pruned; 2: of each parameter.
-        prune_on_train_epoch_end: False: at the end of each validation.
+        verbose: 1: log how much is pruned; 2: also for each parameter.
+        prune_on_train_epoch_end: False prunes at the end of each validation instead.
 
     Raises:
         ConfigurationError: an argument is invalid, or nothing can be pruned.
@@ -114,10 +115,10 @@ class ModelPruning(KeepsWeights):
         self.idle_hooks = frozenset({"on_validation_epoch_end" if prune_on_train_epoch_end else "on_train_epoch_end"})
         self._places: list[Place] = []
         self._initial: list[torch.Tensor] = []
-        self._used: dict[str, torch.Tensor | None] = {}  # of a checkpoint, until the model is on its device
+        self._used: dict[str, torch.Tensor | None] = {}  # from a checkpoint, until the model is on its device
 
     def filter_parameters_to_prune(self, parameters_to_prune: Sequence[Place] = ()) -> Sequence[Place]:
-        """Return those of the pairs that are to be pruned. Override it to choose."""
+        """Return the pairs to prune. Override it to choose."""
         return parameters_to_prune
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -159,7 +160,7 @@ class ModelPruning(KeepsWeights):
             raise NotSupportedError(
                 'ModelPruning chooses among whole parameters, and this strategy shards them. Use strategy="ddp".'
             )
-        for name, used in self._used.items():  # torch's functions choose by it, and no state of the module has it
+        for name, used in self._used.items():  # torch's functions use it, and no state dict of the module contains it
             module, parameter = _place_of(pl_module, name)
             orig, mask = getattr(module, f"{parameter}_orig").detach(), getattr(module, f"{parameter}_mask")
             setattr(module, parameter, orig * mask if used is None else used.to(orig.device))
@@ -186,12 +187,12 @@ class ModelPruning(KeepsWeights):
         if self._lottery(epoch) if callable(self._lottery) else self._lottery:
             self.apply_lottery_ticket_hypothesis()
         with torch.no_grad():
-            for module, name in self._places:  # what is used now, and not only from the next forward pass on
+            for module, name in self._places:  # update the weights now, not only in the next forward pass
                 getattr(module, name).copy_(getattr(module, f"{name}_orig") * getattr(module, f"{name}_mask"))
         self._report(before, amount)
 
     def apply_pruning(self, amount: int | float) -> None:
-        """Prune ``amount`` of what is left."""
+        """Prune ``amount`` of the remaining values."""
         if self._global:
             prune.global_unstructured(self._places, pruning_method=self.pruning_fn, amount=amount)
             return
@@ -225,26 +226,26 @@ class ModelPruning(KeepsWeights):
             rank_zero_info(f"ModelPruning: {name} of {module!r}: {zeros} of {size} ({zeros / size:.2%}).")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave plain weights, if that was asked for."""
+        """Restore plain weights, if requested."""
         if self._permanent:
             self.make_pruning_permanent(pl_module)
 
     def make_pruning_permanent(self, module: nn.Module) -> None:
-        """Make plain parameters of the pruned ones of ``module``."""
+        """Replace the pruned parameters of ``module`` with plain ones."""
         for each in module.modules():
             _make_plain(each)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def save_weights(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Put plain weights into "state_dict", and beside them what they are made of."""
+        """Put plain weights into "state_dict", and the pruned parameters and masks beside them."""
         weights = checkpoint["state_dict"]
         pruned = [name.removesuffix("_mask") for name in weights if name.endswith("_mask")]
         pruned = [name for name in pruned if f"{name}_orig" in weights]
         if not pruned and not self._lottery:
             return
         parts = {name: {part: weights[f"{name}_{part}"] for part in ("orig", "mask")} for name in pruned}
-        for name, each in parts.items():  # of the last forward pass, which may lie an optimizer step back
+        for name, each in parts.items():  # computed in the last forward pass, perhaps before an optimizer step
             each["used"] = getattr(*_place_of(pl_module, name)).detach()
         checkpoint[_KEY] = {"parts": parts, "initial": list(self._initial)}
         if self._permanent:
@@ -260,7 +261,7 @@ class ModelPruning(KeepsWeights):
     def load_weights(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
     ) -> None:
-        """Prune what was pruned, so that a fit resumes exactly; an evaluation uses plain weights."""
+        """Prune the same parameters again, so that a fit resumes exactly; an evaluation uses plain weights."""
         if _KEY not in checkpoint:
             return
         saved = entry(checkpoint, _KEY, Mapping)
@@ -293,13 +294,13 @@ def _method_of(pruning_fn: Any) -> Any:
 
 
 def _place_of(module: nn.Module, name: str) -> Place:
-    """Return the place of the parameter that a state dict of ``module`` calls ``name``."""
+    """Return the module and the attribute of the parameter ``name`` in a state dict of ``module``."""
     path, _, parameter = name.rpartition(".")
     return module.get_submodule(path), parameter
 
 
 def _counts(place: Place) -> tuple[int, int]:
-    """How many values are pruned, and of how many."""
+    """Return the number of pruned values, and the total."""
     module, name = place
     mask = getattr(module, f"{name}_mask", None)
     return (0, getattr(module, name).numel()) if mask is None else (int((mask == 0).sum()), mask.numel())

@@ -1,4 +1,4 @@
-"""Save and go back into the cluster's queue when it announces that the job's time is over."""
+"""Save and requeue the job when the cluster announces that its time is over."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 
 class Requeue(Callback):
-    """On the cluster's signal in a fit: save a checkpoint, put the job back into the queue, end the run.
+    """On the cluster's signal in a fit: save a checkpoint, requeue the job, end the run.
 
     The Trainer adds it if the cluster environment requeues: ``SLURMEnvironment(auto_requeue=True)``. The signal's
-    handler only asks. After the batch that all ranks have agreed on, of training or of validation (see
-    :mod:`drivetrain.loops.stop`), ``hpc_ckpt_<n>.ckpt`` is written to ``default_root_dir``, and rank 0 puts the job
-    back; the restarted job resumes from the highest such file of its own, in the fit that wrote it. A signal that comes
-    while the fit is set up waits for the first batch of training.
+    handler only sets a request. After the training or validation batch on which all ranks agree (see
+    :mod:`drivetrain.loops.stop`), ``hpc_ckpt_<n>.ckpt`` is written to ``default_root_dir``, and rank 0 requeues the
+    job; the restarted job resumes from its own highest such file, in the fit that wrote it. A signal during the set-up
+    takes effect at the first training batch.
 
     Args:
-        environment: who this process is in the job, and how the job is put back.
+        environment: provides this process's rank, and requeues the job.
     """
 
-    position = "last"  # what it saves is complete
+    position = "last"  # its checkpoint is complete
 
-    _fits = 0  # begun in this process: a program may have several, and a file belongs to one of them
+    _fits = 0  # number of fits begun in this process: a program may have several, and a file belongs to one of them
 
     def __init__(self, environment: ClusterEnvironment) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Requeue(Callback):
         self._saves = True
         try:
             path = self._next_path(trainer)
-            while not save_new(trainer, path):  # another job has taken the number meanwhile
+            while not save_new(trainer, path):  # another job has meanwhile used the number
                 path = self._next_path(trainer)
             wait_for(trainer.strategy.checkpoint_io, path)
         finally:
@@ -112,14 +112,14 @@ class Requeue(Callback):
             checkpoint["requeue"] = {"job": self.environment.requeue_id(), "fit": Requeue._fits}
 
     def own_checkpoint(self, trainer: Trainer) -> str | None:
-        """Return what the fit that is about to begin has left when the job went back into the queue."""
+        """Return the checkpoint that this fit wrote when the job was requeued."""
         if self.environment.restart_count() <= 0:
             return None
         files = numbered(trainer.default_root_dir, trainer.strategy.checkpoint_io)
         if not files:
             return None
         wanted = {"job": self.environment.requeue_id(), "fit": Requeue._fits + 1}
-        for number in sorted(files, reverse=True):  # those of other jobs lie among them
+        for number in sorted(files, reverse=True):  # files of other jobs may be among them
             checkpoint = trainer.strategy.load_checkpoint(files[number])
             if isinstance(checkpoint, Mapping) and checkpoint.get("requeue") == wanted:
                 return files[number]

@@ -42,7 +42,7 @@ class RichModelSummary(ModelSummary):
             for title in summary.header:
                 table.add_column(title, justify="right" if title == "Params" else "left")
             for row in summary.rows:
-                table.add_row(*(Text(cell) for cell in row.cells()))  # Text: a name may hold brackets
+                table.add_row(*(Text(cell) for cell in row.cells()))  # Text, because a name may contain brackets
             console.print(table)
         totals = Table.grid(padding=(0, 2))
         for value, meaning in summary.totals():

@@ -41,13 +41,13 @@ class RichProgressBarTheme:
 
 
 class RichProgressBar(ProgressBar):
-    """One bar for the epoch, and one below it for an evaluation while it runs.
+    """One bar for the epoch, and one below it for a running evaluation.
 
     Args:
-        refresh_rate: how many batches must have passed for it to be drawn again; 0 switches it off.
+        refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
         leave: keep each finished epoch's bar, and each evaluation's.
         theme: styles of its parts.
-        console_kwargs: arguments for a ``rich.console.Console`` of its own; by default it draws on rich's own one.
+        console_kwargs: arguments for a new ``rich.console.Console``; by default it draws on rich's global one.
 
     Raises:
         ConfigurationError: the package rich is not installed, or ``refresh_rate`` is negative.
@@ -65,13 +65,13 @@ class RichProgressBar(ProgressBar):
         self.theme = RichProgressBarTheme() if theme is None else theme
         self._console_kwargs = console_kwargs
         self.progress: Progress | None = None
-        self._tasks: dict[bool, tuple[TaskID, str]] = {}  # by "is it training": the bar in use and what it shows
+        self._tasks: dict[bool, tuple[TaskID, str]] = {}  # by whether it is training: the current bar and its text
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "progress": None, "_tasks": {}}
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Move the bar of this stage, made on first use."""
+        """Update the bar of this stage, which is created on first use."""
         if self.progress is None:
             self.progress = self._open()
         progress, training = self.progress, snapshot.is_training
@@ -99,7 +99,7 @@ class RichProgressBar(ProgressBar):
                 progress.remove_task(task)
 
     def close(self) -> None:
-        """Leave the last state on the screen and give the terminal back."""
+        """Leave the last state on the screen and release the terminal."""
         progress, self.progress = self.progress, None
         self._tasks = {}
         if progress is not None:
@@ -127,31 +127,31 @@ class RichProgressBar(ProgressBar):
         return [description, bar, texts["count"], texts["rate"], elapsed, texts["metrics"]]
 
     def refresh(self, hard: bool = False) -> None:
-        """Show what has changed; ``hard`` has no further meaning here."""
+        """Draw changes; ``hard`` is ignored."""
         if self.progress is not None:
             with DRAWING:
                 self.progress.refresh()
 
     @property
     def train_progress_bar_id(self) -> TaskID | None:
-        """The id of the epochs' bar in :attr:`progress`; ``None`` while there is none."""
+        """The id of the epochs' bar in :attr:`progress`; ``None`` if there is none."""
         return self._tasks[True][0] if True in self._tasks else None
 
     @property
     def val_progress_bar_id(self) -> TaskID | None:
-        """The id of the bar of the evaluation that runs; the others are the same."""
+        """The id of the running evaluation's bar; the other properties return the same."""
         return self._tasks[False][0] if False in self._tasks else None
 
     val_sanity_progress_bar_id = test_progress_bar_id = predict_progress_bar_id = val_progress_bar_id
 
     @property
     def train_progress_bar(self) -> Task | None:
-        """The epochs' bar; ``None`` while there is none."""
+        """The epochs' bar; ``None`` if there is none."""
         return self._task(self.train_progress_bar_id)
 
     @property
     def val_progress_bar(self) -> Task | None:
-        """The bar of the evaluation that runs; the others are the same."""
+        """The running evaluation's bar; the other properties return the same."""
         return self._task(self.val_progress_bar_id)
 
     val_sanity_check_bar = test_progress_bar = predict_progress_bar = val_progress_bar
@@ -164,11 +164,11 @@ class RichProgressBar(ProgressBar):
         from rich.console import Console
         from rich.progress import Progress
 
-        trainer: Any = None if self._trainer is None else self._trainer()  # None: draw() is called outside of a run
+        trainer: Any = None if self._trainer is None else self._trainer()  # None: draw() is called outside a run
         progress = Progress(
             *self.configure_columns(trainer),
             console=None if self._console_kwargs is None else Console(**self._console_kwargs),
-            auto_refresh=False,  # else rich would run a thread of its own
+            auto_refresh=False,  # otherwise rich would start its own thread
         )
         progress.start()
         return progress

@@ -1,4 +1,4 @@
-"""Stop when the loss leaps, and write down which batches to leave out."""
+"""Stop at a spike of the loss, and record the batches to leave out."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class TrainingSpikeException(DrivetrainError, RuntimeError):
 
 
 class LossWatch:
-    """Tells a spike from the losses before it, and writes down which batches to leave out.
+    """Detects a spike from the previous losses, and records the batches to leave out.
 
     Args:
-        arguments: see :class:`SpikeDetection`.
+        arguments: as for :class:`SpikeDetection`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class LossWatch:
         self._losses: deque[float] = deque(maxlen=window)
 
     def is_spike(self, value: float) -> bool:
-        """Return whether a loss is a spike after those that were added."""
+        """Return whether a loss is a spike compared with the losses added so far."""
         if not math.isfinite(value):
             return self.finite_only
         if not self._losses or (value <= self.last_val if self.mode == "min" else value >= self.last_val):
@@ -80,17 +80,17 @@ class LossWatch:
         return far and (self.rtol is None or difference >= abs(self.rtol * self._mean()))
 
     def add(self, value: float) -> None:
-        """Count a loss for the mean; one that is not finite is passed over."""
+        """Add a loss to the mean; ignore one that is not finite."""
         if math.isfinite(value):
             self._losses.append(value)
             self.last_val = value
 
     def exclude(self, batch_idx: int, place: str | Path, writes: bool) -> str:
-        """Leave out this batch and the one before it.
+        """Record this batch and the one before it.
 
         Args:
             batch_idx: the batch of the spike.
-            place: the file of all such batches, or the folder for it.
+            place: the file for all such batches, or its folder.
             writes: whether this rank writes the file.
 
         Returns:
@@ -126,21 +126,21 @@ class LossWatch:
 
 
 class SpikeDetection(LossWatch, Callback):
-    """Stops training when the loss of a batch leaps, on any rank, and writes down which batches to leave out.
+    """Stops training when any rank's loss has a spike, and records the batches to leave out.
 
     A loss is a spike if it is worse than the one before, and differs from the mean of the last ``window`` losses by at
     least ``atol`` and by at least ``rtol`` times that mean. The indices of the batch and of the one before it are added
     to a JSON list, because either may have caused it, and the run ends with a :class:`TrainingSpikeException`. The
-    optimizer has made its step by then: resume from an earlier checkpoint. Each batch waits for the device.
+    optimizer has already stepped: resume from an earlier checkpoint. Each batch waits for the device.
 
     Args:
         mode: "min": larger is worse; "max": smaller is worse.
-        window: over how many losses the mean is taken.
-        warmup: how many batches are never a spike.
-        atol, rtol: the smallest differences of a spike; ``None``: none is too small.
+        window: the number of losses in the mean.
+        warmup: the number of first batches that are never a spike. atol, rtol: the smallest differences of a spike;
+        ``None``: any difference.
         exclude_batches_path: the file, or the folder for ``skip_batches.json``; ``None``: the Trainer's
             ``default_root_dir``.
-        finite_only: a loss that is not finite is a spike, too; otherwise it is passed over.
+        finite_only: treat a non-finite loss as a spike too; otherwise it is ignored.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -149,7 +149,7 @@ class SpikeDetection(LossWatch, Callback):
     needs_every_rank = True
 
     _batches = 0
-    _said = False  # that there is no loss to look at
+    _said = False  # whether it was logged that there is no loss to check
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

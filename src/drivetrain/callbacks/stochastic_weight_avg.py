@@ -1,4 +1,6 @@
-"""Stochastic weight averaging: constant learning rates at the end of training, and the mean of the weights there."""
+"""Stochastic weight averaging: constant learning rates at the end of training, and the mean of the weights in that
+phase.
+"""
 
 from __future__ import annotations
 
@@ -32,25 +34,25 @@ _OWNER = "StochasticWeightAveraging"
 class StochasticWeightAveraging(WeightAveraging):
     """Averages the weights of the last epochs, which train with learning rates that become constant.
 
-    From the epoch ``swa_epoch_start`` on, a ``torch.optim.swa_utils.SWALR`` takes the place of the schedulers, and the
-    weights at the end of each epoch are added to the average. When training has ended, the module has the average. If
-    it has batch norm layers, their statistics are computed for the average in one further pass over the training data:
-    ``training_step`` is called without gradients, and what it logs is discarded.
+    From the epoch ``swa_epoch_start`` on, a ``torch.optim.swa_utils.SWALR`` replaces the schedulers, and the weights at
+    the end of each epoch are added to the average. At the end of training, the module gets the average. If it has batch
+    norm layers, their statistics are computed for the average in another pass over the training data: ``training_step``
+    is called without gradients, and its logged values are discarded.
 
-    Validation runs with the trained weights. Checkpoints are those of :class:`WeightAveraging`. For a run that resumes,
-    the statistics of batch norm are computed when it ends.
+    Validation runs with the trained weights. Checkpoints are as with :class:`WeightAveraging`. In a run that resumes,
+    the statistics of batch norm are computed at its end.
 
     Args:
         swa_lrs: the constant learning rate, or one for each parameter group.
-        swa_epoch_start: the first epoch, counted from 0, that is averaged; a float is a fraction of ``max_epochs``.
-        annealing_epochs: in how many epochs the learning rates become ``swa_lrs``.
-        annealing_strategy: along a cosine ("cos") or in equal steps ("linear").
+        swa_epoch_start: the first epoch, counted from 0, in the average; a float is a fraction of ``max_epochs``.
+        annealing_epochs: the number of epochs until the learning rates are ``swa_lrs``.
+        annealing_strategy: "cos" (cosine) or "linear".
         avg_fn: ``avg_fn(average, value, n_averaged)`` returns the new average of one tensor; ``None``: the mean.
-        device: where the average is kept; ``None``: where the parameters are.
+        device: the device of the average; ``None``: the parameters' device.
 
     Raises:
-        ConfigurationError: an argument is invalid; or, when a fit begins, it optimizes manually or has no single
-            optimizer, or a fraction was passed and ``max_epochs`` is unlimited.
+        ConfigurationError: an argument is invalid; or, when a fit begins, it uses manual optimization or does not have
+            exactly one optimizer, or a fraction was passed and ``max_epochs`` is unlimited.
     """
 
     def __init__(
@@ -134,13 +136,13 @@ class StochasticWeightAveraging(WeightAveraging):
         )
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the trained weights in the module."""
+        """Do nothing: validate with the trained weights."""
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the trained weights in the module."""
+        """Do nothing: validation ran with the trained weights."""
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the average in the module, with statistics of batch norm."""
+        """Set the module to the average, and compute the statistics of batch norm."""
         endless = trainer.max_epochs in (None, -1)
         if self._early and not endless and trainer.current_epoch != trainer.max_epochs:
             return
@@ -198,7 +200,7 @@ def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[
             for batch_idx, given in enumerate(loader):
                 if batch_idx >= limit:
                     break
-                batch = given[0] if isinstance(loader, CombinedLoader) else given  # beside its numbers
+                batch = given[0] if isinstance(loader, CombinedLoader) else given  # a tuple with the indices
                 strategy.training_step(*training_step_arguments(module, strategy.batch_to_device(batch), batch_idx))
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):

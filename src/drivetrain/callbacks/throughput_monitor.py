@@ -24,20 +24,20 @@ _TOTALS = ("batches", "samples", "lengths")
 class ThroughputMonitor(Callback):
     """Logs how fast a run is, under ``train/``, ``validate/``, ``test/`` and ``predict/``.
 
-    In training it logs on the steps on which the loggers are written, and an evaluation when it ends. Only then does it
+    In training it logs on the steps on which the loggers are written; in an evaluation, at its end. Only then does it
     wait for the device. The time of validations does not count as training. Names are those of :class:`Throughput`, as
     in ``train/device/samples_per_sec``. If the module has ``flops_per_batch``, the operations of one batch on one
-    device, ``train/device/flops_per_sec`` and ``train/device/mfu`` come too. A run that resumes continues to count.
+    device, it also logs ``train/device/flops_per_sec`` and ``train/device/mfu``. A run that resumes continues to count.
 
     Args:
-        batch_size_fn: returns how many samples a batch holds.
-        length_fn: returns how many items, such as tokens, a batch holds.
-        available_flops: the peak of one device in operations per second; ``None``: it is known of common GPUs.
-        window_size: over how many of the values that are logged a rate is computed.
-        separator: between the parts of a name.
+        batch_size_fn: returns the number of samples in a batch.
+        length_fn: returns the number of items, such as tokens, in a batch.
+        available_flops: the peak of one device in operations per second; ``None``: known for common GPUs.
+        window_size: the number of logged values over which a rate is computed.
+        separator: the string between the parts of a name.
 
     Raises:
-        ConfigurationError: a function cannot be called; or, when a run begins, it has no logger.
+        ConfigurationError: a function is not callable; or, when a run begins, it has no logger.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class ThroughputMonitor(Callback):
                 )
         self.batch_size_fn, self.length_fn = batch_size_fn, length_fn
         self.available_flops, self.window_size, self.separator = available_flops, window_size, separator
-        Throughput(available_flops, window_size=window_size)  # which checks them
+        Throughput(available_flops, window_size=window_size)  # checks its arguments
         self._clock = time.monotonic
         self._peak: float | None = None
         self._stages: dict[str, Throughput] = {}
         self._totals: dict[str, dict[str, int]] = {}
         self._starts: dict[str, float] = {}
         self._batches_before: dict[str, int] = {}  # at the last update
-        self._earlier_s = 0.0  # of the runs that this one resumes
+        self._earlier_s = 0.0  # the time of the runs that this one resumes
         self._paused_at = 0.0
         self._told = False
 

@@ -28,12 +28,12 @@ class Timer(Callback):
     """Measures the time of training, validation, testing and prediction, and limits that of training.
 
     Args:
-        duration: how long training may take, validation inside of it included: "DD:HH:MM:SS", a timedelta or a
-            dictionary of its arguments; ``None`` only measures.
-        interval: when to look: after each "step" (batch) or at the end of each "epoch".
+        duration: the maximum training time, including validation: "DD:HH:MM:SS", a timedelta or a dictionary of its
+            arguments; ``None`` only measures.
+        interval: when to check: after each "step" (batch) or at the end of each "epoch".
         verbose: log a line when the time is over.
 
-    The time of earlier runs is kept in checkpoints, so a resumed run has what is left.
+    Checkpoints contain the time of earlier runs, so a resumed run has only the remaining time.
 
     Raises:
         ConfigurationError: ``duration`` or ``interval`` is invalid.
@@ -55,10 +55,10 @@ class Timer(Callback):
         self.verbose = verbose
         self.ends_training = self.duration_s is not None
         self._clock = time.monotonic
-        self._asked = False  # the fit that runs was asked to end
+        self._asked = False  # whether the running fit was asked to end
         self._starts: dict[str, float] = {}
         self._ends: dict[str, float] = {}
-        self._earlier_s = dict.fromkeys(_STAGES, 0.0)  # of the runs that this one resumes
+        self._earlier_s = dict.fromkeys(_STAGES, 0.0)  # the time of the runs that this one resumes
         wanted = {"on_train_batch_end": interval == "step", "on_train_epoch_end": interval == "epoch"}
         self.idle_hooks = frozenset(
             hook
@@ -67,15 +67,15 @@ class Timer(Callback):
         )
 
     def start_time(self, stage: str = "train") -> float | None:
-        """When ``stage`` began, in seconds of a monotonic clock; ``None`` before."""
+        """Return when ``stage`` began, in seconds of a monotonic clock; ``None`` before."""
         return self._starts.get(_name(stage))
 
     def end_time(self, stage: str = "train") -> float | None:
-        """When ``stage`` ended; ``None`` before."""
+        """Return when ``stage`` ended; ``None`` before."""
         return self._ends.get(_name(stage))
 
     def time_elapsed(self, stage: str = "train") -> float:
-        """Seconds that ``stage`` has taken so far, those of the runs that this one resumes included."""
+        """Return the seconds of ``stage`` so far, including the runs that this one resumes."""
         name = _name(stage)
         begin = self._starts.get(name)
         if begin is None:
@@ -83,7 +83,7 @@ class Timer(Callback):
         return self._earlier_s[name] + self._ends.get(name, self._clock()) - begin
 
     def time_remaining(self, stage: str = "train") -> float | None:
-        """Seconds of the duration that are left; ``None`` without one."""
+        """Return the remaining seconds of the duration; ``None`` without one."""
         return None if self.duration_s is None else self.duration_s - self.time_elapsed(stage)
 
     def _begin(self, stage: str) -> None:
@@ -96,14 +96,14 @@ class Timer(Callback):
         self._ends[stage] = self._clock()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # a fit has its whole duration, unless a checkpoint says what is gone of it
+        if stage == "fit":  # a fit has its complete duration, unless a checkpoint contains used time
             self._asked = False
             self._starts.clear()
             self._ends.clear()
             self._earlier_s = dict.fromkeys(_STAGES, 0.0)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._check(trainer)  # a resumed run may have nothing left
+        self._check(trainer)  # a resumed run may have no time left
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begin("train")
@@ -145,7 +145,7 @@ class Timer(Callback):
             self._asked = True
             stopper = trainer.current_run.stopping.stopper if in_epoch and trainer.current_run is not None else None
             if stopper is not None:
-                stopper.ask(TIME_LIMIT)  # the ranks' clocks differ: all of them stop after the same batch
+                stopper.ask(TIME_LIMIT)  # the ranks' clocks differ: all stop after the same batch
             if stopper is None or trainer.world_size == 1:
                 trainer.should_stop = True
             if self.verbose:

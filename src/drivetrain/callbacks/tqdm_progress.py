@@ -10,14 +10,14 @@ from drivetrain.errors import WrongTypeError, check_installed
 
 
 class TQDMProgressBar(ProgressBar):
-    """One bar for the epoch, and one below it for an evaluation while it runs.
+    """One bar for the epoch, and one below it for a running evaluation.
 
-    A subclass may override :meth:`init_train_tqdm` and its relatives to return another bar of tqdm, and
-    :meth:`get_metrics`. An override is called when a bar is made or drawn, never by a step.
+    A subclass may override :meth:`init_train_tqdm` and the similar methods to return another tqdm bar, and
+    :meth:`get_metrics`. An override is called when a bar is created or drawn, never in a step.
 
     Args:
-        refresh_rate: how many batches must have passed for it to be drawn again; 0 switches it off.
-        process_position: the line to draw on, counted from 0; for several runs in one terminal.
+        refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
+        process_position: the terminal line of the bar, counted from 0; for several runs in one terminal.
         leave: keep each finished epoch's bar.
 
     Raises:
@@ -31,14 +31,14 @@ class TQDMProgressBar(ProgressBar):
         check_installed("TQDMProgressBar", "tqdm", "RichProgressBar")
         super().__init__(refresh_rate, leave)
         self.process_position = process_position
-        self._transient = False  # the bar to be made is removed again: an evaluation inside training
-        self._bars: dict[bool, tuple[Any, str]] = {}  # by "is it training": the bar in use and what it shows
+        self._transient = False  # whether the new bar is removed afterwards: an evaluation inside training
+        self._bars: dict[bool, tuple[Any, str]] = {}  # by whether it is training: the current bar and its text
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_bars": {}}
 
     def print(self, *args: Any, sep: str = " ", **kwargs: Any) -> None:
-        """Print above the bar; takes what the built-in takes, apart from ``flush``."""
+        """Print above the bar; accepts the arguments of the built-in, except ``flush``."""
         from tqdm.auto import tqdm
 
         with DRAWING:
@@ -73,21 +73,21 @@ class TQDMProgressBar(ProgressBar):
 
     @property
     def train_progress_bar(self) -> Any:
-        """The bar of the epochs, while there is one."""
+        """The bar of the epochs, if there is one."""
         return self._bar(True)
 
     @property
     def val_progress_bar(self) -> Any:
-        """The bar of the evaluation that runs; the others are the same bar."""
+        """The running evaluation's bar; the other properties return the same."""
         return self._bar(False)
 
     sanity_progress_bar = test_progress_bar = predict_progress_bar = val_progress_bar
 
     def _bar(self, training: bool) -> Any:
         if training and training not in self._bars and self._trainer is not None and self.trainer.sanity_checking:
-            return _new_bar(disable=True)  # which is there, and shows nothing
+            return _new_bar(disable=True)  # exists, and shows nothing
         if training not in self._bars and self._thread is not None:
-            self._thread.show_now(training)  # a step may ask before the thread has drawn
+            self._thread.show_now(training)  # user code may read it before the thread has drawn
         if training not in self._bars:
             raise WrongTypeError(
                 f"{type(self).__name__} has no bar of {'training' if training else 'an evaluation'} now. Read it while "
@@ -98,7 +98,7 @@ class TQDMProgressBar(ProgressBar):
     # ---- drawing -------------------------------------------------------------------------------------------------
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Move the bar of this stage, made on first use."""
+        """Update the bar of this stage, which is created on first use."""
         training = snapshot.is_training
         bar, title = self._bars.get(training, (None, ""))
         if bar is not None and title != snapshot.title:
@@ -138,12 +138,12 @@ def _new_bar(**kwargs: Any) -> Any:
     from tqdm.auto import tqdm
 
     class Bar(tqdm):  # type: ignore[type-arg]  # only the stubs have a type argument
-        monitor_interval = 0  # else tqdm would run a thread of its own
+        monitor_interval = 0  # otherwise tqdm would start its own thread
         measured = 0.0
 
         @property
         def format_dict(self) -> Any:
-            # tqdm divides by all the time since the bar began, validation included
+            # tqdm would divide by all the time since the bar began, including validation
             return {**super().format_dict, "rate": self.measured}
 
     return Bar(dynamic_ncols=True, **kwargs)

@@ -1,4 +1,4 @@
-"""Averages of the weights: kept beside the module, validated with, and in the module when training has ended."""
+"""Averages of the weights: kept beside the module, used for validation, and set in the module after training."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _COUNTS = ("n_averaged", "steps_done", "epochs_done")
 class WeightAveraging(KeepsWeights):
     """Keeps an average of the module's weights, updated after optimizer steps or epochs.
 
-    Validation inside a fit runs with the average, and the module has it when training has ended. Before the first
-    update there is no average, and validation runs with the trained weights. By default all updates have equal weight.
+    Validation inside a fit runs with the average, and the module gets it at the end of training. Before the first
+    update, validation runs with the trained weights. By default all updates have equal weight.
 
-    A checkpoint holds both: "state_dict" the weights that the optimizer trains, "averaged_state_dict" the average,
-    under the same names. A fit that resumes restores both; ``trainer.validate``, ``test`` and ``predict`` with a
-    ``ckpt_path`` use the average. Elsewhere::
+    A checkpoint contains both: the trained weights in "state_dict", the average in "averaged_state_dict", under the
+    same names. A fit that resumes restores both; ``trainer.validate``, ``test`` and ``predict`` with a ``ckpt_path``
+    use the average. To load the average yourself::
 
         model.load_state_dict(torch.load(path, weights_only=True)["averaged_state_dict"])
 
-    Where parameters are sharded, each rank averages its own shards, and an update exchanges nothing.
+    If parameters are sharded, each rank averages its own shards, without communication.
 
     Args:
-        device: where the average is kept; ``None``: where the parameters are.
+        device: the device of the average; ``None``: the parameters' device.
         use_buffers: average floating-point buffers too, such as the statistics of batch norm. Other buffers are never
             averaged.
         avg_fn: ``avg_fn(average, value, n_averaged)`` returns the new average of one tensor.
-        multi_avg_fn: ``multi_avg_fn(averages, values, n_averaged)`` changes a list of averages in place; all tensors
-            of a list have one device and one type. ``torch.optim.swa_utils`` has functions of both kinds.
+        multi_avg_fn: ``multi_avg_fn(averages, values, n_averaged)`` changes a list of averages in place; all tensors of
+            a list have the same device and dtype. ``torch.optim.swa_utils`` has functions of both kinds.
 
     Raises:
         ConfigurationError: both functions were passed.
@@ -75,18 +75,18 @@ class WeightAveraging(KeepsWeights):
 
     def _begin(self) -> None:
         self.n_averaged = 0
-        self.steps_done = 0  # optimizer steps at the last update
+        self.steps_done = 0  # number of optimizer steps at the last update
         self.epochs_done = 0
-        self._pairs: list[tuple[Tensor, Tensor]] = []  # an average, and the tensor of the module, both local
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # pairs of an average and a tensor of the module, both local
         self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
-        self._in_module = False  # whether the module has the average, and ``_pairs`` the trained weights
+        self._in_module = False  # whether the module holds the average, and ``_pairs`` the trained weights
         self._loaded: Mapping[str, Any] | None = None
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         """Return whether to update the average now. Override it to choose.
 
         Args:
-            step_idx: the optimizer step that was just made, counted from 0; ``None`` at the end of an epoch.
+            step_idx: the last optimizer step, counted from 0; ``None`` at the end of an epoch.
             epoch_idx: the epoch that has just ended; ``None`` after a step.
         """
         return step_idx is not None
@@ -98,7 +98,7 @@ class WeightAveraging(KeepsWeights):
             self._begin()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin the average, or continue that of the checkpoint."""
+        """Start the average, or continue the checkpoint's."""
         averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]
         if len(averaging) > 1:
             raise ConfigurationError(
@@ -121,13 +121,13 @@ class WeightAveraging(KeepsWeights):
             values.append(own)
         self._groups = list(groups.values())
         if self._loaded is not None:
-            # Buffers that are not averaged belong to the training.
+            # Buffers that are not averaged keep their trained values.
             averaged = {id(each) for each in _averaged_buffers(pl_module)} if self._use_buffers else set()
             others = [each for each in pl_module.buffers() if id(each) not in averaged]
             trained = [buffer.clone() for buffer in others]
             trainer.strategy.load_model_state_dict({"state_dict": self._loaded}, strict=is_strict(pl_module))
             self._exchange()
-            self._in_module = False  # the average went through the module, which has the trained weights again
+            self._in_module = False  # the average was loaded through the module, which has the trained weights again
             for buffer, value in zip(others, trained, strict=True):
                 buffer.data.copy_(value)
             self._loaded = None
@@ -155,7 +155,7 @@ class WeightAveraging(KeepsWeights):
             self._exchange()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the average in the module."""
+        """Set the module to the average."""
         if self.n_averaged and not self._in_module:
             self._exchange()
             rank_zero_info(
@@ -190,10 +190,10 @@ class WeightAveraging(KeepsWeights):
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        """Exchange the values of the module with those that are kept beside it.
+        """Swap the values of the module with those kept beside it.
 
-        It writes through ``.data``, so that the exchange does not count as a change of the parameters: autograd, and
-        the checkpoint that is saved after an exception, look at that count.
+        It writes through ``.data``, so that the swap does not count as a change of the parameters: autograd, and the
+        checkpoint after an exception, read that count.
         """
         for kept, own in self._pairs:
             values = own.data.clone()
@@ -207,7 +207,7 @@ class WeightAveraging(KeepsWeights):
         return {name: getattr(self, name) for name in _COUNTS}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if "latest_update_step" in state_dict:  # of Lightning; the rest is in its "averaging_state"
+        if "latest_update_step" in state_dict:  # a state of Lightning; the rest is in its "averaging_state"
             self.steps_done = entry(state_dict, "latest_update_step", COUNT)
             return
         for name in _COUNTS:
@@ -233,8 +233,8 @@ class WeightAveraging(KeepsWeights):
     def load_weights(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any], fitting: bool
     ) -> None:
-        """Take the average: a fit continues it, any other run evaluates it."""
-        if "current_model_state" in checkpoint:  # Lightning's layout: "state_dict" holds the average
+        """Load the average: a fit continues it, any other run evaluates it."""
+        if "current_model_state" in checkpoint:  # Lightning's layout: "state_dict" contains the average
             checkpoint[AVERAGED] = checkpoint["state_dict"]
             checkpoint["state_dict"] = checkpoint.pop("current_model_state")
         if AVERAGED not in checkpoint:
@@ -247,7 +247,7 @@ class WeightAveraging(KeepsWeights):
             rank_zero_info(f"Using the averaged weights of the checkpoint ({AVERAGED!r}).")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Read the number of updates from a checkpoint of Lightning, which keeps it outside of the callback's state."""
+        """Read the number of updates from a checkpoint of Lightning, which stores it outside the callback's state."""
         if "averaging_state" in checkpoint:
             self.n_averaged = int(entry(checkpoint["averaging_state"], "n_averaged", (Tensor, int)))
 
@@ -256,15 +256,15 @@ class EMAWeightAveraging(WeightAveraging):
     """Keeps an exponential moving average of the weights: ``average = decay * average + (1 - decay) * weights``.
 
     Args:
-        device: as of :class:`WeightAveraging`.
-        use_buffers: as of :class:`WeightAveraging`.
-        decay: how much of the average an update keeps, from 0 to 1.
-        update_every_n_steps: update after every n-th optimizer step; 0: after none.
-        update_starting_at_step: the first optimizer step, counted from 0, that updates; ``None``: the first of all.
-        update_starting_at_epoch: from this epoch on, also update when an epoch ends; ``None``: at no epoch's end.
+        device: as in :class:`WeightAveraging`.
+        use_buffers: as in :class:`WeightAveraging`.
+        decay: the fraction of the average that an update keeps, from 0 to 1.
+        update_every_n_steps: update after every n-th optimizer step; 0: never.
+        update_starting_at_step: the first optimizer step, counted from 0, that may update; ``None``: 0.
+        update_starting_at_epoch: from this epoch on, also update at the end of an epoch; ``None``: never.
 
     Raises:
-        ConfigurationError: a value is outside of its range.
+        ConfigurationError: a value is out of range.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class EMAWeightAveraging(WeightAveraging):
 
 
 def _equal_weights(averages: list[Tensor], values: list[Tensor], n_averaged: Tensor) -> None:
-    """Add ``values`` to averages in which all updates have equal weight; torch's own function divides in 32 bits."""
+    """Add ``values`` to averages with equal weights for all updates; torch's own function divides in float32."""
     differences = torch._foreach_sub(values, averages)
     torch._foreach_div_(differences, int(n_averaged) + 1)
     torch._foreach_add_(averages, differences)
@@ -320,7 +320,7 @@ def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:
 
 
 def _averaged_buffers(module: torch.nn.Module) -> list[Tensor]:
-    """Return the buffers that have a mean; the masks of torch's pruning, which a fit adds on its way, have none."""
+    """Return the buffers that can be averaged; the masks of torch's pruning, which a fit may add, cannot."""
     masks = {
         id(buffer)
         for each in module.modules()
@@ -337,7 +337,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _copied(value: Any, of_module: set[int]) -> Any:
-    """Return a tensor that shares the memory of the module as a copy, and anything else as it is."""
+    """Return a copy of a tensor that shares the module's memory, and anything else unchanged."""
     from drivetrain.strategies.sharded_state import local_shard
 
     if isinstance(value, Tensor) and _storage(local_shard(value)) in of_module:

@@ -1,13 +1,13 @@
-"""Fetch a batch of tensors with one index operation per tensor, in the place of one for each sample.
+"""Fetch a batch of tensors with one index operation per tensor, instead of one per sample.
 
 [Note: which loaders]
 A ``DataLoader`` over a ``TensorDataset``, over a ``StackDataset`` of tensors, or over a ``Subset`` of these, with
-torch's default collate. Only torch's own classes, unchanged, so that no code of the user's is left out. A batch then
-equals the stacked samples in values, dtype, strides and type. Everything else is fetched sample by sample, as torch
-does it, and so is any single batch that this file has doubts about: its indices are no plain integers, one of them is
-out of range, or a tensor is not dense and contiguous in the memory of the host.
+torch's default collate. Only torch's own unchanged classes, so that no user code is skipped. A batch then equals the
+stacked samples in values, dtype, strides and type. All other loaders are fetched sample by sample, as in torch; so is
+any single batch whose indices are not plain integers or are out of range, or if a tensor is not dense and contiguous in
+host memory.
 
-The user's loader and data set stay as they are. A copy of the loader is iterated that shares its samplers and its
+The user's loader and data set do not change. A copy of the loader is iterated; it shares the samplers and the
 generator, so the same random numbers are drawn.
 """
 
@@ -31,9 +31,9 @@ L = TypeVar("L")
 
 
 def start_pass(loader: Any) -> Iterator[Any]:
-    """Start a pass over any loader: ``iter(loader)``, with batches that are fetched as a whole where that is possible.
+    """Start a pass over any loader: ``iter(loader)``, with batches fetched as a whole if possible.
 
-    Workers that persist live in the user's loader, as they do after ``iter(loader)``.
+    Persistent workers stay with the user's loader, as they do after ``iter(loader)``.
     """
     source = batched(loader)
     if source is loader:
@@ -46,7 +46,7 @@ def start_pass(loader: Any) -> Iterator[Any]:
 
 
 def batched(loader: L) -> L:
-    """Return a copy of ``loader`` that fetches each batch as a whole; ``loader`` itself where samples are fetched."""
+    """Return a copy of ``loader`` that fetches each batch as a whole, or ``loader`` itself if that is not possible."""
     if not isinstance(loader, DataLoader) or reason_for_samples(loader) is not None:
         return loader
     fetch = _Fetch(loader.dataset)
@@ -67,7 +67,7 @@ def log_fetching(loader: Any) -> None:
 
 
 def reason_for_samples(loader: DataLoader[Any]) -> str | None:
-    """Return why the samples of ``loader`` are fetched one by one; ``None``: its batches are fetched as a whole."""
+    """Return why the samples of ``loader`` are fetched one by one; ``None`` if its batches are fetched as a whole."""
     if type(loader) is not DataLoader:
         return f"{type(loader).__name__} is a subclass of DataLoader"
     if loader.batch_sampler is None:
@@ -88,7 +88,7 @@ def reason_for_samples(loader: DataLoader[Any]) -> str | None:
 
 
 class _Fetch:
-    """Stands where a data set stood; its method ``collate`` stands where ``default_collate`` stood.
+    """Replaces a data set; its method ``collate`` replaces ``default_collate``.
 
     A DataLoader calls ``collate(dataset.__getitems__(indices))``.
     """
@@ -109,18 +109,18 @@ class _Fetch:
 
 
 class _SeesDataset:
-    """A ``worker_init_fn`` of the user's, which finds its own data set in ``get_worker_info()``."""
+    """Wraps a user's ``worker_init_fn``, so that ``get_worker_info()`` returns the user's data set."""
 
     def __init__(self, user: Callable[[int], None], fetch: _Fetch) -> None:
         self._user, self._fetch = user, fetch
 
     def __call__(self, worker_id: int) -> None:
-        object.__setattr__(get_worker_info(), "dataset", self._fetch.dataset)  # its own __setattr__ refuses
+        object.__setattr__(get_worker_info(), "dataset", self._fetch.dataset)  # its own __setattr__ raises
         self._user(worker_id)
 
 
 def _whole(data: Any, indices: Any) -> Any:
-    """Return the batch, or ``None`` where its samples must be fetched one by one."""
+    """Return the batch, or ``None`` if its samples must be fetched one by one."""
     if type(indices) is not list:
         return None
     try:
@@ -140,7 +140,7 @@ def _whole(data: Any, indices: Any) -> Any:
             return None
         positions = torch.frombuffer(array("q", indices), dtype=torch.int64)
         parts = [tensor.index_select(0, positions) for tensor in tensors]
-    except (IndexError, OverflowError, NotImplementedError):  # negative, out of range, or no such kernel
+    except (IndexError, OverflowError, NotImplementedError):  # negative or out of range, or torch has no such kernel
         return None
     if type(data) is Tensor:
         return parts[0]
@@ -150,7 +150,7 @@ def _whole(data: Any, indices: Any) -> Any:
 
 
 def _tensors(data: Any) -> Any:
-    """Return the tensors that ``data`` consists of; ``None`` where it is none of torch's, or not made of tensors."""
+    """Return the tensors of ``data``; ``None`` if it is not one of torch's classes, or does not consist of tensors."""
     if type(data) is Tensor:
         return (data,)
     if type(data) not in (TensorDataset, StackDataset) or not _is_unchanged(data):
@@ -162,19 +162,19 @@ def _tensors(data: Any) -> Any:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether rows of ``tensor``, selected together, are what its stacked samples are."""
+    """Whether selecting rows of ``tensor`` gives the same result as stacking its samples."""
     return (
         type(tensor) is Tensor
         and tensor.layout is torch.strided
         and tensor.is_cpu
         and tensor.is_contiguous()
-        and tensor.numel() > 0  # of empty rows, no index is out of range
+        and tensor.numel() > 0  # with empty rows, torch does not check the range of indices
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
 
 
 def _is_array(indices: Any) -> bool:
-    """Whether ``indices`` are a vector of integers, of torch or NumPy."""
+    """Whether ``indices`` is a 1-D array of integers, from torch or NumPy."""
     if type(indices) is Tensor:
         return indices.dtype is torch.int64 and indices.dim() == 1
     numpy = sys.modules.get("numpy")
@@ -182,7 +182,9 @@ def _is_array(indices: Any) -> bool:
 
 
 def _is_unchanged(data: Any) -> bool:
-    """Whether the samples of ``data`` come from torch's own methods: programs replace them, on a class or an object."""
+    """Whether the samples of ``data`` come from torch's own methods; programs may replace them on a class or an
+    object.
+    """
     kind, own = type(data), vars(data)
     return "__getitems__" not in own and all(_is_torchs(getattr(kind, name, None)) for name in _METHODS)
 

@@ -22,7 +22,7 @@ from drivetrain.data.batched import start_pass
 from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeError, described, did_you_mean, whose
 
 _INF = float("inf")
-_END = object()  # what next() returns at a loader's end: None may be a batch
+_END = object()  # the default of next(): None may be a batch
 _LENGTHS: dict[str, Callable[[Iterable[float]], float]] = {
     "min_size": min,
     "max_size_cycle": max,
@@ -36,23 +36,23 @@ Starts = Sequence[Callable[[], Iterator[Any]]]
 class CombinedLoader:
     """Iterate a tree of loaders as one loader.
 
-    A pass gives ``(batch, batch_idx, dataloader_idx)``. Except in "sequential", the batch is the tree with a batch in
+    A pass yields ``(batch, batch_idx, dataloader_idx)``. Except in "sequential", the batch is the tree with a batch in
     place of every loader, ``batch_idx`` counts them and ``dataloader_idx`` is 0. In "sequential" the batch is the
     loader's own, with that loader's index, and ``batch_idx`` starts at 0 for each loader.
 
-    Nothing is started before the first batch is asked for; then one iterator per loader is made, in order, and in
-    "sequential" each only when the one before has ended and its workers are gone. Batches are drawn in order, too, so
-    that random numbers are drawn alike in every run. A pass that is given up releases its workers.
+    Nothing starts before the first batch is requested; then the iterators are created in order, and in "sequential"
+    mode each only after the previous loader has ended and its workers have stopped. Batches are also fetched in order,
+    so that random numbers are drawn in the same order in every run. A pass that is abandoned stops its workers.
 
     Args:
-        iterables: a loader, or lists, tuples, named tuples, mappings and dataclasses of loaders, nested at will. A list
-            or tuple that holds only texts and numbers, nested or not, is one loader: its elements are the batches.
+        iterables: a loader, or nested lists, tuples, named tuples, mappings and dataclasses of loaders. A list or tuple
+            that contains only strings and numbers, nested or not, is one loader: its elements are the batches.
         mode: "min_size" ends with the first loader that ends. "max_size_cycle" ends when each loader has ended once,
-            and starts the shorter ones again until then. "max_size" ends with the last, with ``None`` for the batches
-            of those that have ended. "sequential" takes one loader after another.
+            and starts the shorter ones again until then. "max_size" ends with the last, and yields ``None`` for loaders
+            that have ended. "sequential" takes one loader after another.
 
     Raises:
-        ConfigurationError: there is no such mode, or a leaf of the tree cannot be iterated.
+        ConfigurationError: the mode is unknown, or a leaf of the tree is not iterable.
     """
 
     def __init__(self, iterables: Any, mode: str = "min_size") -> None:
@@ -60,10 +60,10 @@ class CombinedLoader:
             raise ConfigurationError(f"CombinedLoader has no mode {mode!r}. {did_you_mean(str(mode), _LENGTHS)}")
         self._mode = mode
         self._limits: list[int | float] | None = None
-        self._ended: list[bool] = []  # which loaders had ended once already in the pass that is resumed
+        self._ended: list[bool] = []  # which loaders had already ended once in the resumed pass
         self._passes: WeakSet[Generator[tuple[Any, int, int], None, None]] = WeakSet()
         self._iterables = iterables
-        # The tree never changes: passes fill its leaves.
+        # The tree's structure is fixed: passes only replace its leaves.
         self._tree = tree_map(
             lambda leaf: BatchList(leaf) if _holds_values(leaf) else leaf, iterables, is_leaf=_holds_values
         )
@@ -76,15 +76,15 @@ class CombinedLoader:
 
     @property
     def mode(self) -> str:
-        """How the loaders are combined."""
+        """The mode that combines the loaders."""
         return self._mode
 
     @property
     def flattened(self) -> list[Any]:
-        """The loaders in order. Set it to put others in their places, from the next pass on.
+        """The loaders in order. Set it to replace the loaders from the next pass on.
 
         Raises:
-            ConfigurationError: on setting, if their number differs or one cannot be iterated.
+            ConfigurationError: on setting, if the number differs or one is not iterable.
         """
         return list(self._flattened)
 
@@ -100,14 +100,13 @@ class CombinedLoader:
 
     @property
     def limits(self) -> list[int | float] | None:
-        """How many batches to take of each loader at most, one number per loader; ``None`` for all.
+        """The maximum number of batches of each loader; ``None``: all.
 
         Set it to ``None``, to one number for all loaders, or to one per loader: whole numbers, or ``inf``. A loader
-        ends at its limit as it would at its end, and with 0 it is not started at all. What is set counts from the next
-        pass on.
+        ends at its limit as at its end, and with 0 it is not started. A change takes effect at the next pass.
 
         Raises:
-            ConfigurationError: on setting, if there are too many or too few, or one is not a number of batches.
+            ConfigurationError: on setting, if the number of limits differs, or one is not a number of batches.
         """
         return None if self._limits is None else list(self._limits)
 
@@ -132,19 +131,19 @@ class CombinedLoader:
 
     @property
     def sampler(self) -> Any:
-        """The tree with each loader's sampler in its place, ``None`` for a loader without one."""
+        """The tree with each loader's sampler instead of the loader, ``None`` for a loader without one."""
         return _fill(self._tree, [getattr(loader, "sampler", None) for loader in self._flattened])
 
     @property
     def batch_sampler(self) -> Any:
-        """The tree with each loader's batch sampler in its place, ``None`` for a loader without one."""
+        """The tree with each loader's batch sampler instead of the loader, ``None`` for a loader without one."""
         return _fill(self._tree, [getattr(loader, "batch_sampler", None) for loader in self._flattened])
 
     def __len__(self) -> int:
         """Number of batches of a pass, with the current limits.
 
         Raises:
-            TypeError: a loader has no length. Its limit does not help: it may end before.
+            TypeError: a loader has no length. A limit does not replace it: the loader may end before.
         """
         lengths: list[float] = []
         for index, (loader, limit) in enumerate(self._limited()):
@@ -160,14 +159,14 @@ class CombinedLoader:
 
     def __iter__(self) -> Iterator[tuple[Any, int, int]]:
         batches = self._one_by_one() if self._mode == "sequential" else self._side_by_side()
-        self._passes.add(batches)  # weakly: a pass without references stops its workers, as a DataLoader's
+        self._passes.add(batches)  # a weak reference: dropping a pass stops its workers, as in a DataLoader
         return batches
 
     def resume_at(self, ended: Sequence[bool]) -> None:
-        """Let the next pass resume in the middle, with loaders that are at their saved positions.
+        """Let the next pass resume in its middle, with loaders at their saved positions.
 
         Args:
-            ended: for each loader, whether it had ended once already ("max_size_cycle" ends when all have).
+            ended: for each loader, whether it has already ended once ("max_size_cycle" ends when all have).
         """
         self._ended = list(ended)
 
@@ -177,20 +176,20 @@ class CombinedLoader:
             batches.close()
         for loader in self._flattened:
             if isinstance(loader, DataLoader):
-                loader._iterator = None  # set only with persistent workers, which stop when it is dropped
+                loader._iterator = None  # only set with persistent workers, which stop when it is dropped
 
     def state_dict(self) -> list[Any]:
         """Return the state of each loader that has a ``state_dict``, in order, ``None`` for the others.
 
-        It holds where each loader is, not how often "max_size_cycle" has started it.
+        It contains the position of each loader, but not how often "max_size_cycle" has restarted it.
         """
         return [loader.state_dict() if _has(loader, "state_dict") else None for loader in self._flattened]
 
     def load_state_dict(self, states: Sequence[Any]) -> None:
-        """Load into each loader the state that :meth:`state_dict` saved of it; running passes end.
+        """Load each loader's state from :meth:`state_dict`; running passes end.
 
         Raises:
-            CheckpointError: these are states of other loaders.
+            CheckpointError: the states belong to other loaders.
         """
         if len(states) != len(self._flattened):
             raise CheckpointError(
@@ -209,7 +208,8 @@ class CombinedLoader:
                 loader.load_state_dict(state)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_passes"}  # they stay in their process
+        # running passes are not pickled
+        return {name: value for name, value in vars(self).items() if name != "_passes"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _passes=WeakSet())
@@ -220,7 +220,8 @@ class CombinedLoader:
     def _starts(self) -> Starts:
         return [partial(_start, loader, limit) for loader, limit in self._limited()]
 
-    # A pass holds no iterator under a name: what a for statement holds goes when it ends, however it ends.
+    # A pass keeps no iterator in a local variable, so that iterators are freed when a for statement ends, also by an
+    # exception.
 
     def _one_by_one(self) -> Generator[tuple[Any, int, int], None, None]:
         for dataloader_idx, start in enumerate(self._starts()):
@@ -243,8 +244,8 @@ def _max_size(starts: Starts, ended: Sequence[bool]) -> Iterable[Sequence[Any]]:
 
 
 def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[Any]]:
-    """A round's first draws are from the loaders that have not ended yet: when the last of them ends, nothing was
-    drawn for a round that will not be, and no loader was started for it.
+    """Each round first fetches from the loaders that have not ended yet: when the last of them ends, nothing was
+    fetched for an unused round, and no loader was restarted for it.
     """
     iterators = [start() for start in starts]
     unended = [index for index, once in enumerate(ended) if not once]
@@ -262,7 +263,7 @@ def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[
                 if batches[index] is _END:
                     batches[index] = next(iterators[index], _END)
                 if batches[index] is _END:
-                    iterators[index] = iter(())  # before the new one: two sets of workers would be alive together
+                    iterators[index] = iter(())  # first, so that two sets of workers are never alive together
                     iterators[index] = start()
                     batches[index] = next(iterators[index], _END)
                 if batches[index] is _END:
@@ -273,7 +274,7 @@ def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[
                     )
             yield batches
     finally:
-        iterators.clear()  # a traceback may keep this frame alive, and it would keep the workers
+        iterators.clear()  # a traceback may keep this frame alive, and with it the workers
 
 
 _ROUNDS: dict[str, Callable[[Starts, Sequence[bool]], Iterable[Sequence[Any]]]] = {
@@ -284,7 +285,7 @@ _ROUNDS: dict[str, Callable[[Starts, Sequence[bool]], Iterable[Sequence[Any]]]] 
 
 
 def _start(loader: Any, limit: int | float) -> Iterator[Any]:
-    """A new iterator of ``loader`` that gives at most ``limit`` batches; none is made for 0."""
+    """Return a new iterator of ``loader`` with at most ``limit`` batches; 0 creates none."""
     if limit == 0:
         return iter(())
     source = without_restart(start_pass(loader))
@@ -292,10 +293,10 @@ def _start(loader: Any, limit: int | float) -> Iterator[Any]:
 
 
 def without_restart(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Return ``iterator`` in a form whose ``__iter__`` does nothing.
+    """Return ``iterator`` wrapped so that its ``__iter__`` does nothing.
 
-    ``for``, ``zip`` and ``islice`` call ``__iter__`` of the iterator that they are given. A loader that returns itself
-    from its ``__iter__`` would start another pass then, and draw another order.
+    ``for``, ``zip`` and ``islice`` call ``__iter__`` of an iterator. A loader that returns itself from ``__iter__``
+    would start another pass, and draw another order.
     """
     if isinstance(iterator, (GeneratorType, _BaseDataLoaderIter)):
         return iterator
@@ -319,20 +320,20 @@ def _flatten(tree: Any) -> list[Any]:
 
 
 def _fill(tree: Any, values: Iterable[Any]) -> Any:
-    """Return ``tree`` with ``values`` in place of its leaves, in order."""
+    """Return ``tree`` with its leaves replaced by ``values``, in order."""
     source = iter(values)
     return map_leaves(lambda _: next(source), tree)
 
 
 def _holds_values(node: Any) -> bool:
-    """Return whether ``node`` is a list or tuple without a loader: all that it holds is texts and numbers."""
+    """Return whether ``node`` is a list or tuple with only strings and numbers, and no loader."""
     return (
         type(node) in (list, tuple) and len(node) > 0 and all(_is_value(each) or _holds_values(each) for each in node)
     )
 
 
 def _is_value(leaf: Any) -> bool:
-    return isinstance(leaf, (str, bytes, Number)) or getattr(leaf, "ndim", None) == 0  # a tensor of one number
+    return isinstance(leaf, (str, bytes, Number)) or getattr(leaf, "ndim", None) == 0  # a tensor with one number
 
 
 def _checked(loaders: list[Any]) -> list[Any]:
@@ -350,11 +351,11 @@ def _has(loader: Any, method: str) -> bool:
     return callable(getattr(loader, method, None))
 
 
-# ---- what a user means by a list -------------------------------------------------------------------------------------
+# ---- the meaning of a list -------------------------------------------------------------------------------------------
 
 
 class BatchList:
-    """A list of batches that is one loader in a tree of loaders, where a list would be a branch."""
+    """Marks a list of batches as one loader in a tree, where a plain list is a branch."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self.batches = batches
@@ -367,10 +368,11 @@ class BatchList:
 
 
 def check_iterable(loader: Any, start: str) -> None:
-    """Check that ``loader`` yields batches. ``start`` begins the message if it does not.
+    """Check that ``loader`` yields batches. ``start`` begins the error message.
 
     Raises:
-        ConfigurationError: it cannot be iterated, is a text, or Lightning's, whose batches come with their numbers.
+        ConfigurationError: it is not iterable, is a string, or is Lightning's CombinedLoader, which also yields
+            indices.
     """
     if any(cls.__name__ == "CombinedLoader" and whose(cls) for cls in type(loader).__mro__):  # Lightning's
         raise WrongTypeError(f"{start} {described(loader)}. Write drivetrain.data.CombinedLoader(loaders, mode).")
@@ -387,9 +389,9 @@ def check_iterable(loader: Any, start: str) -> None:
 
 
 def is_loader(element: Any) -> bool:
-    """Return whether an element of a list is a loader: a DataLoader, or an iterable that is no kind of batch.
+    """Return whether an element of a list is a loader: a DataLoader, or an iterable that cannot be a batch.
 
-    Batches are lists, tuples, mappings, tensors, arrays, texts, numbers, and whatever can be moved with ``to``.
+    Batches are lists, tuples, mappings, tensors, arrays, strings, numbers, and objects with a method ``to``.
     """
     if isinstance(element, (DataLoader, CombinedLoader)):
         return True
@@ -399,24 +401,24 @@ def is_loader(element: Any) -> bool:
 
 
 def has_data_loader(given: Any) -> bool:
-    """Return whether a DataLoader is anywhere in nested lists, tuples and mappings: then all of it is loaders."""
+    """Return whether nested lists, tuples and mappings contain a DataLoader: all their leaves are then loaders."""
     return any(isinstance(leaf, (DataLoader, CombinedLoader)) for _, leaf in leaves(given))
 
 
 def arranged(given: Any, start: str) -> Any:
-    """Return what a user passed as loaders as a tree with one loader at each leaf.
+    """Return a user's loaders as a tree with one loader at each leaf.
 
-    A list or tuple is several loaders if each of its elements is one (:func:`is_loader`), else one loader of batches,
-    which becomes a :class:`BatchList`. A mapping is always several loaders, by name: each value is what it would be if
-    it were passed alone. Lists with a DataLoader in them may be nested, and then every leaf must be a loader. Anything
-    else is one loader.
+    A list or tuple is several loaders if each of its elements is one (:func:`is_loader`), otherwise one loader of
+    batches, which becomes a :class:`BatchList`. A mapping is always several loaders, by name; each value is treated as
+    if it were passed alone. Lists that contain a DataLoader may be nested; every leaf must then be a loader. Any other
+    object is one loader.
 
     Args:
-        given: an argument of the Trainer's methods, or what a loader hook returned.
+        given: an argument of the Trainer's methods, or the result of a loader hook.
         start: begins the messages, for example "train_dataloader gave".
 
     Raises:
-        ConfigurationError: a loader cannot be iterated, or something else is in its place.
+        ConfigurationError: a loader is not iterable, or another object is in its place.
     """
     if isinstance(given, Tensor) or hasattr(given, "__array__"):
         raise ConfigurationError(
@@ -444,12 +446,12 @@ def arranged(given: Any, start: str) -> Any:
         return given
     for position, element in enumerate(given):
         if isinstance(element, (type, Dataset)) or inspect.isroutine(element):
-            check_iterable(element, f"{start}, at position {position},")  # no batch, and no loader either
+            check_iterable(element, f"{start}, at position {position},")  # neither a batch nor a loader
     return BatchList(given)
 
 
 def _check_leaf(leaf: Any, start: str) -> None:
-    """Check a leaf of a tree in which there is a DataLoader."""
+    """Check a leaf of a tree that contains a DataLoader."""
     check_iterable(leaf, start)
     if not is_loader(leaf):
         raise ConfigurationError(

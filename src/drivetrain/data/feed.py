@@ -1,4 +1,4 @@
-"""Yield a loader's batches on the device, each with whether it is the last one."""
+"""Yield a loader's batches on the device, each with a flag for the last one."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from drivetrain.data.loader_passes import Passes
 from drivetrain.data.passes import CombinedPasses
 from drivetrain.errors import ConfigurationError
 
-_LONGEST_SOCKET = 103  # characters of a socket's path on every system; Linux allows 107
+_LONGEST_SOCKET = 103  # characters in a socket's path that every system supports; Linux allows 107
 _SHORT = "/tmp"
 
 
 def sized_length(loader: Any) -> int | None:
-    """Return ``len(loader)``, or ``None`` where it has no length."""
+    """Return ``len(loader)``, or ``None`` if it has no length."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -44,18 +44,18 @@ def count_batches(loader: Any, limit: int | float, argument: str) -> float:
     """Return the number of batches of one pass over ``loader``: its length, limited; ``inf`` if it is unknown.
 
     Args:
-        loader: what is iterated.
+        loader: the loader to iterate.
         limit: an int counts batches, a float is a fraction of the length; 1 and 1.0 differ. 0 means none.
-        argument: the Trainer's argument that holds the limit, for messages.
+        argument: the name of the Trainer's argument for the limit, for messages.
 
     Raises:
-        ConfigurationError: the fraction leaves no batch, or there is no length to take a fraction of.
+        ConfigurationError: the fraction leaves no batch, or the loader has no length.
     """
     return count_of(sized_length(loader), limit, argument, type(loader).__name__)
 
 
 def count_of(length: int | None, limit: int | float, argument: str, name: str) -> float:
-    """:func:`count_batches` of a loader of this ``length`` (``None``: it has none) and class ``name``."""
+    """Do :func:`count_batches` for a loader with this ``length`` (``None``: none) and class ``name``."""
     if limit == 0:
         return 0
     if isinstance(limit, int):
@@ -77,17 +77,17 @@ def count_of(length: int | None, limit: int | float, argument: str, name: str) -
 
 
 def _at_least_one_of(length: int) -> float:
-    """Return the fraction 1 / length, to four digits, rounded up: rounded down it would leave nothing again."""
+    """Return the fraction 1 / length to four digits, rounded up: rounded down, it would leave no batch."""
     scale = 10 ** (3 + len(str(length)))
     return float(ceil(scale / length) / scale)
 
 
 def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
-    """Return whether the next batch is fetched before the current one is worked on.
+    """Return whether the next batch is fetched before the current one is processed.
 
-    Only with workers, or where nothing else tells which batch is the last. With ``num_workers=0`` and a known length
-    never: it would shift the draws from the global random generators against those of a plain loop. The switch
-    ``early_iterators`` counts a pass as known that a limit of ``num_batches`` ends.
+    Only with workers, or if nothing else shows which batch is the last. Never with ``num_workers=0`` and a known
+    length: it would change the order of draws from the global random generators, compared with a plain loop. With the
+    switch ``early_iterators``, a pass that a limit of ``num_batches`` ends also has a known length.
     """
     if any(getattr(part, "num_workers", 0) > 0 for part in parts_of(loader)):
         return True
@@ -95,7 +95,7 @@ def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
         return num_batches == float("inf")
     if sized_length(loader) is None:
         return True
-    # The length of an iterable-style dataset may be a mere promise.
+    # The length of an iterable-style dataset may be wrong.
     return any(isinstance(getattr(part, "dataset", None), IterableDataset) for part in parts_of(loader))
 
 
@@ -109,18 +109,18 @@ def feed(
 ) -> Iterator[tuple[Any, bool]]:
     """Yield ``(batch, is_last)``.
 
-    A pass that is not cut short by a limit asks the loader for its end, as a ``for`` loop does: code behind the last
-    batch runs, and samplers draw what they draw there. It asks when the next batch is wanted after the last one.
+    A pass that no limit cuts short exhausts the loader, as a ``for`` loop does: code after the last batch runs, and
+    samplers draw their last random numbers. This happens when the next batch after the last one is requested.
 
     Args:
-        batches: a loader, or the passes over one; its iterator is made here, once.
-        num_batches: where to stop, ``inf`` for its end.
+        batches: a loader, or the passes over one; its iterator is created here, once.
+        num_batches: the maximum number of batches, or ``inf``.
         move: moves a batch to the device as soon as it is fetched; ``None`` if an overridden transfer hook does it
-            later. If the first batch is on the device already, the loader's other batches do
-            too, and it is not called again in this pass.
-        ahead: see :func:`fetches_ahead`.
-        resumed: the pass resumes in its middle; its iterator is already there.
-        started: the iterator over ``batches``, where one was made before.
+            later. If the first batch is already on the device, the loader's other batches are too, and ``move`` is not
+            called again in this pass.
+        ahead: the result of :func:`fetches_ahead`.
+        resumed: the position of a resumed pass, whose iterator already exists.
+        started: the iterator over ``batches``, if it was created before.
     """
     done = 0 if resumed is None else resumed.done
     items = without_restart(start_pass(batches)) if started is None else started
@@ -136,7 +136,7 @@ def feed(
         if move is not None:
             moved = move(batch)
             if was_there(batch, moved):
-                move = None  # this loader's batches lie where they are wanted
+                move = None  # this loader's batches are already on the device
             batch = moved
         yield batch, position == num_batches
     if position < num_batches < float("inf"):
@@ -154,14 +154,14 @@ def feed(
 
 
 def _behind(batches: Any) -> Any:
-    """Return the user's loader that ``batches`` iterates."""
+    """Return the user's loader behind ``batches``."""
     return batches.loader if isinstance(batches, (Passes, CombinedPasses, RecordedIndices)) else batches
 
 
 def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None:
-    """Exhaust ``items``, all of whose batches were taken, unless a limit has cut the pass short.
+    """Exhaust ``items`` after its last batch, unless a limit has cut the pass short.
 
-    An object that is its own iterator is not asked: it would lose the batch with which its next pass begins.
+    An object that is its own iterator is not exhausted: it would lose the first batch of its next pass.
     """
     loader = _behind(batches)
     if sized_length(batches) != num_batches or any(map(_is_its_own_iterator, parts_of(loader))):
@@ -184,9 +184,10 @@ def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None
 
 
 def gives_up(loader: Any, num_batches: float) -> bool:
-    """Whether a pass of ``num_batches`` leaves ``loader`` before its end, so that the next starts at the beginning.
+    """Whether a pass of ``num_batches`` abandons ``loader`` before its end, so that the next pass starts at its
+    beginning.
 
-    An object that is its own iterator is never left so: its next pass continues where it is.
+    An object that is its own iterator is never abandoned: its next pass continues at its position.
     """
     length = sized_length(loader)
     left = num_batches < (float("inf") if length is None else length)
@@ -194,13 +195,13 @@ def gives_up(loader: Any, num_batches: float) -> bool:
 
 
 def position_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) -> dict[str, Any]:
-    """Where ``passes`` are, now that a loader that was resumed at ``before`` has been asked for its end.
+    """Return the position of ``passes`` after a loader that was resumed at ``before`` was exhausted.
 
-    A loader with a state of its own that gave no further batch keeps its state of before: it may not have one yet.
+    A stateful loader that yielded no further batch keeps its earlier state: it may not have one yet.
     """
     ended = [part["ended"] for part in before.get("parts", [before])]
     if any(ended) if getattr(passes.loader, "mode", None) == "min_size" else all(ended):
-        return before  # it had been asked before
+        return before  # it was already exhausted
     position = passes.position(states=False)
     parts = zip(position.get("parts", [position]), before.get("parts", [before]), parts_of(passes.loader), strict=True)
     for part, old, loader in parts:
@@ -215,11 +216,11 @@ def _is_its_own_iterator(loader: Any) -> bool:
 
 @dataclass(frozen=True)
 class Resumed:
-    """How a pass resumes in its middle.
+    """The position at which a pass resumes.
 
     Attributes:
-        done: batches of it that are done.
-        caught_up: called once everything has been fetched that had been fetched when the pass was left.
+        done: the number of finished batches of the pass.
+        caught_up: called after all batches were fetched that the interrupted pass had fetched.
     """
 
     done: int
@@ -229,7 +230,7 @@ class Resumed:
 def _ahead(
     batches: Any, source: Iterator[Any], move: Callable[[Any], Any] | None, resumed: Resumed | None
 ) -> Iterator[tuple[Any, bool]]:
-    """Fetch each batch before the one ahead of it is worked on; of passes, keep where they were before that fetch."""
+    """Fetch one batch ahead; for passes, record the position before each fetch."""
     passes = batches if isinstance(batches, (Passes, CombinedPasses)) else None
     current: Any = None
     fetched = 0
@@ -238,7 +239,7 @@ def _ahead(
             position = passes.position()
             if passes.fetches_here:
                 position["rng"] = rng_state()
-            passes.flight = position  # it stays if the pass is given up: the batch in flight was not worked on
+            passes.flight = position  # kept if the pass is abandoned: the batch fetched ahead was not processed
         for batch in source:
             following = batch if move is None else move(batch)
             break
@@ -258,19 +259,19 @@ def _ahead(
 
 @dataclass(eq=False, repr=False)
 class BatchIterator:
-    """What a step gets that takes ``dataloader_iter`` instead of a batch.
+    """The argument ``dataloader_iter`` of a step that fetches its batches itself.
 
     ``next`` returns ``(batch, batch_idx, dataloader_idx)``: first the batch that the loop has fetched, then further
-    ones of the same pass, for a step that uses several. The loop continues after the last one that was taken.
+    batches of the same pass. The loop continues after the last batch that the step has fetched.
 
     Args:
-        source: the rest of the pass, as :func:`feed` yields it.
-        advance: told that one more batch was taken and whether it is the last; returns its index.
-        transfer: brings a batch to the device where an overridden hook does that.
-        dataloader_idx: of an evaluation over several loaders.
+        source: the rest of the pass, as yielded by :func:`feed`.
+        advance: called for each further batch, with whether it is the last; returns its index.
+        transfer: moves a batch to the device if an overridden hook does that.
+        dataloader_idx: the loader's index in an evaluation over several loaders.
 
     Attributes:
-        taken: how many batches the running, or the last, step has taken.
+        taken: the number of batches that the running or last step has fetched.
     """
 
     source: Iterator[tuple[Any, bool]]
@@ -281,12 +282,14 @@ class BatchIterator:
     _held: tuple[Any, int, int] | None = field(default=None, init=False)
 
     def hold(self, batch: Any, batch_idx: int) -> BatchIterator:
-        """Take the batch that the loop has fetched; return the iterator, which gives it first."""
+        """Store the batch that the loop has fetched; return the iterator, which yields it first."""
         self._held, self.taken = (batch, batch_idx, self.dataloader_idx), 1
         return self
 
     def bound(self, step: Callable[..., Any]) -> Callable[[Any, int], Any]:
-        """Return ``step`` as the loop calls it. One that asks for more batches than there are is left out."""
+        """Return ``step`` in the form that the loop calls. A step that requests more batches than there are is
+        discarded.
+        """
 
         def call(batch: Any, batch_idx: int) -> Any:
             try:
@@ -311,12 +314,13 @@ class BatchIterator:
 
 
 def seed_workers(loader: Any, rank: int | None = None) -> None:
-    """After ``seed_everything(workers=True)``: seed python and numpy in each worker, unless the user does it.
+    """After ``seed_everything(workers=True)``: seed python and numpy in each worker, unless the user's
+    ``worker_init_fn`` does.
 
     Args:
-        loader: a loader that is no DataLoader is left unchanged.
-        rank: this process's place in the data, where it is not its rank: the ranks of one model must augment the same
-            samples alike.
+        loader: a loader; only a DataLoader is changed.
+        rank: the index of this process's part of the data, if it differs from its rank: the ranks of one model must
+            augment samples identically.
     """
     wanted = os.environ.get("PL_SEED_WORKERS") == "1"
     if wanted and getattr(loader, "num_workers", 0) > 0 and getattr(loader, "worker_init_fn", True) is None:
@@ -325,10 +329,10 @@ def seed_workers(loader: Any, rank: int | None = None) -> None:
 
 
 def make_room_for_sockets(loader: Any) -> None:
-    """Choose a folder for sockets of the loader's workers where that of temporary files has a path too long for them.
+    """Choose a folder for the sockets of the loader's workers if the path of the temporary folder is too long for them.
 
-    Workers send tensors through sockets, which ``multiprocessing`` makes in that folder. Where it cannot, the loader
-    would wait for its first batch for ever. Versions of Python that look after it themselves are left alone.
+    Workers send tensors through sockets that ``multiprocessing`` creates in that folder. If the path is too long, the
+    loader would wait for its first batch forever. Nothing is changed in versions of Python that handle this themselves.
     """
     config = getattr(current_process(), "_config", None)
     if not getattr(loader, "num_workers", 0) or not isinstance(config, dict) or config.get("tempdir"):
@@ -347,7 +351,7 @@ def make_room_for_sockets(loader: Any) -> None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of the loader's samplers, also of one nested in a batch sampler."""
+    """Call ``set_epoch`` of the loader's samplers, also of a sampler inside a batch sampler."""
     if isinstance(loader, CombinedLoader):
         for part in loader.flattened:
             set_epoch(part, epoch)

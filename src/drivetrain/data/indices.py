@@ -1,4 +1,4 @@
-"""Which samples each batch holds."""
+"""The sample indices of each batch."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from drivetrain.errors import ConfigurationError
 
 
 class RecordedIndices:
-    """A loader's batches, and for each the indices of its samples in the dataset; for those who write predictions.
+    """A loader's batches, and the dataset indices of each batch's samples, for callbacks that write predictions.
 
-    Workers fetch ahead, so the sampler is asked long before a batch arrives: each draw is written down, and read again
-    as the batches arrive, in the order of the draws. (A loader with ``in_order=False`` is iterated in order here.)
+    Workers fetch ahead, so the sampler draws long before a batch arrives: each draw is recorded, and read as the
+    batches arrive, in the order of the draws. (A loader with ``in_order=False`` is iterated in order here.)
 
-    The user's loader stays as it is; a copy is iterated that shares its dataset, samplers and generator. With
-    ``persistent_workers`` the copy has workers of its own, which live as long as this object does.
+    The user's loader does not change; a copy is iterated that shares its dataset, samplers and generator. With
+    ``persistent_workers`` the copy has its own workers, which live as long as this object.
 
-    One pass at a time. A subclass whose ``__iter__`` drops or splits batches cannot be followed.
+    Only one pass at a time is possible. A subclass whose ``__iter__`` drops or splits batches is not supported.
 
     Args:
-        loader: a DataLoader over a map-style dataset; for any other loader the lists are empty. Of a CombinedLoader
-            the batches alone are given, without their numbers.
+        loader: a DataLoader over a map-style dataset; for any other loader the lists are empty. A CombinedLoader yields
+            its batches without their indices.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -60,12 +60,12 @@ class RecordedIndices:
             yield batch[0] if isinstance(self.loader, CombinedLoader) else batch
 
     def pop(self) -> list[Any]:
-        """Return the indices of the oldest batch that was given and not asked for yet: call it once per batch.
+        """Return the indices of the oldest batch that was yielded and not yet popped: call it once per batch.
 
         With ``batch_size=None`` a sample is a batch, and the list holds its index.
 
         Raises:
-            ConfigurationError: no batch was given since the last call.
+            ConfigurationError: no batch was yielded since the last call.
         """
         if not self._given:
             raise ConfigurationError(
@@ -75,7 +75,7 @@ class RecordedIndices:
 
 
 class _Recorder(SamplerProxy):
-    """A sampler that writes down what the one in it draws; in all else it is that one."""
+    """A sampler that records the draws of another; in everything else it behaves like that sampler."""
 
     def __init__(self, sampler: Any, batched: bool) -> None:
         super().__init__(sampler)
@@ -83,15 +83,15 @@ class _Recorder(SamplerProxy):
         self.drawn: deque[list[Any]] = deque()
 
     def __iter__(self) -> Iterator[Any]:
-        self.drawn.clear()  # what workers had fetched ahead in a pass that was given up
+        self.drawn.clear()  # indices that workers had fetched ahead in an abandoned pass
         return self._record(
             without_restart(iter(self._sampler))
-        )  # started now, as the loader starts it: it may draw random numbers
+        )  # started here, as the loader starts it: it may draw random numbers
 
     def _record(self, draws: Iterator[Any]) -> Iterator[Any]:
         for indices in draws:
             if self._batched and isinstance(indices, Iterator):
-                indices = list(indices)  # can be read once, and the dataset reads it too
+                indices = list(indices)  # it can be read only once, and the dataset reads it too
             several = self._batched or isinstance(indices, list)  # without batch_size a tuple may be one index
             self.drawn.append([_plain(index) for index in (indices if several else [indices])])
             yield indices

@@ -1,4 +1,4 @@
-"""State that loaders keep from pass to pass: generators that the user passed, and persistent workers."""
+"""State that loaders keep from pass to pass: the user's generators, and persistent workers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from drivetrain.data.stateful import is_stateful
 
 @contextmanager
 def generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
-    """Context after which the users' own generators of ``loaders`` are as they were."""
+    """Context that restores the users' own generators of ``loaders`` at its end."""
     generators = [each for loader in loaders for part in parts_of(loader) for each in generators_of(part)]
     states = generator_states(generators)
     try:
@@ -36,7 +36,7 @@ def generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
 
 @contextmanager
 def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
-    """Context in which ``loaders`` start workers of their own; those that persist are as they were after it."""
+    """Context in which ``loaders`` start separate workers; at its end the persistent ones are back."""
     parts = [part for loader in loaders for part in parts_of(loader)]
     kept = [(part, part._iterator) for part in parts if isinstance(part, DataLoader) and part.persistent_workers]
     for part, _ in kept:
@@ -48,16 +48,17 @@ def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
             part._iterator = iterator
 
 
-_LARGE = 1000  # containers of more items are data: their items are left alone
-_LARGEST = 100_000  # and they themselves, if they have more than this
+_LARGE = 1000  # larger containers are treated as data: their items are not saved
+_LARGEST = 100_000  # larger containers are not saved at all
 
 
 @contextmanager
 def objects_kept(roots: Iterable[Any]) -> Iterator[None]:
-    """Context after which all that ``roots`` lead to is as it was: attributes, small containers, random generators.
+    """Context that restores everything reachable from ``roots`` at its end: attributes, small containers, random
+    generators.
 
-    Tensors, modules, drivetrain's own objects and those of the standard library are not followed. A generator function
-    that runs cannot be set back.
+    Tensors, modules, drivetrain's own objects and those of the standard library are not followed. A running generator
+    function cannot be restored.
     """
     seen: dict[int, Any] = {}
     waiting, back = list(roots), list[Callable[[], None]]()
@@ -77,11 +78,11 @@ def objects_kept(roots: Iterable[Any]) -> Iterator[None]:
 
 
 def _kept(value: Any) -> tuple[Callable[[], None] | None, list[Any]]:
-    """Return what brings ``value`` back to what it is now, or ``None``, and the objects in it."""
+    """Return a function that restores ``value``, or ``None``, and the objects in it."""
     if isinstance(value, random.Random):
         return functools.partial(value.setstate, value.getstate()), []
     source = getattr(value, "bit_generator", None)
-    if source is not None and hasattr(source, "state"):  # numpy's
+    if source is not None and hasattr(source, "state"):  # a numpy generator
         return functools.partial(setattr, source, "state", source.state), []
     if callable(get := getattr(value, "get_state", None)) and callable(put := getattr(value, "set_state", None)):
         return functools.partial(put, get()), []
@@ -109,7 +110,7 @@ def _refill(container: Any, items: Any) -> None:
 
 
 def loader_states(loaders: Iterable[Any]) -> list[dict[str, Any]]:
-    """Of each of ``loaders``, the users' own generators, and whether it has workers that persist."""
+    """Return, for each of ``loaders``, the states of the user's generators, and whether it has persistent workers."""
     return [
         {
             "generators": [state for part in parts_of(loader) for state in generator_states(generators_of(part))],
@@ -124,12 +125,12 @@ LOADER_STATES: Form = [{"generators": check_generators, "workers": [bool]}]
 
 
 def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]]) -> None:
-    """Bring fresh loaders to what :func:`loader_states` returned of them; no global generator is disturbed.
+    """Restore the result of :func:`loader_states` in new loaders; global generators do not change.
 
-    Workers that persist are started now: their seed was drawn when they were, and must not be drawn again.
+    Persistent workers are started now: their seed was drawn when they were first started, and must not be drawn again.
 
     Args:
-        loaders: fresh ones; a loader without a state stays as it is.
+        loaders: new loaders; a loader without a state is not changed.
         states: of the form :data:`LOADER_STATES`.
 
     Raises:
@@ -146,17 +147,17 @@ def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]
 
 
 def is_one_shot(loader: Any) -> bool:
-    """Return whether a loader is an iterator that nothing can set back: a generator, or one of Python's own."""
+    """Return whether a loader is an iterator that cannot be reset: a generator, or one of Python's own iterators."""
     return isinstance(loader, Iterator) and not hasattr(loader, "__dict__") and not is_stateful(loader)
 
 
 def parts_of(loader: Any) -> list[Any]:
-    """Return the loaders in a combined one; of any other itself."""
+    """Return the loaders inside a CombinedLoader; for another loader, the loader itself."""
     return loader.flattened if isinstance(loader, CombinedLoader) else [loader]
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """Return the generators of the user's own that a pass draws from."""
+    """Return the user's generators from which a pass draws."""
     found = [getattr(owner, "generator", None) for owner in (loader, *samplers_of(loader))]
     return list({id(each): each for each in found if isinstance(each, torch.Generator)}.values())
 
@@ -174,13 +175,15 @@ def generator_states(generators: Iterable[torch.Generator]) -> list[Tensor]:
 
 
 def set_generator_states(generators: Iterable[torch.Generator], states: Iterable[Tensor], strict: bool = False) -> None:
-    """Restore what :func:`generator_states` returned; ``strict``: of as many generators as there are."""
+    """Restore a result of :func:`generator_states`; ``strict``: their number must be equal."""
     for generator, state in zip(generators, states, strict=strict):
         generator.set_state(state)
 
 
 def worker_state() -> tuple[Any, ...]:
-    """Python's, torch's and, if it is loaded, numpy's generators, in a form that is cheap to compare and to send."""
+    """Return the states of Python's, torch's and, if it is loaded, numpy's generators, in a form that is cheap to
+    compare and send.
+    """
     state = torch.get_rng_state()
     words = ctypes.string_at(state.data_ptr(), state.numel())
     numpy = sys.modules.get("numpy")
@@ -191,7 +194,7 @@ def worker_state() -> tuple[Any, ...]:
 
 
 def set_worker_state(state: Sequence[Any]) -> None:
-    """Restore what :func:`worker_state` returned."""
+    """Restore a result of :func:`worker_state`."""
     python, words, numbers = state
     random.setstate(python)
     torch.set_rng_state(torch.frombuffer(bytearray(words), dtype=torch.uint8).clone())
@@ -201,10 +204,10 @@ def set_worker_state(state: Sequence[Any]) -> None:
 
 
 def check_worker_state(state: Any, place: str) -> None:
-    """Check what a checkpoint holds as the result of :func:`worker_state`.
+    """Check a checkpoint's copy of a result of :func:`worker_state`.
 
     Raises:
-        WrongForm: a part of it is missing or of another kind, or a generator refuses it.
+        WrongForm: a part is missing or has another type, or a generator refuses it.
     """
     python, words, numpy = of_length(3, state, place)
     if not expect(words, bytes, f"{place}[1]"):

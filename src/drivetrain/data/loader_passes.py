@@ -1,6 +1,6 @@
 """Passes over one training loader, each of which can be resumed in its middle.
 
-This file has what all kinds of loaders share, and two kinds; ``sampled_passes.py`` has the third.
+This file contains the shared base class and two kinds of loaders; ``sampled_passes.py`` contains the third.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ POSITION: Form = {
 
 
 class Passes:
-    """One loader that is iterated once per epoch, or more often inside a combined one.
+    """One loader that is iterated once per epoch, or more often inside a CombinedLoader.
 
-    Each subclass resumes a pass in its own way; this class iterates the loader again from its start and discards the
-    batches that are done. That is exact if what the loader yields depends on its own draws alone.
+    Each subclass resumes a pass differently; this class iterates the loader again from its start and discards the
+    finished batches. That is exact if the loader's batches depend only on its own draws.
 
     Args:
         loader: any re-iterable object.
 
     Attributes:
-        loader: the user's own.
-        limit: how many batches a pass yields at most.
+        loader: the user's loader.
+        limit: the maximum number of batches in a pass.
         fetches_here: whether fetching a batch may draw from this process's random generators.
-        flight: the position before a batch that is fetched ahead; ``None`` while there is none.
+        flight: the position before a batch that is fetched ahead; ``None`` if there is none.
         can_repeat: whether :meth:`last_batch` works.
     """
 
@@ -61,8 +61,8 @@ class Passes:
         self._workers = num_workers(loader)
         self.fetches_here = self._workers == 0
         self._generators = generators_of(loader)
-        self._given = 0  # batches of the current pass
-        self._begun = 0  # passes of the current epoch
+        self._given = 0  # number of batches yielded in the current pass
+        self._begun = 0  # number of passes begun in the current epoch
         self._ended = False
         self._before: dict[str, Any] = {}  # random state when the pass was started
         self._prepared: Iterator[Any] | None = None
@@ -71,11 +71,11 @@ class Passes:
         return len(self.loader)
 
     def start_epoch(self) -> None:
-        """The next pass is the first of an epoch."""
+        """Mark the next pass as the first of an epoch."""
         self._begun, self.flight = int(self._prepared is not None), None
 
     def close(self) -> None:
-        """Let workers that persist end."""
+        """Stop persistent workers."""
 
     # ---- a pass ------------------------------------------------------------------------------------------------------
 
@@ -96,12 +96,12 @@ class Passes:
         return self._start()
 
     def start_early(self, takes_first: bool) -> None:
-        """Start the next pass now, and take its first batch if ``takes_first``; the next iteration continues it."""
+        """Start the next pass now, and fetch its first batch if ``takes_first``; the next iteration continues it."""
         source = self._new_pass()
         self._prepared = chain(list(islice(source, int(takes_first))), source)
 
     def _leave(self) -> None:
-        """Another pass is about to begin, and the one before may have been left early."""
+        """Called before another pass begins; the previous pass may have been abandoned."""
 
     def _start(self) -> Iterator[Any]:
         """Start a pass of the loader."""
@@ -117,7 +117,7 @@ class Passes:
     # ---- its position ------------------------------------------------------------------------------------------------
 
     def position(self, states: bool = True) -> Position:
-        """Return the position of the pass; without ``states``, a loader is not asked for its own."""
+        """Return the position of the pass; without ``states``, loaders are not asked for their state."""
         return {
             "given": self._given,
             "begun": self._begun,
@@ -127,19 +127,21 @@ class Passes:
         }
 
     def carry_over(self, position: Position) -> None:
-        """Restore from ``position`` what outlives a pass: the user's own generators, and workers that persist."""
-        if "given" in position:  # else it is of several loaders: none of their states belongs to this one
+        """Restore state from ``position`` that outlives a pass: the user's generators, and persistent workers."""
+        # otherwise it is a CombinedLoader's position, whose states do not belong to this loader
+        if "given" in position:
             set_generator_states(self._generators, position["generators"])
             self._carry_over(position)
 
     def _carry_over(self, position: Position) -> None:
-        """The part of :meth:`carry_over` that differs between the kinds."""
+        """The part of :meth:`carry_over` that subclasses override."""
 
     def resume(self, position: Position) -> None:
-        """Bring the next iteration to where ``position`` was taken. Set the random generators after it: it moves them.
+        """Let the next iteration continue at ``position``. Set the random generators afterwards, because this call
+        advances them.
 
         Raises:
-            CheckpointError: the loader yields fewer batches than were taken of it, or cannot restore a state.
+            CheckpointError: the loader yields fewer batches than were done, or cannot restore a state.
         """
         if (
             "given" not in position
@@ -162,7 +164,7 @@ class Passes:
         self._resume(position)
 
     def _fits(self, position: Position) -> bool:
-        """Whether ``position`` is of a loader of the same kind."""
+        """Whether ``position`` belongs to the same kind of loader."""
         return "loader" not in position
 
     def _resume(self, position: Position) -> None:
@@ -171,7 +173,7 @@ class Passes:
         self._discard(self._prepared, 0, position["given"])
 
     def _discard(self, source: Iterator[Any], given: int, done: int) -> None:
-        """Fetch the batches from ``given`` to ``done`` of ``source`` again, and drop them."""
+        """Fetch the batches from ``given`` to ``done`` of ``source`` again, and discard them."""
         self._given = given
         for item in islice(source, done - given):
             self._discarded(item)
@@ -183,12 +185,12 @@ class Passes:
             )
 
     def _discarded(self, item: Any) -> None:
-        """A batch was fetched for a second time."""
+        """Called when a batch was fetched for a second time."""
 
     def last_batch(self, position: Position) -> Any:
-        """Return the batch that was yielded last when ``position`` was taken, fetched again; no random generator moves.
+        """Return the last batch before ``position``, fetched again; no random generator is advanced.
 
-        A worker may have drawn other random numbers for it.
+        A worker may have used other random numbers for it.
         """
         with isolate_rng():
             self.resume({**position, "given": position["given"] - 1, "ended": False})
@@ -198,13 +200,13 @@ class Passes:
 
 
 class StatefulPasses(Passes):
-    """A loader with ``state_dict`` and ``load_state_dict``: it knows its position itself."""
+    """A loader with ``state_dict`` and ``load_state_dict``, which saves its position itself."""
 
-    can_repeat = False  # it does not go back by one batch
+    can_repeat = False  # it cannot go back by one batch
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
-        self._left: Iterator[Any] | None = None  # the rest of a pass that was resumed
+        self._left: Iterator[Any] | None = None  # the rest of a resumed pass
 
     def _leave(self) -> None:
         if self._left is not None:
@@ -221,7 +223,7 @@ class StatefulPasses(Passes):
     def _carry_over(self, position: Position) -> None:
         if "loader" not in position:
             return
-        # A file that is saved before the next pass begins says as much of the one before as this position does.
+        # A file saved before the next pass begins describes the previous pass just as this position does.
         self._given, self._ended, self._before = position["given"], position["ended"], position["before"]
         given, ended = self._given, self._ended
         whole = given >= length_of(self.loader) or (ended and given < self.limit)
@@ -240,7 +242,7 @@ class StatefulPasses(Passes):
 
 
 def length_of(loader: Any) -> float:
-    """Its number of batches; ``inf`` where it has no length."""
+    """Return its number of batches; ``inf`` if it has no length."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -248,17 +250,17 @@ def length_of(loader: Any) -> float:
 
 
 def num_workers(loader: Any) -> int:
-    """How many worker processes it has."""
+    """Return its number of worker processes."""
     workers = getattr(loader, "num_workers", 0)
     return workers if isinstance(workers, int) else 0
 
 
 def random_state(generators: list[torch.Generator]) -> dict[str, Any]:
-    """The state of the global generators and of these."""
+    """Return the state of the global generators and of ``generators``."""
     return {**rng_state(), "generators": generator_states(generators)}
 
 
 def set_random_state(generators: list[torch.Generator], state: dict[str, Any]) -> None:
-    """Restore what :func:`random_state` returned."""
+    """Restore a result of :func:`random_state`."""
     set_generator_states(generators, state["generators"], strict=True)
     set_rng_state(state)

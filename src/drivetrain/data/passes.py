@@ -1,10 +1,10 @@
-"""Passes over the training loader, each of which can be resumed in its middle, exactly.
+"""Passes over the training loader, each of which can be resumed exactly in its middle.
 
 [Note: how a pass is resumed]
-A loader with ``state_dict`` and ``load_state_dict`` knows where it is. A torch DataLoader over a map-style dataset is
-started from the random state in which the interrupted pass was started, so that its sampler draws the same order; the
-batches that are done are skipped in the sampler, without fetching them. Anything else is iterated again from its
-start, and the batches that are done are discarded: that is exact if what it yields depends on its own draws alone.
+A loader with ``state_dict`` and ``load_state_dict`` saves its position itself. A torch DataLoader over a map-style
+dataset starts in the random state in which the interrupted pass was started, so that its sampler draws the same order;
+finished batches are skipped in the sampler, without fetching them. Any other loader is iterated again from its start,
+and finished batches are discarded: that is exact if its batches depend only on its own draws.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ def _passes_over_one(loader: Any) -> Passes:
 
 
 def is_replayed(loader: Any) -> bool:
-    """Whether a pass over ``loader`` can only be resumed by iterating again what is done."""
+    """Whether a pass over ``loader`` can only be resumed by fetching the finished batches again."""
     if isinstance(loader, CombinedLoader):
         return any(map(is_replayed, loader.flattened))
     return not (is_stateful(loader) or draws_samples(loader))
 
 
 class CombinedPasses:
-    """The passes over a CombinedLoader: every loader in it is resumed at its position. Yields the batches alone."""
+    """The passes over a CombinedLoader: every loader in it is resumed at its position. They yield batches without
+    indices.
+    """
 
     def __init__(self, loader: CombinedLoader) -> None:
         self.loader = loader
@@ -50,11 +52,11 @@ class CombinedPasses:
         self._combined = copy.copy(loader)
         self._combined.flattened = self._parts
         self._combined.limits = None
-        self._over = False  # the next pass is the end of one that was resumed
-        self.fetches_here = True  # to start a shorter loader again draws numbers, whoever fetches its batches
+        self._over = False  # the next pass only ends the resumed one
+        self.fetches_here = True  # restarting a shorter loader draws numbers in this process
         self._limit_parts()
 
-    can_repeat = False  # its loaders may have begun again since the batch that was given last
+    can_repeat = False  # its loaders may have restarted since the last batch
 
     def last_batch(self, position: Position) -> Any:
         raise NotImplementedError  # see can_repeat
@@ -63,20 +65,20 @@ class CombinedPasses:
         return len(self.loader)
 
     def start_epoch(self) -> None:
-        """The next pass is the first of an epoch."""
+        """Mark the next pass as the first of an epoch."""
         self.flight = None
         self._limit_parts()
         for part in self._parts:
             part.start_epoch()
 
     def _limit_parts(self) -> None:
-        """Each part keeps its own limit: it knows how many batches a resumed pass has had."""
+        """Give each part its own limit: it knows how many batches a resumed pass has had."""
         limits = self.loader.limits or [_INF] * len(self._parts)
         for part, limit in zip(self._parts, limits, strict=True):
             part.limit = limit
 
     def close(self) -> None:
-        """Let workers that persist end."""
+        """Stop persistent workers."""
         for part in self._parts:
             part.close()
 
@@ -85,7 +87,7 @@ class CombinedPasses:
         return iter(()) if over else (batch for batch, _, _ in self._combined)
 
     def start_early(self, takes_first: bool) -> None:
-        """Start the next pass of every loader now, and take the first batches if ``takes_first``."""
+        """Start the next pass of every loader now, and fetch the first batches if ``takes_first``."""
         for part in self._parts:
             part.start_early(takes_first)
 
@@ -94,12 +96,12 @@ class CombinedPasses:
         return {"parts": [part.position(states) for part in self._parts]}
 
     def carry_over(self, position: Position) -> None:
-        """Restore from ``position`` what outlives a pass."""
+        """Restore state from ``position`` that outlives a pass."""
         for part, its_position in zip(self._parts, position.get("parts", ()), strict=False):
             part.carry_over(its_position)
 
     def resume(self, position: Position) -> None:
-        """Bring the next iteration to where ``position`` was taken."""
+        """Let the next iteration continue at ``position``."""
         parts = position.get("parts", ())
         if len(parts) != len(self._parts):
             raise CheckpointError(
@@ -107,7 +109,7 @@ class CombinedPasses:
                 "Resume with the loaders it was saved with."
             )
         if self.loader.mode == "min_size" and any(its_position["ended"] for its_position in parts):
-            self.carry_over(position)  # to ask for the end again would take a further batch of a longer loader
+            self.carry_over(position)  # exhausting it again would fetch a further batch of a longer loader
             self._over = True
             return
         for part, its_position in zip(self._parts, parts, strict=True):

@@ -16,7 +16,7 @@ L = TypeVar("L", bound=DataLoader[Any])
 
 
 class SamplerProxy:
-    """Stands where a sampler or batch sampler stood, and is that one in all but how it is iterated."""
+    """Replaces a sampler or batch sampler, and behaves like it except for iteration."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -26,25 +26,25 @@ class SamplerProxy:
 
     def __getattr__(self, name: str) -> Any:
         if name == "_sampler":
-            raise AttributeError(name)  # not there yet while this object is being copied
+            raise AttributeError(name)  # missing while this object is being copied
         return getattr(self._sampler, name)
 
 
 def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
     """Return a copy of ``loader`` that draws the indices of its samples from ``sampler``.
 
-    The class's constructor is not called again, so it may require what it likes, and what was set on the loader later
-    is kept. Dataset, batch size, ``drop_last``, ``collate_fn``, generator and worker settings are shared with the
-    original, which stays as it is; running workers are not.
+    The class's constructor is not called again, so it may have any required arguments, and attributes set later are
+    kept. Dataset, batch size, ``drop_last``, ``collate_fn``, generator and worker settings are shared with the
+    original, which does not change; running workers are not shared.
 
     Args:
-        loader: a DataLoader over a map-style dataset. A batch sampler is copied and given ``sampler`` as its own
-            ``sampler``, and so is one that was passed as ``sampler`` together with ``batch_size=None``.
-        sampler: gives indices of single samples.
+        loader: a DataLoader over a map-style dataset. A batch sampler is copied, with ``sampler`` as its ``sampler``;
+            so is a batch sampler that was passed as ``sampler`` together with ``batch_size=None``.
+        sampler: yields indices of single samples.
 
     Raises:
-        ConfigurationError: there is nothing to put a sampler into: no DataLoader, an iterable-style dataset, or a
-            batch sampler without a ``sampler``.
+        ConfigurationError: a sampler cannot be set: it is not a DataLoader, has an iterable-style dataset, or a batch
+            sampler without a ``sampler``.
     """
     if not isinstance(loader, DataLoader):
         raise ConfigurationError(
@@ -65,9 +65,9 @@ def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
 def without_shuffle(loader: Any) -> Any:
     """Return ``loader`` if it draws its samples in a fixed order, else a copy that does, with a warning.
 
-    A DistributedSampler keeps its shard and loses its shuffling; every other sampler, RandomSampler or one of the
-    user's own, gives way to a SequentialSampler over the whole dataset. A list of indices is an order already. What
-    is no DataLoader, or has an iterable-style dataset, has no sampler and comes back as it is.
+    A DistributedSampler keeps its part of the data and stops shuffling; every other sampler, RandomSampler or a user's
+    own, is replaced by a SequentialSampler over the complete dataset. A list of indices already has an order. Other
+    loaders, and those with an iterable-style dataset, have no sampler and are returned unchanged.
 
     Raises:
         ConfigurationError: the order comes from a batch sampler without a ``sampler``.
@@ -94,22 +94,24 @@ def without_shuffle(loader: Any) -> Any:
 
 
 def with_every_sample(loader: Any) -> Any:
-    """Return ``loader``, or, if it drops the samples that do not fill its last batch, a copy that does not.
+    """Return ``loader``, or, if it drops an incomplete last batch, a copy that does not.
 
-    Only a DataLoader's batch sampler drops samples here. An iterable-style dataset is left as it is.
+    Only a DataLoader's batch sampler can be changed so. Loaders with an iterable-style dataset are returned unchanged.
     """
     if not isinstance(loader, DataLoader) or not getattr(loader.batch_sampler, "drop_last", False):
         return loader
     every: Any = copy.copy(loader.batch_sampler)
     try:
         every.drop_last = False
-    except AttributeError:  # a property of the user's
+    except AttributeError:  # a user's property
         return loader
     return replaced(loader, batch_sampler=every, drop_last=False)
 
 
 def replaced(loader: L, **attributes: Any) -> L:
-    """Return a copy of ``loader`` without workers, with other ``attributes``, also those that a DataLoader protects."""
+    """Return a copy of ``loader`` without running workers and with changed ``attributes``, including those that a
+    DataLoader protects.
+    """
     copied = copy.copy(loader)
     for name, value in {**attributes, "_iterator": None}.items():
         object.__setattr__(copied, name, value)

@@ -1,13 +1,13 @@
-"""Passes over a torch DataLoader that fetches what its sampler draws, by far the most frequent kind.
+"""Passes over a torch DataLoader with a sampler, by far the most frequent kind.
 
 [Note: workers]
-Each batch brings along the state of its worker's random generators, if that has changed. Torch deals batches to
-workers in turn, so a pass of W workers is resumed at the start of a round of W batches: every worker begins with the
-state that it had there, and the few batches of the round that were done already are fetched again and discarded.
+Each batch carries the state of its worker's random generators, if that has changed. Torch distributes batches to
+workers in turn, so a pass with W workers is resumed at the start of a round of W batches: every worker begins with its
+state at that point, and the few finished batches of the round are fetched again and discarded.
 
-Workers that persist keep their generators in the next pass. If a pass is left early, they have fetched ahead,
-and what they drew for it comes before the next pass: so these batches are received and discarded, for the states
-that they bring along. A run that resumes between the two passes lets its workers fetch the same.
+Persistent workers keep their generators in the next pass. If a pass is abandoned, they have fetched ahead, and their
+draws for those batches come before the next pass: so these batches are received for their states, and discarded. A run
+that resumes between the two passes lets its workers fetch the same batches.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from drivetrain.data.resample import SamplerProxy, replaced
 
 
 class SampledPasses(Passes):
-    """A DataLoader over a map-style dataset: batches that are done are skipped in its sampler, without fetching them.
+    """A DataLoader over a map-style dataset: finished batches are skipped in its sampler, without fetching them.
 
-    The loader stays as it is; a copy is iterated that shares its dataset, its samplers and its generator.
+    The loader does not change; a copy is iterated that shares its dataset, its samplers and its generator.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -47,20 +47,20 @@ class SampledPasses(Passes):
             self._seeds = _Seeds(source.worker_init_fn)
             changes |= {"collate_fn": _Carrying(source.collate_fn), "worker_init_fn": self._seeds}
         self._source = replaced(source, **changes)
-        self._states: dict[int, tuple[Any, Any]] = {}  # by worker: after its batch before the last, and after the last
+        self._states: dict[int, tuple[Any, Any]] = {}  # by worker: after the last batch but one, and after the last
         self._running: Iterator[Any] | None = None  # the loader's own iterator of this pass
-        self._carries_over = False  # the next workers begin with the states that a checkpoint holds
+        self._carries_over = False  # whether the next workers begin with a checkpoint's states
 
     def close(self) -> None:
         for iterator in (self._running, self._source._iterator):
             if isinstance(iterator, _MultiProcessingDataLoaderIter):
                 iterator._shutdown_workers()
                 for worker in iterator._workers:
-                    worker.kill()  # one that hangs has not heard of its end
+                    worker.kill()  # a worker that hangs has not received the request to end
         self._source._iterator = self._running = None
 
     def _leave(self) -> None:
-        """Receive what persistent workers have fetched ahead in a pass that was left early."""
+        """Receive the batches that persistent workers have fetched ahead in an abandoned pass."""
         running, self._running = self._running, None
         if running is None or self._ended or not self._persists or self._seeds is None:
             return
@@ -71,12 +71,12 @@ class SampledPasses(Passes):
             except StopIteration:
                 break
             except Exception:
-                pass  # of a batch that is not used
+                pass  # an error of an unused batch
             self._given += 1
         self._draws.over = False
 
     def _start(self) -> Iterator[Any]:
-        # Workers that persist keep their random state; others are seeded again.
+        # Persistent workers keep their random state; others are seeded again.
         self._states = {w: (last, last) for w, (_, last) in self._states.items()} if self._persists else {}
         if self._carries_over:
             self._draws.started = self._before
@@ -105,7 +105,7 @@ class SampledPasses(Passes):
     def position(self, states: bool = True) -> Position:
         position = {**super().position(states), "drawing": self._draws.drawing}
         if self._seeds is not None:
-            inside = self._given % self._workers  # workers that have done their batch of this round
+            inside = self._given % self._workers  # workers that have finished their batch of this round
             position["workers"] = {
                 worker: before if worker < inside else last for worker, (before, last) in self._states.items()
             }
@@ -120,7 +120,7 @@ class SampledPasses(Passes):
         if self._seeds is None or not self._persists:
             return
         if 0 < position["given"] < length_of(self._source) and not position["ended"]:
-            # It was left early, and its workers had fetched ahead: these must fetch the same.
+            # The pass was abandoned after its workers had fetched ahead: these workers must fetch the same batches.
             with isolate_rng():
                 self.resume(position)
             self._prepared = None
@@ -133,7 +133,7 @@ class SampledPasses(Passes):
 
     def resume(self, position: Position) -> None:
         super().resume(position)
-        self._draws.drawing = position["drawing"]  # also of a pass that has ended: its position may be saved again
+        self._draws.drawing = position["drawing"]  # also for a pass that has ended: its position may be saved again
 
     def _resume(self, position: Position) -> None:
         done = position["given"]
@@ -149,7 +149,7 @@ class SampledPasses(Passes):
         self._draws.skip(0, position["drawing"])
         self._draws.started = None
         if self._seeds is not None:
-            self._seeds.states = {}  # the workers have their copy, and later ones start as torch seeds them
+            self._seeds.states = {}  # the workers have their copy, and later workers start as torch seeds them
         self._discard(self._prepared, skipped, done)
 
     def _discarded(self, item: Any) -> None:
@@ -158,7 +158,7 @@ class SampledPasses(Passes):
 
 
 def draws_samples(loader: Any) -> bool:
-    """Whether it is a DataLoader that fetches what its sampler draws, in torch's own way."""
+    """Whether it is a DataLoader whose iteration is torch's own and uses a sampler."""
     return (
         isinstance(loader, DataLoader)
         and not isinstance(loader.dataset, IterableDataset)
@@ -167,14 +167,14 @@ def draws_samples(loader: Any) -> bool:
 
 
 class _Draws(SamplerProxy):
-    """A sampler that can skip its first draws; otherwise it behaves like the sampler that it wraps.
+    """A sampler that can skip its first draws; otherwise it behaves like the wrapped sampler.
 
     Attributes:
-        drawing: the random state before the pass drew its first sample. It is not the state when the pass was
-            started: a DataLoader draws its workers' seed in between, but not where they persist.
-        started: the state when the pass was started, where the workers' seed is drawn that was not drawn before: that
-            draw is taken back.
-        over: no further draw is wanted of the iterations under way.
+        drawing: the random state before the first draw of a sample in the pass. It differs from ``started`` because a
+            DataLoader draws its workers' seed in between, except for persistent workers.
+        started: the state when the pass was started, if the workers' seed is drawn now but was not drawn originally:
+            that draw is undone.
+        over: running iterations need no further draws.
     """
 
     def __init__(self, sampler: Any, generators: list[torch.Generator]) -> None:
@@ -186,11 +186,11 @@ class _Draws(SamplerProxy):
         self.over = False
 
     def skip(self, count: int, drawing: dict[str, Any]) -> None:
-        """Let iterations begin behind ``count`` draws, the first of them made in the state ``drawing``."""
+        """Let iterations begin after ``count`` draws, of which the first is made in the state ``drawing``."""
         self._skip, self.drawing = count, drawing
 
-    def __iter__(self) -> Iterator[Any]:  # a DataLoader with workers asks twice, and takes the second answer
-        draws = iter(self._sampler)  # started now, as the loader starts it: it may draw random numbers
+    def __iter__(self) -> Iterator[Any]:  # a DataLoader with workers calls this twice, and uses the second iterator
+        draws = iter(self._sampler)  # started here, as the loader starts it: it may draw random numbers
         if not self._skip:
             return self._until_over(draws, self._begin)
         started = random_state(self._generators)
@@ -217,16 +217,16 @@ class _Draws(SamplerProxy):
 
 
 class _Carried:
-    """A worker's random state behind one of its batches; ``None`` where it is as it was before."""
+    """A worker's random state after one of its batches; ``None`` if it has not changed."""
 
-    __slots__ = ("state",)  # no tuple: memory pinning would walk through its hundreds of numbers
+    __slots__ = ("state",)  # not a tuple: memory pinning would traverse its hundreds of numbers
 
     def __init__(self, state: Any) -> None:
         self.state = state
 
 
 class _Carrying:
-    """A ``collate_fn`` whose batches bring along the random state of the worker that made them."""
+    """A ``collate_fn`` whose batches carry the random state of their worker."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
@@ -240,14 +240,14 @@ class _Carrying:
         return batch, carried
 
 
-_outlives: list[Any] = []  # a byte in shared memory: whether workers outlive SIGTERM now
-_fits = [0]  # that run in this process
+_outlives: list[Any] = []  # a byte in shared memory: whether workers ignore SIGTERM now
+_fits = [0]  # number of fits that run in this process
 
 
 def workers_outlive_sigterm(outlive: bool) -> None:
-    """Let the workers of this process serve on after SIGTERM, which is sent to them where it is sent to a whole group.
+    """Let this process's workers ignore SIGTERM, which they also get if it is sent to the process group.
 
-    Their rank, which gets it too, needs batches until it has saved. Ctrl-C never ends a worker: its rank does.
+    Their rank, which gets it too, needs batches until it has saved. Ctrl-C never ends a worker directly: its rank does.
     """
     _fits[0] += 1 if outlive else -1
     for byte in _outlives:
@@ -265,7 +265,7 @@ def _outlive_signals(outlives: Any) -> None:
 
 
 class _Seeds:
-    """A ``worker_init_fn`` that, after the user's own, gives a worker the random state it had."""
+    """A ``worker_init_fn`` that restores a worker's random state, after the user's own ``worker_init_fn``."""
 
     def __init__(self, user: Callable[[int], None] | None) -> None:
         self._user = user

@@ -1,13 +1,13 @@
 """Split each batch over the processes that share one data set.
 
 [Note: one order]
-All ranks draw the *same* order, the one that rank 0 would draw alone: with its random state, from the user's own
-sampler. A *global batch* is what all ranks do together; each rank takes its slice of it. So the sequence of global
-batches depends on their size alone, and not on how many ranks share them. A user's ``shuffle=False`` stays.
+All ranks draw the *same* order, which rank 0 would draw alone: with its random state, from the user's own sampler. A
+*global batch* is processed by all ranks together; each rank takes its slice of it. So the sequence of global batches
+depends only on their size, not on the number of ranks. A user's ``shuffle=False`` is kept.
 
 [Note: uneven ends]
-All ranks yield the same number of batches. Where the last global batch does not divide, slices differ by one sample at
-most; a rank that gets nothing of it repeats its last batch, with weight 0.
+All ranks yield the same number of batches. If the last global batch does not divide evenly, slices differ by one sample
+at most; a rank without a sample repeats its last batch, with weight 0.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Share(NamedTuple):
     """One rank's part of a global batch.
 
     Attributes:
-        indices: its samples.
-        factor: what the mean over them counts for in the mean over ranks that is the mean over the global batch: 1
-            where all have as many, 0 of a batch that is repeated.
+        indices: the indices of its samples.
+        factor: the weight of this rank's mean in the mean over ranks, so that the result is the mean over the global
+            batch: 1 if all ranks have equally many samples, 0 for a repeated batch.
     """
 
     indices: list[Any]
@@ -55,18 +55,18 @@ def share(
 ) -> DataLoader[Any] | None:
     """Return a copy of ``loader`` that yields this rank's part of each global batch; ``None`` if it is not split.
 
-    Not split are: a loader that is no DataLoader, an iterable-style data set, and a loader whose sampler is a
-    DistributedSampler, or which this function has returned.
+    These are not split: a loader that is not a DataLoader, an iterable-style data set, a loader with a
+    DistributedSampler, and a loader that this function has returned.
 
     Args:
-        loader: the user's, which stays as it is.
-        rank: which part this process gets, of ``world_size``: its place in the strategy's data group.
-        world_size: how many parts there are.
+        loader: the user's loader, which does not change.
+        rank: the index of this process's part: its index in the strategy's data group.
+        world_size: the number of parts.
         agree: broadcasts rank 0's value to all processes.
-        splits: the loader's batch size is that of the global batch; else of each rank's part.
-        pads: every rank gets as many samples, the first ones of the order twice (``drivetrain.parity``).
+        splits: the loader's batch size is that of the global batch; otherwise that of each rank's part.
+        pads: every rank gets equally many samples, by repeating the first ones of the order (``drivetrain.parity``).
         draws: whether this process is rank 0 of the job, whose random state draws the order; ``None``: if ``rank`` is
-            0. Where one model takes several processes, several get part 0.
+            0. If one model uses several processes, several get part 0.
 
     Raises:
         ConfigurationError: the order has no length, so its end is unknown.
@@ -93,7 +93,7 @@ def share(
             f"split_batches splits batches of a known size, and this loader's come from {type(drawn).__name__}. "
             "Give the DataLoader a batch_size, or leave split_batches out."
         )
-    else:  # lists from a batch sampler of the user, or single samples of a loader without batches
+    else:  # lists from a user's batch sampler, or single samples of a loader without batches
         batches = DealtBatches(drawn, rank, world_size, agree)
     if draws is not None:
         batches.draws = draws
@@ -104,17 +104,17 @@ def samples_in(loader: Any, batches: int) -> int | None:
     """Return how many samples all ranks together have in the first ``batches`` batches of ``loader``.
 
     Args:
-        loader: of one rank. If it was not returned by :func:`share`, only this rank's samples are counted.
-        batches: of this rank.
+        loader: the loader of one rank. If it was not returned by :func:`share`, only this rank's samples are counted.
+        batches: the number of batches on this rank.
 
     Returns:
-        ``None`` where that is not known: for a batch sampler of the user's own, and for what is no DataLoader.
+        ``None`` if it is unknown: for a user's own batch sampler, and for loaders that are not DataLoaders.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
     drawn: Any = loader.batch_sampler
     if drawn is None and type(loader.sampler) in (SequentialSampler, RandomSampler):
-        return batches  # each is one sample
+        return batches  # each batch is one sample
     if isinstance(drawn, SlicedBatches):
         return drawn.samples_in(batches)
     if type(drawn) is not BatchSampler:
@@ -124,12 +124,12 @@ def samples_in(loader: Any, batches: int) -> int | None:
 
 
 def order_of(loader: Any) -> dict[str, Any] | None:
-    """Return what tells whether another loader draws its samples in the same order.
+    """Return a description of the order in which a loader draws its samples, to compare it with another loader's.
 
     Returns:
-        ``sampler``, the class's name; ``samples``, how many samples it draws, and ``dataset``, how many there are, each
-        ``None`` if that is unknown; ``options``, those of its attributes that decide the order. ``None`` for what is no
-        DataLoader over a map-style dataset.
+        ``sampler``, the class's name; ``samples``, the number of samples that it draws, and ``dataset``, the number in
+        the dataset, each ``None`` if unknown; ``options``, its attributes that determine the order. ``None`` unless it
+        is a DataLoader over a map-style dataset.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
@@ -148,7 +148,7 @@ def order_of(loader: Any) -> dict[str, Any] | None:
 
 
 class RankBatches(SamplerProxy, ABC):
-    """This rank's batches, in place of a batch sampler; see the notes above."""
+    """This rank's batches, as a batch sampler; see the notes above."""
 
     def __init__(self, order: Any, rank: int, world_size: int, agree: Agree) -> None:
         super().__init__(order)
@@ -158,11 +158,11 @@ class RankBatches(SamplerProxy, ABC):
 
     @abstractmethod
     def shares(self) -> Iterator[Share]:
-        """One share per global batch."""
+        """Yield one share per global batch."""
 
     @abstractmethod
     def uneven_from(self) -> float:
-        """Return the first global batch that ranks may have unequal parts of; ``inf`` if none is."""
+        """Return the first global batch whose parts may have unequal sizes; ``inf`` if there is none."""
 
     @abstractmethod
     def factor_of(self, number: int) -> float:
@@ -172,7 +172,7 @@ class RankBatches(SamplerProxy, ABC):
         return (share.indices for share in self.shares())
 
     def _order(self) -> Iterator[Any]:
-        """The order that rank 0 draws."""
+        """Return the order that rank 0 draws."""
         if type(self._sampler) is SequentialSampler or isinstance(self._sampler, (list, tuple, range)):
             return iter(self._sampler)
         generators = [g for g in (getattr(self._sampler, "generator", None),) if isinstance(g, torch.Generator)]
@@ -180,8 +180,8 @@ class RankBatches(SamplerProxy, ABC):
         if self.draws:
             return self._drawn()
         own = rng_state()
-        # A rank that holds a part of the same model as rank 0 draws what rank 0 draws, where both were seeded alike,
-        # also after this: what its loader's workers are seeded with, for example.
+        # A rank with another part of rank 0's model draws what rank 0 draws if both were seeded alike, so that their
+        # random states stay equal, for example to seed workers.
         in_step = self._rank == 0 and _alike(own, state)
         set_rng_state(state)
         set_generator_states(generators, drawing)
@@ -194,19 +194,19 @@ class RankBatches(SamplerProxy, ABC):
     def _drawn(self) -> Iterator[Any]:
         order = without_restart(iter(self._sampler))
         if type(self._sampler) is RandomSampler:
-            first = list(itertools.islice(order, 1))  # draws the seed; what follows comes from a generator of its own
+            first = list(itertools.islice(order, 1))  # draws the seed; the rest comes from the sampler's own generator
             return itertools.chain(first, order)
-        return iter(list(order))  # it may draw at any time: now, while the random state is rank 0's
+        return iter(list(order))  # the sampler may draw at any time, so it is exhausted now, in rank 0's random state
 
 
 def _alike(state: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether the host's generators would draw the same."""
+    """Return whether two states of the host's generators give the same numbers."""
     same = torch.equal(state["torch"], other["torch"])
     return same and all(state.get(name) == other.get(name) for name in ("python", "numpy"))
 
 
 class SlicedBatches(RankBatches):
-    """Slices of global batches of single samples.
+    """Slices of global batches, from a sampler of single samples.
 
     Args:
         order: a sampler of single samples, with a length.
@@ -225,12 +225,12 @@ class SlicedBatches(RankBatches):
                 "or more, or leave split_batches out."
             )
         self._size, self._drop_last, self._pads = size, drop_last, pads
-        self.batch_size = size // world_size  # what it is called on one rank
+        self.batch_size = size // world_size  # the batch size of one rank
         self.drop_last = drop_last
 
     @property
     def sampler(self) -> Any:
-        """The order that is shared."""
+        """The sampler of the common order."""
         return self._sampler
 
     def __len__(self) -> int:
@@ -261,7 +261,7 @@ class SlicedBatches(RankBatches):
         return whole if rest else float("inf")
 
     def samples_in(self, batches: int) -> int:
-        """Return how many samples the first ``batches`` global batches have together."""
+        """Return the number of samples in the first ``batches`` global batches."""
         return min(batches * self._size, self._total())
 
     def factor_of(self, number: int) -> float:
@@ -271,7 +271,7 @@ class SlicedBatches(RankBatches):
 
 
 class DealtBatches(RankBatches):
-    """Complete batches of a user's batch sampler, dealt to the ranks in turn.
+    """Complete batches of a user's batch sampler, distributed to the ranks in turn.
 
     Args:
         order: gives lists of indices, or single indices to a loader without batches; with a length.
@@ -299,13 +299,13 @@ class DealtBatches(RankBatches):
 
 
 def slice_of(count: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return where the part of ``rank`` begins and ends when ``count`` things are shared as evenly as can be."""
+    """Return the start and end of the part of ``rank`` when ``count`` items are divided as evenly as possible."""
     each, more = divmod(count, world_size)
     begin = rank * each + min(rank, more)
     return begin, begin + each + (rank < more)
 
 
 def _padded(order: Iterator[Any], total: int) -> Iterator[Any]:
-    """``order`` and then its beginning, ``total`` in all."""
+    """Yield ``order`` and then its beginning again, ``total`` items in all."""
     kept = list(order)
     return itertools.islice(itertools.cycle(kept), total) if kept else iter(())

@@ -1,4 +1,4 @@
-"""Resume loaders that have a ``state_dict`` of their own."""
+"""Resume loaders with their own ``state_dict``."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Iterator
 from types import GeneratorType
 from typing import Any
 
-_END = object()  # what next() returns at a loader's end: None may be a batch
+_END = object()  # the default of next(): None may be a batch
 
 
 def is_stateful(loader: Any) -> bool:
-    """Return whether ``loader`` can save where it is, and take that back."""
+    """Return whether ``loader`` can save and restore its position."""
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
 def rest_of_pass(loader: Any, state: Any, whole: bool) -> Iterator[Any]:
-    """Load ``state`` and return the batches of its pass that are left.
+    """Load ``state`` and return the remaining batches of its pass.
 
     Args:
-        loader: a stateful one.
-        state: what its ``state_dict`` returned.
-        whole: all batches of the pass were given; whether the loader was asked for its end does not matter.
+        loader: a stateful loader.
+        state: a result of its ``state_dict``.
+        whole: all batches of the pass were yielded, whether or not the loader was exhausted afterwards.
     """
     loader.load_state_dict(state)
     rest: Iterator[Any] = iter(loader)
     if whole and next(rest, _END) is not _END:
-        # Its state behind the last batch is that of its next pass, which must not lose a batch.
+        # Its state after the last batch may already belong to its next pass, which must not lose a batch.
         loader.load_state_dict(state)
         return iter(())
     return rest
@@ -36,15 +36,15 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
     """Load ``state``, which was saved between two passes, so that the next iteration begins a new pass.
 
     Args:
-        loader: a stateful one.
-        state: what its ``state_dict`` returned.
-        begun: a pass had given a batch or ended.
-        whole: as of :func:`rest_of_pass`.
+        loader: a stateful loader.
+        state: a result of its ``state_dict``.
+        begun: whether a pass had yielded a batch or ended.
+        whole: as in :func:`rest_of_pass`.
 
     Returns:
-        What is left of a pass that a limit or the user cut short, for :func:`leave` when the next one begins.
+        The rest of a pass that a limit or the user cut short, for :func:`leave` before the next pass.
     """
-    if not begun or hasattr(loader, "__next__"):  # one that is its own iterator continues where it is
+    if not begun or hasattr(loader, "__next__"):  # an object that is its own iterator continues at its position
         loader.load_state_dict(state)
         return None
     rest = rest_of_pass(loader, state, whole)
@@ -52,9 +52,10 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
 
 
 def leave(rest: Iterator[Any]) -> None:
-    """Give up ``rest``. The loader must have begun it, or would give it again in its next pass.
+    """Abandon ``rest``. The loader must start it first, otherwise its next pass would yield the rest again.
 
-    The body of a generator function runs when its first batch is asked for, so the loaded state is still waiting there.
+    The body of a generator function only runs when its first batch is requested, so the loaded state has not been used
+    yet.
     """
     if isinstance(rest, GeneratorType) and inspect.getgeneratorstate(rest) == inspect.GEN_CREATED:
         next(rest, None)

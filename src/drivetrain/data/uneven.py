@@ -1,4 +1,4 @@
-"""Uneven inputs: give all ranks the same number of batches, from loaders of different lengths."""
+"""Uneven inputs: the same number of batches on all ranks, from loaders of different lengths."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from drivetrain.errors import ConfigurationError
 
 
 class PaddedBatches:
-    """``(batch, is_last)`` as often as the rank with most batches has one; the others repeat their last batch.
+    """Yields ``(batch, is_last)`` as often as the rank with most batches; the other ranks repeat their last batch.
 
-    The number of batches of each rank is known, so nothing is asked and nothing is fetched ahead.
+    Each rank's number of batches is known, so the ranks do not communicate and nothing is fetched ahead.
 
     Args:
-        source: this rank's own, as :func:`drivetrain.data.feed.feed` yields them.
+        source: this rank's batches, from :func:`drivetrain.data.feed.feed`.
         counts: the number of batches of each rank of the data group, at least 1.
-        rank: this one's place in it.
-        done: batches of the pass that are done already; see :attr:`batch`.
+        rank: the index of this rank in the data group.
+        done: the number of finished batches of the pass; see :attr:`batch`.
 
     Attributes:
-        factor: as of :class:`KeptTogether`.
-        batch: the one that was given last. A rank that resumes behind its last batch must be given it.
+        factor: as in :class:`KeptTogether`.
+        batch: the last batch that was yielded. If a rank resumes after its own last batch, it must be set.
     """
 
     def __init__(self, source: Iterator[tuple[Any, bool]], counts: Sequence[float], rank: int, done: int = 0) -> None:
@@ -39,12 +39,12 @@ class PaddedBatches:
             if number < self._own:
                 item = next(self._source, None)
                 if item is None:
-                    return  # the loader gave fewer than its length promised, and a warning has said so
+                    return  # the loader yielded fewer batches than its length, and a warning was issued
                 self.batch = item[0]
                 self.factor = len(self._counts) / sum(count > number for count in self._counts)
             else:
                 if number == self._own > self._done:
-                    next(self._source, None)  # the loader is asked for its end where its last batch is done
+                    next(self._source, None)  # exhaust the loader after its last batch
                 self.factor = 0.0
             yield self.batch, number + 1 == longest
         if self._own == longest:
@@ -53,18 +53,18 @@ class PaddedBatches:
 
 @dataclass(eq=False, repr=False)
 class KeptTogether:
-    """``(batch, is_last)`` for as long as any rank has a batch; a rank with nothing left repeats its last one.
+    """Yields ``(batch, is_last)`` while any rank has a batch; a rank with nothing left repeats its last one.
 
-    Each rank fetches one batch ahead, so that all know whether there is a next one before the current one is worked on.
+    Each rank fetches one batch ahead, so that all know whether there is a next one before they process the current one.
 
     Args:
-        source: this rank's own, as :func:`drivetrain.data.feed.feed` yields them.
-        gather: this rank's answer on every rank, in order; called once per batch, and once more.
-        ranks: their global ranks, for messages; ``None``: they count from 0.
+        source: this rank's batches, from :func:`drivetrain.data.feed.feed`.
+        gather: returns every rank's answer, in order; called once per batch, and once more.
+        ranks: the global ranks, for messages; ``None``: 0, 1, ...
 
     Attributes:
-        factor: of the batch that was given last, so that the mean over the ranks is that over those that have one: 0 if
-            it is repeated, else the number of ranks for each that has a batch of its own.
+        factor: the factor of the current batch that makes the mean over all ranks the mean over the ranks with a batch
+            of their own: 0 if it is repeated, otherwise the number of ranks divided by the number of such ranks.
     """
 
     source: Iterator[tuple[Any, bool]]

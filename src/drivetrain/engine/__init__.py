@@ -1,4 +1,4 @@
-"""The Engine: runs models in a plan's precision, devices and strategy, for the Trainer and for loops of your own."""
+"""The Engine: runs models with a plan's precision, devices and strategy, for the Trainer and for your own loops."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 _PUBLIC = {"Engine": "engine"}
 __all__ = list(_PUBLIC)
 
-if not TYPE_CHECKING:  # a type checker would take any name for one of these
+if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
     __getattr__, __dir__ = lazy(__name__, _PUBLIC)

@@ -1,4 +1,4 @@
-"""The arguments of an Engine that ``drivetrain run`` has exported for the program that it starts."""
+"""The arguments of an Engine that ``drivetrain run`` has exported to its program."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ COMMAND_LINE_PREFIX = "DRIVETRAIN_RUN_"
 
 
 def from_command_line(**chosen: Any) -> dict[str, Any]:
-    """The arguments of an Engine, with what ``drivetrain run`` has exported in place of defaults.
+    """Return the arguments of an Engine, with exported values of ``drivetrain run`` in place of defaults.
 
     Raises:
-        ConfigurationError: the program and the command line say different things.
+        ConfigurationError: the program and the command line contradict each other.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
     for name, value in chosen.items():

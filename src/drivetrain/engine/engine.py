@@ -1,4 +1,4 @@
-"""A plan in motion: the device, the precision and the optimizer step, for the Trainer and for loops of one's own."""
+"""The Engine: the device, the precision and the optimizer step, for the Trainer and for your own loops."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ S = TypeVar("S")
 
 @documents_arguments
 class Engine(StateFiles):
-    """What drives a model, without a loop.
+    """Runs a model on devices, in a precision and with a strategy; the loop is yours.
 
     ::
 
@@ -68,19 +68,19 @@ class Engine(StateFiles):
             engine.clip_gradients(model, optimizer, max_norm=1.0)
             optimizer.step()
 
-    A subclass may hold the whole program in a method ``run``; calling it launches first. What of accelerator, strategy,
-    devices, num_nodes and precision is left out may come from the command line:
-    ``drivetrain run --devices=2 train.py``. A run, of which ``check_collectives`` speaks, begins with :meth:`launch`.
+    A subclass may define the complete program in a method ``run``; calling it launches first. Values for omitted
+    arguments accelerator, strategy, devices, num_nodes and precision may come from the command line: ``drivetrain run
+    --devices=2 train.py``. For ``check_collectives``, a run begins with :meth:`launch`.
 
     Args:
-        plugins: as the Trainer's, but no LayerSync.
+        plugins: as for the Trainer, except LayerSync.
         callbacks: objects whose methods :meth:`call` calls.
-        loggers: where :meth:`log` writes; one that is given by its name writes below the working directory.
-        plan: a plan that is already resolved; the arguments that it decides are then ignored.
+        loggers: the destinations of :meth:`log`; a logger given by name writes below the working directory.
+        plan: a resolved plan; the arguments that it decides are then ignored.
 
     Raises:
         ConfigurationError: an argument is wrong, contradicts another, or contradicts the command line.
-        NotSupportedError: a legal argument that this version cannot honour.
+        NotSupportedError: this version does not support a valid argument.
     """
 
     @arguments_checked
@@ -104,12 +104,12 @@ class Engine(StateFiles):
         plan: Plan | None = None,
     ) -> None:
         if plan is None:
-            from drivetrain.engine.command_line import from_command_line  # here: a Trainer passes a plan
+            from drivetrain.engine.command_line import from_command_line  # unused by a Trainer
 
             chosen = from_command_line(
                 accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
             )
-            given: Any = plugins  # a Trainer takes one kind more
+            given: Any = plugins  # a Trainer accepts one more type
             plan = for_engine(resolve(Settings(plugins=given, check_collectives=check_collectives, **chosen)))
             if plan.layer_sync is not None:
                 raise ConfigurationError(
@@ -134,21 +134,21 @@ class Engine(StateFiles):
         self._check_collectives = check_collectives
         self._verbs = verbs_of(self.strategy)
 
-    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+    if not TYPE_CHECKING:  # for a type checker, __getattr__ would make every attribute valid
 
         def __getattr__(self, name):
             from drivetrain.base.missing import ENGINE
 
             if name in ENGINE:
                 raise MissingAttributeError(f"An Engine has no attribute {name!r}. {ENGINE[name]}")
-            return object.__getattribute__(self, name)  # which fails again, in Python's or the property's own words
+            return object.__getattribute__(self, name)  # fails again, with Python's or the property's own message
 
-    # ---- what and where ------------------------------------------------------------------------------------------
+    # ---- parts ---------------------------------------------------------------------------------------------------
 
     @property
     def accelerator(self) -> Accelerator:
-        """The kind of hardware."""
-        assert self.strategy.accelerator is not None  # the constructor has filled it in
+        """The accelerator."""
+        assert self.strategy.accelerator is not None  # set by the constructor
         return self.strategy.accelerator
 
     @property
@@ -163,7 +163,7 @@ class Engine(StateFiles):
 
     @property
     def rng(self) -> Generators:
-        """The random generators of every process, to be saved and loaded with a model, so that it goes on exactly."""
+        """The random generators of every process; save and load it with a model to resume exactly."""
         return Generators(lambda obj: self.strategy.world.gather_objects(obj), self.global_rank)
 
     @property
@@ -171,7 +171,7 @@ class Engine(StateFiles):
         """The first logger.
 
         Raises:
-            ConfigurationError: there is none.
+            ConfigurationError: there is no logger.
         """
         if not self.loggers:
             raise ConfigurationError("This Engine has no logger. Write Engine(loggers=[CSVLogger(...)]).")
@@ -179,7 +179,7 @@ class Engine(StateFiles):
 
     # ---- set up --------------------------------------------------------------------------------------------------
 
-    # Typed as what is wrapped, so that a checker accepts: model, optimizer = engine.setup(model, optimizer)
+    # The types are the wrapped ones, so that a checker accepts: model, optimizer = engine.setup(model, optimizer)
     @overload
     def setup(self, module: M, *, scheduler: None = None, move_to_device: bool = ...) -> M: ...
     @overload
@@ -201,22 +201,22 @@ class Engine(StateFiles):
         move_to_device: bool = True,
         _reapply_compile: bool = True,
     ) -> Any:
-        """Put ``module`` on the device, in this precision, under this strategy, and let ``optimizers`` follow it.
+        """Move ``module`` to the device, convert it to this precision, wrap it, and adapt ``optimizers``.
 
         Args:
-            module: the model; its parameters are moved in place. One that ``torch.compile`` returned is compiled in
-                place too, so that its names are the original's.
-            optimizers: built on its parameters.
-            scheduler: built on an optimizer; handed back as it is where the strategy does not step it.
-            move_to_device: leave the module where it is, if False.
-            _reapply_compile: no effect; for programs that pass it. What ``torch.compile`` returned is always compiled
-                inside the strategy's wrapper.
+            module: the model; its parameters are moved in place. A module that ``torch.compile`` returned is compiled
+                in place, so that its names are the original's.
+            optimizers: created from its parameters.
+            scheduler: created from an optimizer; returned unchanged if the strategy does not step it.
+            move_to_device: False leaves the module on its device.
+            _reapply_compile: no effect; some programs pass it. A module that ``torch.compile`` returned is always
+                compiled inside the strategy's wrapper.
 
         Returns:
-            The wrapped module; with optimizers, or a scheduler, a tuple of it and them in the order of the arguments.
+            The wrapped module; with optimizers or a scheduler, a tuple in the order of the arguments.
 
         Raises:
-            ConfigurationError: something is set up already, or is no module or optimizer.
+            ConfigurationError: an argument is already set up, or has a wrong type.
         """
         module = compiled_in_place(module)
         self._check_module(module)
@@ -231,7 +231,7 @@ class Engine(StateFiles):
         if callable(attach := getattr(module, "attach_engine", None)):
             attach(self, handles)
             if not any(each is module for each in self.callbacks):
-                self.callbacks.append(module)  # its hooks are called, too
+                self.callbacks.append(module)  # its hooks are called too
         for callback in self.callbacks:
             if callable(hook := getattr(callback, "on_after_setup", None)):
                 hook(**taken(hook, {"engine": self, "fabric": self, "module": model}))
@@ -239,7 +239,7 @@ class Engine(StateFiles):
         return parts if len(parts) > 1 else model
 
     def _compare(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        """Compare with the other ranks what this one sets up; what differs is an error on all of them."""
+        """Compare the arguments with the other ranks'; a difference is an error on all of them."""
         from drivetrain.strategies.agreement import Facts, compare, of_module, of_optimizers, of_program, seed
 
         job = {"the method called": "Engine.setup", **of_program(self.strategy), "num_nodes": str(self.plan.num_nodes)}
@@ -249,11 +249,11 @@ class Engine(StateFiles):
     def setup_module(
         self, module: nn.Module, move_to_device: bool = True, _reapply_compile: bool = True
     ) -> EngineModule:
-        """:meth:`setup` for a module alone, where optimizers are built afterwards, from its final parameters."""
+        """Do :meth:`setup` for a module alone, so that optimizers can be created from its final parameters."""
         return cast("EngineModule", self.setup(module, move_to_device=move_to_device))
 
     def setup_optimizers(self, *optimizers: Optimizer) -> Any:
-        """Let the ``step`` of ``optimizers`` go through precision and strategy.
+        """Make the ``step`` of ``optimizers`` use precision and strategy.
 
         Returns: the wrapped optimizer, or a tuple of them.
         """
@@ -275,13 +275,13 @@ class Engine(StateFiles):
     def setup_dataloaders(
         self, *loaders: Iterable[Any], use_distributed_sampler: bool = True, move_to_device: bool = True
     ) -> Any:
-        """Let ``loaders`` hand out batches on the device.
+        """Make ``loaders`` yield batches on the device.
 
         Args:
-            loaders: DataLoaders, or anything that can be iterated again and again.
-            use_distributed_sampler: let each process see its own part of the data, all of them as many samples: where
-                those do not divide, the first ones of an epoch come twice. No effect with one process.
-            move_to_device: leave batches where they are, if False.
+            loaders: DataLoaders or other re-iterable objects.
+            use_distributed_sampler: give each process its own part of the data, all with the same number of samples: if
+                they do not divide evenly, the first samples of an epoch are repeated. No effect with one process.
+            move_to_device: False leaves batches on their device.
 
         Returns: the wrapped loader, or a tuple of them.
         """
@@ -307,7 +307,7 @@ class Engine(StateFiles):
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
 
     def bind_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Iterable[Any]) -> None:
-        """These are all the optimizers of this run, and their schedulers' configurations."""
+        """Set all optimizers of this run and their schedulers' configurations."""
         self.strategy.optimizers = list(optimizers)
         self.strategy.lr_scheduler_configs = list(schedulers)
         self.precision.bind(self.strategy.optimizers)
@@ -340,40 +340,40 @@ class Engine(StateFiles):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
-        """A new context for a forward pass; ``None`` if the precision needs none, or a Trainer's steps enter it."""
+        """Return a new forward context; ``None`` if the precision needs none or a Trainer's steps enter it."""
         if self.strategy.lightning_module is not None and familiar.enters_step_contexts(self.strategy):
             return None
         return self.precision.forward_context()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The same for a ``with`` statement around what no wrapped module does, such as a loss."""
+        """Return that context for a ``with`` statement, for operations outside wrapped modules, such as a loss."""
         return self.precision.forward_context() or nullcontext()
 
     @property
     def calls_through_forward(self) -> bool:
-        """Whether what the strategy adds to a module that stays as it is, is around the module's ``__call__``."""
+        """Whether the strategy works in place, through the module's ``__call__``."""
         return self.strategy.facts.calls_through_forward
 
     def input_conversion(self) -> Callable[[Any], Any] | None:
-        """Brings a batch's numbers into this precision, or ``None`` where they stay as they are."""
+        """Converts a batch's numbers to this precision; ``None`` if they are not converted."""
         return self.precision.convert_input if overrides(self.precision, "convert_input", Precision) else None
 
     def output_conversion(self) -> Callable[[Any], Any] | None:
-        """What a user's precision does with the results of a module, or ``None`` if it does not say."""
+        """A user precision's conversion of a module's results; ``None`` if it has none."""
         precision = self.precision
         return precision.convert_output if defined_by_user(precision, "convert_output") else None
 
     def to_device(self, obj: Any) -> Any:
-        """A batch with every tensor in it on the device; a module is moved in place."""
+        """Return a batch with every tensor on the device; a module is moved in place."""
         return move(obj, self.device) if self._verbs.batch_to_device is None else self._verbs.to_device(obj)
 
     def backward(self, tensor: Tensor, *args: Any, model: nn.Module | None = None, **kwargs: Any) -> None:
-        """Compute the gradients of ``tensor``, scaled if the precision wants it.
+        """Compute the gradients of ``tensor``, scaled if the precision scales.
 
         Args:
             tensor: the loss.
             args, kwargs: for ``Tensor.backward``.
-            model: whose gradients, for strategies that must be told.
+            model: the model of the gradients, for strategies that need it.
         """
         own = self._verbs.backward
         if own is None:
@@ -390,19 +390,19 @@ class Engine(StateFiles):
         norm_type: float = 2.0,
         error_if_nonfinite: bool | None = None,
     ) -> Tensor | None:
-        """Clip this optimizer's gradients, unscaled: by value or by their total norm.
+        """Clip this optimizer's unscaled gradients, by value or by their total norm.
 
         Args:
-            module: whose parameters the optimizer steps.
-            optimizer: its parameters' gradients are clipped, and no others.
+            module: the module with the optimizer's parameters.
+            optimizer: only gradients of its parameters are clipped.
             clip_val: the largest absolute value of an element.
-            max_norm: the largest norm of all gradients together; not positive: nothing is clipped.
+            max_norm: the largest norm of all gradients together; 0 or negative: nothing is clipped.
             norm_type: which norm; ``inf`` is the largest element.
-            error_if_nonfinite: raise RuntimeError if the norm is no finite number, which reads the device. ``None``:
-                yes, except in a precision that scales the loss, whose overflows skip the step instead.
+            error_if_nonfinite: raise RuntimeError if the norm is not finite, which synchronises with the device.
+                ``None``: True, except in a precision that scales the loss, where an overflow skips the step instead.
 
         Returns:
-            The norm before clipping; ``None`` where none was computed.
+            The norm before clipping; ``None`` if none was computed.
 
         Raises:
             ConfigurationError: both or neither of ``clip_val`` and ``max_norm`` are given.
@@ -427,11 +427,11 @@ class Engine(StateFiles):
         )
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[None]:
-        """A block whose backward passes leave gradients to this process: for all but the last of a window.
+        """Context whose backward passes keep gradients on this process: for all but the last pass of a window.
 
         Args:
-            module: as :meth:`setup` returned it.
-            enabled: the block does nothing if False.
+            module: a module that :meth:`setup` returned.
+            enabled: False makes the context do nothing.
 
         Raises:
             ConfigurationError: the module is not set up.
@@ -443,38 +443,38 @@ class Engine(StateFiles):
     # ---- building models -----------------------------------------------------------------------------------------
 
     def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
-        """A block in which new layers are made on the device and in the precision of the run.
+        """Context in which new layers are created on the run's device and in its precision.
 
         Args:
-            empty_init: leave parameters as the memory was, because a checkpoint will fill them; ``None``: no.
+            empty_init: leave parameters uninitialized, because a checkpoint will be loaded; ``None``: False.
         """
         return self._verbs.module_context(empty_init)
 
     def init_tensor(self) -> AbstractContextManager[None]:
-        """A block in which new tensors are made on the device and in the precision of the run."""
+        """Context in which new tensors are created on the run's device and in its precision."""
         return self._verbs.tensor_context()
 
     def sharded_model(self) -> AbstractContextManager[Any]:
-        """A block in which a strategy may shard layers as they are made; the others do nothing."""
+        """Context in which a strategy may shard layers as they are created; with other strategies it does nothing."""
         return self._verbs.sharded_context()
 
-    # ---- saying things -------------------------------------------------------------------------------------------
+    # ---- callbacks and logging -----------------------------------------------------------------------------------
 
     def call(self, hook_name: str, *args: Any, **kwargs: Any) -> None:
-        """Call this method of every callback that has it, with those of ``kwargs`` that it takes.
+        """Call this method of every callback that has it, with those ``kwargs`` that it accepts.
 
-        A LightningModule is one of the callbacks once it is set up.
+        A LightningModule is also a callback, once it is set up.
         """
         for callback in self.callbacks:
             if callable(method := getattr(callback, hook_name, None)):
                 method(*args, **taken(method, kwargs))
 
     def log(self, name: str, value: Any, step: int | None = None) -> None:
-        """Give one number to every logger. A tensor is read from the device now."""
+        """Log one number with every logger. A tensor is read from the device immediately."""
         self.log_dict({name: value}, step)
 
     def log_dict(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Give numbers to every logger, at ``step``. Tensors are read from the device now."""
+        """Log numbers with every logger, at ``step``. Tensors are read from the device immediately."""
         if self.loggers and self.is_global_zero:
             numbers = {name: value.item() if isinstance(value, Tensor) else value for name, value in metrics.items()}
             for logger in self.loggers:
@@ -482,7 +482,7 @@ class Engine(StateFiles):
 
     @staticmethod
     def seed_everything(seed: int | None = None, workers: bool | None = None, verbose: bool = True) -> int:
-        """:func:`drivetrain.seed_everything`; ``workers=None`` seeds them, and ``verbose`` logs the seed at INFO."""
+        """Call :func:`drivetrain.seed_everything`; ``workers=None`` seeds workers, ``verbose`` logs at INFO."""
         chosen = seed_everything(seed, workers is None or workers)
         if verbose and rank_from_environ() == 0:
             log.info("Seed set to %d", chosen)
@@ -491,7 +491,7 @@ class Engine(StateFiles):
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
-        """Move everything that was set up to the host and free the device."""
+        """Move all modules and optimizers that were set up to the host and free the device."""
         for module, _ in self._verbs.modules:
             before = dict(module.named_parameters())
             follow(self.strategy.optimizers, before, place(module, HOST))

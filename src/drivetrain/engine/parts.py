@@ -1,4 +1,4 @@
-"""The parts of an Engine, built from its plan; those of the user's are checked."""
+"""The parts of an Engine, created from its plan; the user's own parts are checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def for_engine(plan: Plan) -> Plan:
-    """Return ``plan`` with the class that an Engine builds, where the strategy was given by a name of a Trainer's."""
+    """Return ``plan`` with the class that an Engine builds for a strategy that was given by name."""
     given = plan.strategy
     if isinstance(given, Strategy) or given.cls.facts.engine_class is None:
         return plan
@@ -31,24 +31,24 @@ def for_engine(plan: Plan) -> Plan:
 
 
 def listed(given: Any) -> list[Any]:
-    """Return callbacks or loggers as a list, however they were given."""
+    """Return callbacks or loggers as a list."""
     if given is None or given is False:
         return []
     return list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
 
 
 def logger_of(given: Any) -> Any:
-    """Return a logger, which may be given by its name; one of the user's is checked."""
+    """Return a logger, which may be given by name; check a user's logger."""
     logger = load("drivetrain.loggers.logger:logger_named")(given, os.getcwd()) if isinstance(given, str) else given
     check_part(type(logger))
     return logger
 
 
 def check_parts(plan: Plan) -> None:
-    """Check the parts of the user's that a plan holds, before anything is changed.
+    """Check the user's parts in a plan, before anything is changed.
 
     Raises:
-        ConfigurationError: one overrides what would never be called.
+        ConfigurationError: a part overrides a method that would never be called.
     """
     given = plan.strategy
     cls = type(given) if isinstance(given, Strategy) else given.cls
@@ -62,7 +62,7 @@ def check_parts(plan: Plan) -> None:
 
 
 def check_pair(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
-    """Warn if an optimizer that is set up with ``module`` has none of its parameters: it was built on another model."""
+    """Warn if an optimizer that is set up with ``module`` has none of its parameters: it belongs to another model."""
     own = {id(parameter) for parameter in module.parameters()}
     for optimizer in optimizers:
         if own.isdisjoint(id(each) for group in optimizer.param_groups for each in group["params"]):
@@ -74,7 +74,7 @@ def check_pair(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
 
 
 def verbs_of(strategy: Strategy) -> Verbs:
-    """Return what calls the strategy's verbs."""
+    """Return the object that calls the strategy's methods."""
     from drivetrain.engine.verbs import Verbs
 
     verbs: Verbs = (strategy.facts.engine_verbs or Verbs)(strategy)
@@ -92,10 +92,10 @@ def strategy_of(plan: Plan) -> Strategy:
 
 
 def launcher_of(plan: Plan) -> Launcher:
-    """Return what starts the processes of a plan.
+    """Return the launcher of a plan.
 
     Raises:
-        ConfigurationError: a user's launcher does not work here, or overrides what would never be called.
+        ConfigurationError: a user's launcher does not work here, or overrides a method that would never be called.
     """
     if plan.start_method is None:
         from drivetrain.launchers.external import ExternalLauncher

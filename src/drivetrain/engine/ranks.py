@@ -1,4 +1,4 @@
-"""The processes of a job: their ranks, how they start, and collectives."""
+"""The processes of a job: their ranks, how they are started, and collectives."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RankFacts:
 
     @property
     def world_size(self: _HasStrategy) -> int:
-        """How many processes train together."""
+        """Number of processes in the job."""
         return self.strategy.world_size
 
     @property
@@ -61,14 +61,14 @@ class RankFacts:
 
 
 class Ranks(RankFacts):
-    """The part of an Engine that deals with processes. With one process, nothing is exchanged.
+    """The part of an Engine that starts processes and communicates. With one process, nothing is exchanged.
 
     Attributes:
-        plan: says how processes are started.
-        strategy: has the ranks and the collectives.
+        plan: contains the number of processes and the launcher.
+        strategy: provides the ranks and the collectives.
         launcher: starts the processes, if no other launcher has.
-        stall_timeout_s: of several processes: seconds that one may wait in a collective before it is said which
-            processes are missing there; ``None``: nothing is said. To be set before :meth:`launch`.
+        stall_timeout_s: with several processes: after how many seconds in a collective a report names the missing
+            processes; ``None``: no report. Set it before :meth:`launch`.
     """
 
     plan: Plan
@@ -89,14 +89,14 @@ class Ranks(RankFacts):
         """Start the processes that this engine needs, and make the device current in each.
 
         Args:
-            function: what to run in each of them, called with this engine and ``args``; ``None``: the program
-                continues, which is possible only with one process, or if a launcher has started all of them.
+            function: runs in each of them, called with this engine and ``args``; ``None``: the program continues, which
+                is possible only with one process, or if a launcher has started all of them.
 
         Returns:
             The result of ``function``; if processes were started here, a copy of rank 0's result.
 
         Raises:
-            ConfigurationError: ``function`` cannot take the engine, or is missing.
+            ConfigurationError: ``function`` is missing, or does not accept the engine.
             LaunchError: a process failed.
         """
         if function is not None and (not callable(function) or not inspect.signature(function).parameters):
@@ -108,22 +108,22 @@ class Ranks(RankFacts):
             result: R = self.start(_begun, self, function, args, kwargs)
             return result
         if self.launcher.reruns_program:
-            self.launcher.launch(type(self).launch)  # which does not return
+            self.launcher.launch(type(self).launch)  # does not return
         if not self.launcher.is_external:
             raise WrongTypeError(
                 f"Engine.launch() would start {self.plan.num_processes} processes by {self.plan.start_method!r}, and "
                 "they need something to run. Write def main(engine): ..., and engine.launch(main)."
             )
         self._begin()
-        self._start_checks()  # a run begins, also where this is not the first
+        self._start_checks()  # a run begins, possibly not the first
         return None
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The program, for a subclass to override; calling it starts the processes first."""
+        """The program, to be overridden by a subclass; calling it starts the processes first."""
         raise NotImplementedError(f"{type(self).__name__} has no method run. Define one, or use Engine.launch(main).")
 
     def start(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-        """Call ``function`` in every process of the job: here, where this process is one of them."""
+        """Call ``function`` in every process of the job, here only if this process is one of them."""
         if self.launcher.is_external:
             return function(*args, **kwargs)
         try:
@@ -166,31 +166,31 @@ class Ranks(RankFacts):
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
         """Gather every rank's tensors and numbers, stacked to ``(world_size, ...)``.
 
-        With one process nothing is stacked: a tensor is returned as it is, a number as a tensor without dimensions.
+        With one process nothing is stacked: a tensor is returned unchanged, a number as a scalar tensor.
 
         Args:
-            data: a tensor, a number, or a tree of them; a number becomes a tensor on the device. Any other leaf
-                passes through.
-            group: the processes to ask; ``None``: all.
-            sync_grads: let gradients flow back to the rank that each slice came from.
+            data: a tensor, a number, or a tree of them; a number becomes a tensor on the device. Other leaves are
+                returned unchanged.
+            group: the participating processes; ``None``: all.
+            sync_grads: let gradients flow back to the source rank of each slice.
         """
         return gathered(self.strategy, data, group, sync_grads)
 
     def all_reduce(self, data: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce each tensor and each number in ``data`` over the ranks.
 
-        With one process there is nothing to reduce: a tensor is returned as it is, a number as a tensor.
+        With one process, a tensor is returned unchanged, a number as a tensor.
 
         Args:
             data: a tensor, a number, or a tree of them; it is not changed. A number becomes a tensor on the device.
-                Any other leaf passes through.
-            group: the processes that take part; ``None``: all.
+                Other leaves are returned unchanged.
+            group: the participating processes; ``None``: all.
             reduce_op: "mean", "sum", "min", "max", "product", or a ``ReduceOp``.
 
         Raises:
-            UnknownNameError: there is no such operation.
+            UnknownNameError: the operation is unknown.
         """
-        operation_of(reduce_op)  # also where ``data`` holds nothing to reduce
+        operation_of(reduce_op)  # also checked if ``data`` contains nothing to reduce
         strategy = self.strategy
 
         def reduced(leaf: Any) -> Any:
@@ -201,24 +201,24 @@ class Ranks(RankFacts):
 
     @contextmanager
     def rank_zero_first(self, local: bool = False) -> Iterator[None]:
-        """Context that rank 0 finishes before the other ranks enter it.
+        """Context that rank 0 runs before the other ranks enter it.
 
         Args:
-            local: rank 0 of each machine, for files that the machines do not share.
+            local: local rank 0 of each machine first, for files that the machines do not share.
         """
         first = (self.local_rank if local else self.global_rank) == 0
         if not first:
             self.barrier()
         try:
             yield
-        finally:  # the others must not wait for one that failed
+        finally:  # the others must not wait for a rank that failed
             if first:
                 self.barrier()
-            self.barrier()  # no rank continues while others still work
+            self.barrier()  # no rank continues while others are still inside
 
 
 def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any:
-    """Each tensor and each number in the tree ``data``, gathered over the ranks; see :meth:`Ranks.all_gather`."""
+    """Return the tree ``data`` with each tensor and number gathered over the ranks; see :meth:`Ranks.all_gather`."""
 
     def gather(leaf: Any) -> Any:
         leaf = as_tensor(leaf, strategy.root_device)
@@ -228,10 +228,10 @@ def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any
 
 
 def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
-    """Run ``function`` in a started process, with the engine that was sent there."""
+    """Run ``function`` in a started process, with the engine that was sent to it."""
     from drivetrain.launchers.external import ExternalLauncher
 
-    engine.launcher = ExternalLauncher()  # it has been started
+    engine.launcher = ExternalLauncher()  # this process has been started
     engine.strategy.set_ranks(engine.plan.environment, engine.plan.num_nodes)
     result = function(*args, **kwargs)
     engine.strategy.leave_process_group()
@@ -249,7 +249,7 @@ def _begun(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwa
 
 
 def _launching(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``run`` of a subclass, started by :meth:`Ranks.launch` unless this is within it."""
+    """Wrap a subclass's ``run`` so that it is started by :meth:`Ranks.launch`, except inside of it."""
 
     @functools.wraps(run)
     def launched(self: Ranks, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Save named objects and values into one file, for :meth:`drivetrain.Engine.save` and ``load``."""
+"""Save named objects and values in one file, for :meth:`drivetrain.Engine.save` and ``load``."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ Filters = Mapping[str, Callable[[str, Any], bool]]
 
 
 class States(Protocol):
-    """What a strategy has to say about the states of modules and optimizers.
+    """How a strategy saves and loads the states of modules and optimizers.
 
     Attributes:
-        loads_modules, loads_optimizers: whether it loads them itself, and judges itself what fits.
+        loads_modules, loads_optimizers: whether it overrides loading, and so decides itself which states fit.
     """
 
     @property
@@ -55,12 +55,12 @@ class States(Protocol):
 
 
 def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, Any]:
-    """Return ``state`` as plain data: of modules and optimizers what the strategy returns, of other objects their
-    ``state_dict``, and values as they are.
+    """Return ``state`` as plain data: the strategy's states of modules and optimizers, the ``state_dict`` of other
+    objects, and other values unchanged.
 
     Raises:
         CheckpointError: an entry cannot be stored as plain data.
-        ConfigurationError: ``state`` is no dictionary, a filter has no entry, or its entry is no dictionary.
+        ConfigurationError: ``state`` is not a dictionary, a filter has no entry, or its entry is not a dictionary.
     """
     from drivetrain.checkpoints.plain import encode
 
@@ -97,12 +97,12 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
 
 
 def into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) -> dict[str, Any]:
-    """Give the objects of ``state`` what ``checkpoint`` holds for them; return the rest.
+    """Load ``checkpoint`` into the objects of ``state``; return its remaining entries.
 
-    Whether everything fits is looked at first, so that a failure leaves all of them as they were.
+    All states are checked first, so that a failure changes nothing.
 
     Raises:
-        CheckpointError: it does not fit.
+        CheckpointError: a state does not fit.
     """
     with naming(path):
         return _into(state, checkpoint, strict, path, states)
@@ -159,10 +159,10 @@ def _restore(
     path: str,
     states: States,
 ) -> None:
-    """Give each object its state; if one refuses, those before it get back what they had.
+    """Load each object's state; if one fails, restore those before it.
 
-    Modules and optimizers, which were looked at, come late and are not copied. A precision comes before them, because
-    it alone knows whether its state is damaged, and once more after them, as in a Trainer.
+    Modules and optimizers, which were already checked, come late and are not copied. A precision is loaded before them,
+    because only it can detect that its state is damaged, and again after them, as in a Trainer.
     """
     late = (Precision, Optimizer, nn.Module)
     undo: list[tuple[Any, Any]] = []
@@ -213,7 +213,7 @@ def _check_groups(optimizer: Optimizer, state: Any, where: str) -> None:
 def parts(state: Mapping[str, Any]) -> tuple[nn.Module | None, list[Optimizer]]:
     """Return the module and the optimizers of ``state``, as a precision gets them for its own state.
 
-    Of several modules it is one that has them as its children, under their names in ``state``.
+    Several modules become the children of one module, under their names in ``state``.
     """
     modules = {name: original(value) for name, value in state.items() if isinstance(value, nn.Module)}
     optimizers = [unwrapped(value) for value in state.values() if isinstance(value, Optimizer)]
@@ -225,7 +225,7 @@ def parts(state: Mapping[str, Any]) -> tuple[nn.Module | None, list[Optimizer]]:
 
 
 def original(module: nn.Module) -> nn.Module:
-    """Return the module that a program has set up, which may be wrapped."""
+    """Return the original of a module that may be wrapped."""
     return module.module if isinstance(module, EngineModule) else module
 
 
@@ -233,7 +233,7 @@ def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> No
     if not isinstance(weights, Mapping):
         raise CheckpointError(f"{where} is {described(weights)} and no state dict. Use another file.")
     if any(child._load_state_dict_pre_hooks for child in module.modules()):
-        return  # it accepts other names too: torch must say
+        return  # it also accepts other names, so torch must check
     own = module.state_dict()
     missing = [key for key in own if key not in weights]
     unexpected = [key for key in weights if key not in own]

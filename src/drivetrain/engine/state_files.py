@@ -29,16 +29,17 @@ class StateFiles(Ranks):
     ) -> None:
         """Write ``state`` to ``path``, atomically and durably; every process must call it.
 
-        With a CheckpointIO that writes in the background, :meth:`load` and :meth:`teardown` wait until it is durable.
+        With a CheckpointIO that writes in the background, :meth:`load` and :meth:`teardown` wait until the file is
+        durable.
 
         Args:
             path: the file.
-            state: modules, optimizers, anything with ``state_dict``, and plain data, each under a name.
-            filter: per name, ``(key, value) -> keep`` over that entry's state dict.
+            state: a dictionary with modules, optimizers, other objects with ``state_dict``, and plain data.
+            filter: by name, a function ``(key, value) -> keep`` for the entries of that state dict.
 
         Raises:
-            CheckpointError: it could not be written, or an entry is no plain data; nothing was changed on disk.
-            ConfigurationError: ``filter`` names what is not in ``state``, or filters what is no dictionary.
+            CheckpointError: it could not be written, or an entry is not plain data; nothing on disk was changed.
+            ConfigurationError: ``filter`` has a name that is not in ``state``, or whose entry is not a dictionary.
         """
         self._verbs.save(path, state, filter or {})
         self.barrier("Engine.save")
@@ -55,17 +56,17 @@ class StateFiles(Ranks):
 
         Args:
             path: the file.
-            state: modules, optimizers and other stateful objects, which take their state back in place; any other
-                entry is replaced in the dictionary by what the file holds. ``None``: nothing is restored.
-            strict: the file must hold every name of ``state``, and modules every one of their parameters.
+            state: modules, optimizers and other stateful objects, which are restored in place; any other entry is
+                replaced by the value in the file. ``None``: nothing is restored.
+            strict: the file must contain every name of ``state``, and every parameter of its modules.
             weights_only: ``None`` or True: only plain data is read. False: everything is unpickled, which can run
                 code; use it only for files that you trust.
 
         Returns:
-            What the file holds besides.
+            The remaining entries of the file.
 
         Raises:
-            CheckpointError: there is no such file, it is damaged, or it does not fit; nothing was restored then.
+            CheckpointError: the file does not exist, is damaged, or does not fit; nothing was restored.
         """
         self._wait_for(path)
         return self._verbs.load(path, state, strict, weights_only)
@@ -78,18 +79,18 @@ class StateFiles(Ranks):
         *,
         weights_only: bool | None = None,
     ) -> None:
-        """Read a bare state dict, as ``torch.save(model.state_dict(), path)`` writes it, into ``obj``.
+        """Read a plain state dict, as ``torch.save(model.state_dict(), path)`` writes it, into ``obj``.
 
         Args:
             path: the file.
             obj: a module or an optimizer.
-            strict: the file must hold every parameter of a module.
-            weights_only: as for :meth:`load`.
+            strict: the file must contain every parameter of a module.
+            weights_only: as in :meth:`load`.
         """
         self._wait_for(path)
         self._verbs.load_raw(path, obj, strict, weights_only)
 
     def _wait_for(self, path: str | Path) -> None:
-        """Wait until rank 0 has written what it has saved at ``path``."""
+        """Wait until rank 0 has finished writing ``path``."""
         wait_for(self.strategy.checkpoint_io, path)
         self.barrier("Engine.load")

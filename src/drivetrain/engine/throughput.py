@@ -24,9 +24,9 @@ class Throughput:
 
     Args:
         available_flops: the peak of one device in operations per second.
-        world_size: how many devices work.
-        window_size: over how many updates rates are computed.
-        separator: between "device" and a rate's name.
+        world_size: the number of devices.
+        window_size: the number of updates over which rates are computed.
+        separator: the string between "device" and a rate's name.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -55,12 +55,12 @@ class Throughput:
         """Add an update.
 
         Args:
-            time: seconds since the start. A device works on while the program goes on: wait for it before.
-            batches, samples, lengths: how many so far, on this device.
+            time: seconds since the start. A device works asynchronously: synchronise before reading the clock. batches,
+            samples, lengths: totals so far, on this device.
             flops: operations of this device since the last update.
 
         Raises:
-            ConfigurationError: a total is smaller than in the update before.
+            ConfigurationError: a total is smaller than at the last update.
         """
         new = (time, batches, samples, lengths, flops)
         if self._updates:
@@ -100,16 +100,16 @@ class Throughput:
         return found
 
     def reset(self) -> None:
-        """Forget all updates."""
+        """Remove all updates."""
         self._updates.clear()
 
 
 class EngineThroughput(Throughput):
-    """Throughput of a loop of one's own, which an Engine's loggers get.
+    """Throughput of your own loop, logged by an Engine's loggers.
 
     Args:
-        engine: whose devices, precision and loggers.
-        kwargs: the arguments of :class:`Throughput`, which follow from the Engine by default.
+        engine: provides devices, precision and loggers.
+        kwargs: the arguments of :class:`Throughput`, by default derived from the Engine.
     """
 
     def __init__(self, engine: Engine, **kwargs: Any) -> None:
@@ -121,7 +121,7 @@ class EngineThroughput(Throughput):
         self._step = -1
 
     def compute_and_log(self, step: int | None = None, **kwargs: Any) -> dict[str, int | float]:
-        """Log what ``compute`` returns, and return it; ``step``: ``None`` counts the calls from 0."""
+        """Log the result of ``compute``, and return it; ``step=None`` counts the calls from 0."""
         self._step = self._step + 1 if step is None else step
         found = self.compute(**kwargs)
         self._engine.log_dict(found, step=self._step)
@@ -129,7 +129,7 @@ class EngineThroughput(Throughput):
 
 
 def compute_dtype(precision: Any) -> torch.dtype:
-    """Return what most operations compute in under ``precision``, a plugin of the run."""
+    """Return the dtype of most operations under ``precision``, a plugin of the run."""
     name = str(precision.name)
     if name.startswith("bf16") or "transformer-engine" in name:
         return torch.bfloat16

@@ -1,6 +1,6 @@
-"""A program of several processes that drives an Engine: a rank that fails tells the others, and stands in the report.
+"""Uncaught exceptions in a distributed program with an Engine: the failing rank informs the others and the report.
 
-The Trainer does the same for its runs (trainer/shown.py). A step costs nothing for it.
+The Trainer does the same for its runs (trainer/shown.py). It adds nothing to a step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def told() -> Iterator[None]:
 
 
 _Print = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
-_before: list[_Print] = []  # what prints exceptions otherwise; empty until begin() is called
+_before: list[_Print] = []  # the previous sys.excepthook; empty until begin() is called
 
 
 def _tell(error: BaseException) -> None:

@@ -1,7 +1,7 @@
 """How an Engine calls its strategy's methods, for modules and optimizers of a user's loop.
 
-A method ("verb") that is not overridden is not called; the Engine does what it would do. An override counts on the
-class and on the instance, also one that is set after the set-up.
+A method that is not overridden is not called; the Engine runs its operation directly. Overrides on the class and on the
+instance are used, including one that is set after the set-up.
 """
 
 from __future__ import annotations
@@ -28,22 +28,21 @@ from drivetrain.errors import CheckpointError, ConfigurationError, described
 from drivetrain.strategies import familiar
 from drivetrain.strategies.strategy import Strategy
 
-_RANK_STATE = "drivetrain_rank_state"  # what the strategy keeps of a rank, by the names of the modules
-_PRECISION = "drivetrain_precision"  # begins the entry of what the precision keeps; the name of its class ends it
-_RANK_FILES = "drivetrain_rank_files"  # the files in which the ranks from 1 on have written theirs
+_RANK_STATE = "drivetrain_rank_state"  # the strategy's state of a rank, by the names of the modules
+_PRECISION = "drivetrain_precision"  # prefix of the entry for the precision's state, followed by the name of its class
+_RANK_FILES = "drivetrain_rank_files"  # the files of the ranks from 1 on
 
 
 class Verbs:
-    """The verbs of one strategy, as an Engine calls them.
+    """The methods of one strategy, as an Engine calls them.
 
     Args:
-        strategy: the Engine's.
+        strategy: the Engine's strategy.
 
     Attributes:
-        backward: the strategy's, called with a loss and ``None``; itself ``None`` where ``loss.backward()`` is enough.
-        batch_to_device: the strategy's; ``None`` where it is not overridden.
-        modules: each module that was set up, with the object that the strategy made of it, as long as that is
-            referenced.
+        backward: the strategy's method, called with a loss and ``None``; ``None`` if ``loss.backward()`` is enough.
+        batch_to_device: the strategy's method; ``None`` if it is not overridden.
+        modules: each module that was set up, with the strategy's wrapper, while that is referenced.
     """
 
     takes_prepared = False
@@ -57,22 +56,23 @@ class Verbs:
         self.modules: list[tuple[nn.Module, ReferenceType[nn.Module]]] = []
         self._handles: WeakSet[OptimizerHandle] = WeakSet()
         self._steps_through_handle = False
-        bind = WeakMethod(self.bind)  # a cycle would keep models, and the process group with them, until it is found
+        # a reference cycle would keep models and the process group alive until garbage collection
+        bind = WeakMethod(self.bind)
         strategy.driver.rebind = lambda: None if (again := bind()) is None else again()
         self.bind()
 
     def __reduce__(self) -> Any:
-        return type(self), (self.strategy,)  # a process that is started sets up its own modules
+        return type(self), (self.strategy,)  # a started process sets up its own modules
 
     def __deepcopy__(self, memo: Any) -> Verbs:
         return self  # the copy of a loader moves batches as the loader does
 
     def overridden(self, *names: str) -> bool:
-        """Return whether the strategy overrides any of these verbs."""
+        """Return whether the strategy overrides any of these methods."""
         return any(overrides(self.strategy, name, Strategy) for name in names)
 
     def bind(self) -> None:
-        """Look up what a step calls; again after the strategy was given another verb."""
+        """Look up the methods that a step calls; called again after the strategy gets another method."""
         strategy = self.strategy
         self.backward = None if familiar.differentiates_plainly(strategy) else strategy.backward
         self.batch_to_device = strategy.batch_to_device if self.overridden("batch_to_device") else None
@@ -85,7 +85,7 @@ class Verbs:
     def set_up(
         self, module: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any, move_to_device: bool
     ) -> tuple[nn.Module, list[Optimizer], Any]:
-        """Return the module, the optimizers and the scheduler as the strategy prepares them."""
+        """Return the strategy's prepared module, optimizers and scheduler."""
         for part, contract in ((self.strategy, "Strategy"), (self.strategy.precision_plugin, "Precision")):
             if not is_own_class(type(part)):
                 field_members().warn_of_trainer_members(type(part), contract)
@@ -96,15 +96,15 @@ class Verbs:
         return prepared, list(optimizers), scheduler
 
     def exposed(self, module: nn.Module, prepared: nn.Module) -> nn.Module:
-        """Return what the program sees as its module: ``prepared`` where that has other parameters than ``module``."""
+        """Return the module that the program uses: ``prepared`` if its parameters differ from those of ``module``."""
         return module if _ids(module.parameters()) == _ids(prepared.parameters()) else prepared
 
     def set_up_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Return an optimizer that comes without its module as the strategy prepares it."""
+        """Return the strategy's prepared optimizer, for an optimizer without its module."""
         return optimizer
 
     def handle(self, optimizer: Optimizer) -> OptimizerHandle:
-        """Wrap an optimizer so that precision and strategy take part in its step.
+        """Wrap an optimizer so that its step uses precision and strategy.
 
         Raises:
             ConfigurationError: the precision scales the loss, and the optimizer evaluates it several times per step.
@@ -132,7 +132,9 @@ class Verbs:
         return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
 
     def _known_step(self, optimizer: Optimizer) -> TakeStep | None:
-        """Return :meth:`_take_step`; where the loss is scaled, :meth:`_refuse_direct_step` knows that it runs."""
+        """Return :meth:`_take_step`; if the loss is scaled, also tell :meth:`_refuse_direct_step` that it is
+        running.
+        """
         step = self._take_step(optimizer)
         if step is None or not self.strategy.precision_plugin.scales_loss:
             return step
@@ -171,7 +173,7 @@ class Verbs:
         return zero_grad
 
     def process(self, loader: Any) -> Any:
-        """Return the loader, or what the strategy iterates in its place."""
+        """Return the loader, or the strategy's replacement."""
         return self.strategy.process_dataloader(loader) if self.overridden("process_dataloader") else loader
 
     # ---- one step ------------------------------------------------------------------------------------------------
@@ -183,7 +185,7 @@ class Verbs:
 
     @contextmanager
     def no_backward_sync(self, model: nn.Module, enabled: bool) -> Iterator[None]:
-        """Context in which backward passes through ``model``, as the strategy prepared it, exchange no gradients."""
+        """Context in which backward passes through the prepared ``model`` exchange no gradients."""
         if not enabled:
             yield
         else:
@@ -194,7 +196,7 @@ class Verbs:
 
     @contextmanager
     def module_context(self, empty_init: bool | None) -> Iterator[None]:
-        """Context in which new layers are made on the device and in the precision; with ``empty_init`` not drawn."""
+        """Context in which new layers are created on the device and in the precision; ``empty_init``: uninitialized."""
         with ExitStack() as stack:
             stack.enter_context(self.tensor_context())
             if (context := self.strategy.precision_plugin.module_init_context()) is not None:
@@ -207,30 +209,30 @@ class Verbs:
 
     @contextmanager
     def tensor_context(self) -> Iterator[None]:
-        """Context in which new tensors are made on the device and in the precision."""
-        precision = self.strategy.precision_plugin.tensor_init_context() or nullcontext()  # overrides may know none
+        """Context in which new tensors are created on the device and in the precision."""
+        precision = self.strategy.precision_plugin.tensor_init_context() or nullcontext()  # an override may return none
         with self.strategy.tensor_init_context(), precision:
             yield
 
     def sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which the strategy may shard layers as they are made."""
+        """Context in which the strategy may shard layers as they are created."""
         return self.strategy.model_sharded_context()
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def save(self, path: str | Path, state: Mapping[str, Any], filters: snapshots.Filters) -> None:
-        """Write ``state`` to ``path``, each module and optimizer in it as the strategy returns its state.
+        """Write ``state`` to ``path``, with the strategy's states of its modules and optimizers.
 
-        What the precision keeps is written too, and by each rank itself what the strategy keeps of it.
+        The precision's state is written too, and each rank writes the strategy's state of this rank.
         """
         snapshot = snapshots.of(self._with_precision(state), filters, self)
-        if not snapshot.get(self._precision_entry, True):  # most precisions keep nothing
+        if not snapshot.get(self._precision_entry, True):  # most precisions have no state
             del snapshot[self._precision_entry]
         keeps = self.overridden("rank_state")
         if own := self._rank_states(state) if keeps else {}:
             snapshot[_RANK_STATE] = own
         if keeps and self.strategy.world_size > 1:
-            self.strategy.barrier("Engine.save")  # finds a rank that does something else, under this name
+            self.strategy.barrier("Engine.save")  # reports a rank that calls something else, under this name
             if any(self.strategy.world.gather_objects(bool(own))):
                 from drivetrain.strategies import rank_files
 
@@ -240,7 +242,7 @@ class Verbs:
         self.strategy.save_checkpoint(snapshot, path)
 
     def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
-        """Read ``path`` into the objects of ``state``; return what the file holds besides."""
+        """Read ``path`` into the objects of ``state``; return the file's remaining entries."""
         if not isinstance(path, (str, PathLike)):
             raise ConfigurationError(
                 f"Engine.load got {described(path)} as the path. Pass the path first, and then a dictionary with a "
@@ -257,7 +259,7 @@ class Verbs:
         return {name: value for name, value in rest.items() if not str(name).startswith(f"{_PRECISION}.")}
 
     def _with_precision(self, state: Any) -> Any:
-        """Return ``state``, and with its optimizers the precision, if it is not in ``state`` under another name."""
+        """Return ``state``, with the precision added if it contains optimizers and not already the precision."""
         precision = self.strategy.precision_plugin
         values = list(state.values()) if isinstance(state, Mapping) else ()
         if not any(isinstance(each, Optimizer) for each in values) or any(each is precision for each in values):
@@ -269,7 +271,7 @@ class Verbs:
         return f"{_PRECISION}.{type(self.strategy.precision_plugin).__qualname__}"
 
     def _rank_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the strategy keeps of this rank, for each module of ``state`` that was set up."""
+        """Return the strategy's state of this rank for each module of ``state`` that was set up."""
         from drivetrain.checkpoints.plain import encode
 
         states = {}
@@ -279,10 +281,10 @@ class Verbs:
         return states
 
     def _own_part(self, held: Mapping[str, Any], path: str, strict: bool, weights_only: bool | None) -> Any:
-        """Return what :meth:`_rank_states` returned on this rank; every rank must call it.
+        """Return this rank's saved result of :meth:`_rank_states`; every rank must call it.
 
         Raises:
-            CheckpointError: a rank's file is missing or damaged, and ``strict``; on every rank.
+            CheckpointError: a rank's file is missing or damaged, and ``strict``; raised on every rank.
         """
         strategy, listed, own, failure = self.strategy, held.get(_RANK_FILES, ()), held.get(_RANK_STATE, {}), None
         from drivetrain.strategies import rank_files
@@ -322,18 +324,18 @@ class Verbs:
         return {name: module for name, module in named if any(module is known for known, _ in self.modules)}
 
     def load_raw(self, path: str | Path, obj: nn.Module | Optimizer, strict: bool, weights_only: bool | None) -> None:
-        """Read the state of one module or optimizer, which is all that the file holds."""
+        """Read a file that contains only the state of one module or optimizer."""
         held = {"object": self.strategy.load_checkpoint(path, **reading(weights_only))}
         snapshots.into({"object": obj}, held, strict, str(path), self)
 
     def prepared(self, module: nn.Module) -> nn.Module:
-        """Return what the strategy made of a module that was set up; any other module itself."""
+        """Return the strategy's wrapper of a module that was set up; any other module itself."""
         found = next((prepared() for known, prepared in self.modules if known is module), None)
         return module if found is None else found
 
     @property
     def loads_modules(self) -> bool:
-        """Whether the strategy says how a module takes its state, and with it which states fit."""
+        """Whether the strategy overrides how a module loads its state, and so decides which states fit."""
         return self.overridden("load_module_state", "load_model_state_dict")
 
     @property
@@ -342,23 +344,23 @@ class Verbs:
         return self.overridden("load_optimizer_states", "load_optimizer_state_dict")
 
     def module_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return what a checkpoint holds of a module."""
+        """Return a module's state for a checkpoint."""
         return familiar.module_state(self.strategy, module, self.prepared(module))
 
     def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool) -> None:
-        """Let the strategy load what :meth:`module_state` returned."""
+        """Let the strategy load a result of :meth:`module_state`."""
         familiar.load_module_state(self.strategy, module, self.prepared(module), state, strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return what a checkpoint holds of an optimizer."""
+        """Return an optimizer's state for a checkpoint."""
         return familiar.optimizer_state(self.strategy, optimizer, self._module_of(optimizer))
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """Let the strategy load what :meth:`optimizer_state` returned."""
+        """Let the strategy load a result of :meth:`optimizer_state`."""
         familiar.load_optimizer_state(self.strategy, optimizer, self._module_of(optimizer), state)
 
     def _module_of(self, optimizer: Optimizer) -> nn.Module | None:
-        """Return the module, of those that were set up, whose parameters the optimizer steps."""
+        """Return the module, among those that were set up, with the optimizer's parameters."""
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         return next((module for module, _ in self.modules if not stepped.isdisjoint(_ids(module.parameters()))), None)
 
@@ -368,5 +370,7 @@ def _ids(parameters: Iterable[nn.Parameter]) -> set[int]:
 
 
 def reading(weights_only: bool | None) -> dict[str, Any]:
-    """Return the keyword with which ``load_checkpoint`` reads a file; none for ``None``: a user's may not take it."""
+    """Return ``weights_only`` as keyword arguments of ``load_checkpoint``; none for ``None``: a user's may not accept
+    it.
+    """
     return {} if weights_only is None else {"weights_only": weights_only}

@@ -1,4 +1,4 @@
-"""How the processes of a job come to be watched, where drivetrain's launcher does not watch them already."""
+"""Start a process that watches the ranks of a job, if drivetrain's launcher does not already watch them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from drivetrain.launchers.board import FOLDER, STALL, Board, Sheet, join_board, 
 from drivetrain.launchers.folder import hold, sweep
 from drivetrain.launchers.launcher import LAUNCHER
 
-_MEETING_S = 30.0  # that local rank 0 has to make the board
+_MEETING_S = 30.0  # seconds that local rank 0 has to create the board
 
 
 def begin(strategy: Any, starts_elsewhere: bool, stall_timeout_s: float | None) -> None:
-    """Let a program that drives an Engine be watched until this process ends.
+    """Let a process watch a program with an Engine until this process ends.
 
     Args:
-        strategy: of the Engine.
+        strategy: the Engine's strategy.
         starts_elsewhere: whether a cluster or another program has started the processes.
-        stall_timeout_s: seconds that a rank may wait in a collective before it is said; ``None``: nothing is watched.
+        stall_timeout_s: seconds in a collective after which a rank is reported; ``None``: nothing is watched.
     """
     if not stall_timeout_s or (sheet := join(strategy, starts_elsewhere)) is None:
         return
@@ -39,14 +39,14 @@ def _end(sheet: Sheet) -> None:
 
 
 def be_watched(sheet: Sheet, run_folder: Callable[[], Any], stall_timeout_s: float) -> None:
-    """Let this rank answer the process that watches, and tell it how long a rank may wait in a collective.
+    """Let this rank answer the watching process, and send it ``stall_timeout_s``.
 
     Args:
-        sheet: this rank's part of the board.
+        sheet: this rank's sheet on the board.
         run_folder: returns the folder into which the watching process writes stacks.
         stall_timeout_s: seconds.
     """
-    with suppress(OSError):  # the folder is gone: the launching process was killed, or something cleans up
+    with suppress(OSError):  # the folder is gone: the launching process was killed, or a clean-up removed it
         if sheet.local_rank == 0:
             sheet.note_run_folder(str(run_folder()))
         stacks.listen(sheet.folder, sheet.local_rank)
@@ -54,10 +54,10 @@ def be_watched(sheet: Sheet, run_folder: Callable[[], Any], stall_timeout_s: flo
 
 
 def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
-    """Return this rank's part of the board; where there is none, local rank 0 makes it, with a process that watches.
+    """Return this rank's sheet on the board; if there is no board, local rank 0 creates it and a watching process.
 
-    ``None`` where a launcher of drivetrain's has started the ranks without one (torch_xla; Ray on other machines than
-    the program's), where the processes did not meet at a store, and on systems without what the watching needs.
+    ``None`` if a launcher of drivetrain's has started the ranks without one (torch_xla; Ray on other machines than the
+    program's), if the processes have no common store, and on systems that do not support it.
     """
     sheet = own_sheet()
     store: Any = strategy.world.store
@@ -65,11 +65,11 @@ def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
         return sheet
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store
     key = f"drivetrain/board/{restart}/{strategy.node_rank}"
-    with suppress(RuntimeError, OSError, ValueError):  # watching is no reason for a run to fail
+    with suppress(RuntimeError, OSError, ValueError):  # a run must not fail because of watching
         if strategy.local_rank == 0:
             try:
                 sheet = sheet or _make(strategy)
-            finally:  # also if it was in another job before, which the others may not have been in
+            finally:  # also if it was in an earlier job, unlike other ranks
                 store.set(key, str(sheet.folder) if sheet else "")
         elif sheet is None:
             store.wait([key], timedelta(seconds=_MEETING_S))

@@ -1,7 +1,7 @@
 """The wrappers that :meth:`drivetrain.Engine.setup` returns: of a module, an optimizer and a loader.
 
-Each behaves like the object that it wraps: attributes and methods reach the original, so does ``isinstance`` for the
-optimizer, and state dicts have the original's names. They add no work if strategy and precision have nothing to do.
+Each behaves like the wrapped object: attributes and methods, ``isinstance`` for the optimizer, and the names in state
+dicts are the original's. They add no work if neither strategy nor precision needs it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _STORES = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
 
 
 class Numbers(Protocol):
-    """How numbers are kept, as far as a forward pass must know it; an Engine is one.
+    """The precision's part of a forward pass; an Engine implements it.
 
     Attributes:
-        calls_through_forward: whether what the strategy adds is around ``__call__`` of a module that stays as it is.
+        calls_through_forward: whether the strategy works in place, through the module's ``__call__``.
     """
 
     @property
@@ -51,7 +51,7 @@ class Numbers(Protocol):
 
 
 class Mover(Protocol):
-    """How batches are moved, as far as a loader must know it; the attribute is ``None`` for torch's own way."""
+    """How a loader moves batches; the attribute is ``None`` for torch's default."""
 
     @property
     def batch_to_device(self) -> Callable[..., Any] | None: ...
@@ -60,11 +60,11 @@ class Mover(Protocol):
 class OptimizerHandle:
     """An optimizer whose ``step`` and ``zero_grad`` may be replaced; everything else is the optimizer's own.
 
-    ``isinstance`` sees the wrapped optimizer's class, and schedulers may be built on either of the two.
+    ``isinstance`` sees the wrapped optimizer's class, and schedulers accept either of the two.
 
     Attributes:
-        optimizer: the wrapped one.
-        take_step: ``(optimizer, closure, kwargs)``, called in place of its ``step``; ``None``: nothing is.
+        optimizer: the wrapped optimizer.
+        take_step: ``(optimizer, closure, kwargs)``, called instead of the optimizer's ``step``; ``None``: not replaced.
     """
 
     _OWN = frozenset({"_optimizer", "take_step", "step"})
@@ -74,36 +74,38 @@ class OptimizerHandle:
         self.bind(None, optimizer.zero_grad)
 
     def bind(self, take_step: TakeStep | None, zero_grad: Callable[..., None]) -> None:
-        """Let ``step`` and ``zero_grad`` do this from now on."""
+        """Set the functions behind ``step`` and ``zero_grad``."""
         self.take_step = take_step
-        object.__setattr__(self, "zero_grad", zero_grad)  # called in every step: not by __getattr__
+        object.__setattr__(self, "zero_grad", zero_grad)  # called in every step, so not through __getattr__
 
     @property
     def __class__(self) -> type:
         return type(self._optimizer)
 
     @__class__.setter
-    def __class__(self, value: type) -> None:  # the getter's counterpart, which the type of ``__class__`` asks for
+    def __class__(self, value: type) -> None:  # required by the type of ``__class__``, beside the getter
         raise TypeError("the class of a wrapped optimizer is that of its optimizer")
 
     @property
     def optimizer(self) -> Optimizer:
-        """The wrapped optimizer; stepping it directly passes precision and strategy by."""
+        """The wrapped optimizer; stepping it directly bypasses precision and strategy."""
         return self._optimizer
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Step; ``closure`` recomputes the loss, and ``kwargs`` go to the optimizer. Returns what the closure did."""
+        """Step; ``closure`` recomputes the loss, and ``kwargs`` are passed to the optimizer. Return the result of the
+        closure.
+        """
         if self.take_step is None:
             return self._optimizer.step(closure, **kwargs) if closure else self._optimizer.step(**kwargs)
         return self.take_step(self._optimizer, closure, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in self._OWN:
-            raise AttributeError(name)  # not there yet while this object is being copied
+            raise AttributeError(name)  # missing while this object is being copied
         return getattr(self._optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A scheduler replaces ``step`` by one that counts and then calls what was there: it must stay on this side.
+        # A scheduler replaces ``step`` by a function that counts and calls the original; it must do so on this object.
         if name in self._OWN:
             object.__setattr__(self, name, value)
         else:
@@ -114,7 +116,7 @@ class OptimizerHandle:
 
 
 def unwrapped(optimizer: Any) -> Optimizer:
-    """Return the optimizer itself, whether or not it comes wrapped."""
+    """Return the optimizer itself, which may be wrapped."""
     plain: Optimizer = optimizer.optimizer if issubclass(type(optimizer), OptimizerHandle) else optimizer
     return plain
 
@@ -126,14 +128,14 @@ def requires_closure(optimizer: Optimizer) -> bool:
 
 
 class EngineModule(nn.Module):
-    """A module whose ``forward`` runs in the engine's precision and through what the strategy wrapped around it.
+    """A module whose ``forward`` runs in the engine's precision and through the strategy's wrapper.
 
-    It shares its parameters, buffers and children with the original, under the original's names. Any attribute that is
-    set or read is the original's. If the precision is not the default, floating-point results are returned in torch's
-    default dtype, so that a loss computed from them is not computed in 16 bits.
+    It shares its parameters, buffers and children with the original, under the original's names. Attributes are set and
+    read on the original. If the precision is not the default, floating-point results are converted to torch's default
+    dtype, so that a loss is not computed in 16 bits.
 
     Args:
-        forward_module: what the strategy made of the module, or the module itself.
+        forward_module: the strategy's wrapper of the module, or the module itself.
         original: the module.
         numbers: the precision's part.
     """
@@ -150,7 +152,7 @@ class EngineModule(nn.Module):
         own["_converts"] = bool(own["_convert"] or of_users or numbers.forward_context() is not None)
         own["_convert_output"] = of_users or in_default_dtype
         if not own["_converts"]:
-            own["forward"] = forward_module.__call__  # nothing to add: straight on
+            own["forward"] = forward_module.__call__  # nothing to add: call it directly
         own["_watch"] = _FirstCall() if own["_converts"] or forward_module is not original else None
         if own["_watch"] is not None and original._compiled_call_impl is None:  # hooks would be compiled too
             own["_watch"].begin(self, original)
@@ -163,13 +165,13 @@ class EngineModule(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The original's own ``device``, else where its first parameter or buffer lies."""
+        """The original's own ``device``, otherwise that of its first parameter or buffer."""
         device: torch.device = self._of_first_tensor("device", torch.device("cpu"))
         return device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The original's own ``dtype``, else that of its first parameter or buffer."""
+        """The original's own ``dtype``, otherwise that of its first parameter or buffer."""
         dtype: torch.dtype = self._of_first_tensor("dtype", torch.get_default_dtype())
         return dtype
 
@@ -186,18 +188,19 @@ class EngineModule(nn.Module):
         convert = self._convert
         if convert is not None:
             args, kwargs = convert(args), convert(kwargs)
-        # A new context each time: this may run inside itself, and an autocast object remembers one outer state only.
+        # A new context each time: this function may run inside itself, and an autocast object stores only one outer
+        # state.
         context = self._numbers.forward_context()
         with context or nullcontext():
             output = call(*args, **kwargs)
         return self._convert_output(output) if self._converts else output
 
-    # ---- other ways in -------------------------------------------------------------------------------------------
+    # ---- other entry points ------------------------------------------------------------------------------------------
 
     def mark_forward_method(self, method: str | Callable[..., Any]) -> None:
-        """Run a method of the module as ``forward`` runs: in the precision, and through the strategy's wrapper.
+        """Make a method of the module run like ``forward``: in the precision, and through the strategy's wrapper.
 
-        The steps of a LightningModule are marked already.
+        The steps of a LightningModule are already marked.
 
         Args:
             method: its name, or the method itself.
@@ -230,7 +233,7 @@ class EngineModule(nn.Module):
         return lambda *args, **kwargs: self._run(call, args, kwargs)
 
     def _watched(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """``method`` run as it is, and an error if it runs layers: the strategy would not see their gradients."""
+        """Return ``method`` with a check that it runs no layers: the strategy would not see their gradients."""
         original = self._original
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -254,7 +257,7 @@ class EngineModule(nn.Module):
     def __getattr__(self, name: str) -> Any:
         original = self.__dict__.get("_original")
         if original is None:
-            raise AttributeError(name)  # not there yet while this object is being copied
+            raise AttributeError(name)  # missing while this object is being copied
         value = getattr(original, name)
         if name in self._marked:
             return self._redirected(value)
@@ -271,7 +274,7 @@ class EngineModule(nn.Module):
     def __delattr__(self, name: str) -> None:
         delattr(self._original, name)
 
-    # ---- what a module may override, asked of the original -------------------------------------------------------
+    # ---- members that a module may override, read from the original ----------------------------------------------
 
     @property
     def training(self) -> bool:
@@ -281,7 +284,7 @@ class EngineModule(nn.Module):
 
     @training.setter
     def training(self, mode: bool) -> None:
-        """Nothing: nn.Module's constructor asks for it, and :meth:`train` says it to the original."""
+        """Ignored: nn.Module's constructor sets it, and :meth:`train` sets it on the original."""
 
     def train(self, mode: bool = True) -> EngineModule:
         self._forward_module.train(mode)
@@ -312,26 +315,26 @@ class EngineModule(nn.Module):
 
 
 class _FirstCall:
-    """Warns if the first forward pass of training calls the original module, past the wrapper; then it is gone."""
+    """Warns if the first forward pass of training bypasses the wrapper; it then removes itself."""
 
     def __init__(self) -> None:
         self._wrapper: int | None = None  # its id: a reference would be a cycle, which keeps models in memory
         self._handles: list[Any] = []
 
     def begin(self, wrapper: nn.Module, original: nn.Module) -> None:
-        """Look at the calls of both from here on."""
+        """Watch the calls of both from here on."""
         self._wrapper = id(wrapper)
         self._handles = [each.register_forward_pre_hook(self) for each in (wrapper, original)]
 
     def end(self) -> None:
-        """Look at nothing any more."""
+        """Stop watching."""
         while self._handles:
             self._handles.pop().remove()
         self._wrapper = None
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         if self._wrapper is None or not (torch.is_grad_enabled() and module.training):
-            return  # an evaluation of the bare module is right where no gradients are exchanged
+            return  # evaluating the bare module is correct, because no gradients are exchanged
         past = id(module) != self._wrapper
         self.end()
         if past:
@@ -343,20 +346,20 @@ class _FirstCall:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), ()  # a copy of the module is looked at no more
+        return type(self), ()  # a copy of the module is not watched
 
 
-# What nn.Module's constructor sets: the hooks on the wrapper are the wrapper's own.
+# Attributes that nn.Module's constructor sets: hooks on the wrapper are its own.
 _NN_MODULE_STATE = frozenset({*vars(nn.Module()), "training"})
 
 
 class EngineLoader:
-    """A loader whose batches arrive on the device, and whose samplers get the epoch at the start of each pass.
+    """A loader that yields batches on the device and sets the samplers' epoch at the start of each pass.
 
     Args:
         loader: a DataLoader, or any re-iterable object.
-        device: where batches go; ``None`` leaves them where they are.
-        mover: may provide, at the start of each pass, another function that moves batches.
+        device: the target of batches; ``None`` does not move them.
+        mover: may provide another function that moves batches, at the start of each pass.
     """
 
     def __init__(self, loader: Iterable[Any], device: torch.device | None, mover: Mover | None = None) -> None:
@@ -376,18 +379,21 @@ class EngineLoader:
             return (own(batch, device) for batch in batches)
         for first in batches:
             moved = move(first, device)
-            if was_there(first, moved):  # this loader's batches are on the device already: the others need no check
+            # this loader's batches are already on the device: skip the check for the others
+            if was_there(first, moved):
                 return itertools.chain((first,), batches)
             return itertools.chain((moved,), (move(batch, device) for batch in batches))
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how often it was begun, which samplers are told, and where a loader is that knows it."""
+        """Return the number of passes begun, which samplers get as the epoch, and the loader's own state if it has
+        one.
+        """
         own = getattr(self._loader, "state_dict", None)
         return {"passes": self._passes, "loader": own() if callable(own) else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore a result of :meth:`state_dict`."""
         passes = entry(state, "passes", COUNT)
         if (loader := state.get("loader")) is not None:
             self._loader.load_state_dict(loader)  # type: ignore[attr-defined]  # it has saved one
@@ -398,7 +404,7 @@ class EngineLoader:
 
     def __getattr__(self, name: str) -> Any:
         if name in ("_loader", "_device", "_mover", "_passes"):
-            raise AttributeError(name)  # not there yet while this object is being copied
+            raise AttributeError(name)  # missing while this object is being copied
         return getattr(self._loader, name)
 
     def __repr__(self) -> str:
@@ -406,10 +412,10 @@ class EngineLoader:
 
 
 def follow(optimizers: Sequence[Optimizer], before: Mapping[str, nn.Parameter], module: nn.Module) -> None:
-    """Let ``optimizers`` step the parameters that ``module`` has now in place of those it had ``before``.
+    """Replace the parameters ``before`` in ``optimizers`` with the present ones of ``module``.
 
-    Moving a module keeps its parameter objects on most devices. Where it makes new ones, an optimizer that was built
-    of the old ones would silently continue to update those.
+    Moving a module keeps its parameter objects on most devices. If the device creates new ones, an optimizer would
+    silently continue to update the old ones.
     """
     now = dict(module.named_parameters())
     replaced = {id(old): now[name] for name, old in before.items() if name in now and now[name] is not old}

@@ -1,4 +1,4 @@
-"""Save a fit that ends by an exception, with several ranks without an exchange between them."""
+"""Save a fit that ends with an exception; with several ranks, without communication."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from drivetrain.trainer.shown import saving
 
 
 def save_after_exception(trainer: Any, path: str, weights_only: bool = False) -> str:
-    """Save ``path`` when a fit ends by an exception; with several ranks without an exchange, which the dead would hang.
+    """Save ``path`` when a fit ends with an exception; with several ranks without collectives, which a dead rank would
+    block.
 
-    Each rank writes its part beside ``path``, under a name that follows from where it was. The rank that finds the
-    parts of all others there completes ``path``; until then, what was at ``path`` before stays.
+    Each rank writes its part beside ``path``, under a name derived from its position in the fit. The rank that finds
+    the parts of all others completes ``path``; until then, the previous file stays at ``path``.
 
     Args:
-        trainer: of the fit.
-        path: of the checkpoint, the same on all ranks.
+        trainer: the Trainer of the fit.
+        path: the path of the checkpoint, the same on all ranks.
         weights_only: leave out what only resuming needs.
 
     Returns:
@@ -48,12 +49,12 @@ def save_after_exception(trainer: Any, path: str, weights_only: bool = False) ->
             "The last rank completes it; if one of them is dead, the newest complete checkpoint stays."
         )
     if strategy.global_rank != 0 and (what == "shards" or not weights_only):
-        any_rank_info(f"Saved {path}, {how}.")  # the callbacks log what rank 0 has done
+        any_rank_info(f"Saved {path}, {how}.")  # the callbacks only log rank 0's save
     return f"Saved {path}, {how}."
 
 
 def _save_replica(trainer: Any, path: str, weights_only: bool) -> str:
-    """Save ``path`` as a file beside which each rank writes its part; return what is missing, "" if it is complete."""
+    """Save ``path`` as a file and each rank's part beside it; return a description of what is missing, or ""."""
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
     state = dump(trainer, weights_only)
     if weights_only:
@@ -71,7 +72,7 @@ def _save_replica(trainer: Any, path: str, weights_only: bool) -> str:
     wait_for(store, own)
     missing = next((each for each in (*parts, begun) if not store.exists(each)), "")
     if missing:
-        return "" if missing == own else missing  # its own was there: another rank has completed the checkpoint
+        return "" if missing == own else missing  # its own part was there: another rank has completed the checkpoint
     try:
         rank_files.finish(store, begun, path)
     except (FileNotFoundError, CheckpointError):
@@ -82,12 +83,12 @@ def _save_replica(trainer: Any, path: str, weights_only: bool) -> str:
 
 
 def _parts(strategy: Strategy, path: str, save_id: str) -> list[str]:
-    """Return the files of the ranks from 1 on."""
+    """Return the paths of the rank files, from rank 1 on."""
     return [f"{path}.{save_id}.rank{rank}" for rank in range(1, strategy.world_size)]
 
 
 def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
-    """Save ``path`` as a folder into which each rank writes its shards; return what is missing, as above."""
+    """Save ``path`` as a folder with each rank's shards; return a description of what is missing, or ""."""
     from drivetrain.strategies import sharded_files
 
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
@@ -106,7 +107,7 @@ def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
 
 
 def _place_of(trainer: Any, state: dict[str, Any]) -> str:
-    """Return eight digits that are the same on all ranks that are at the same place of this fit."""
+    """Return eight digits that are equal on all ranks at the same position of this fit."""
     place = state.get("loops", {}).get("drivetrain", {})
     counters = [place.get(name) for name in ("current_epoch", "batches_done", "global_step")]
     at = (trainer.current_run.kept.token, *counters)

@@ -1,4 +1,4 @@
-"""Callbacks in order, loggers, and checks that a module can do what is asked."""
+"""The order of callbacks, the loggers, and checks that a module supports the requested run."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ _POSITIONS = {"first": 0, "any": 1, "last": 2}
 
 
 def callbacks_of(settings: Settings, environment: ClusterEnvironment) -> list[Callback]:
-    """Return the callbacks that were passed and the default ones, in the order in which they run.
+    """Return the caller's callbacks and the default ones, in the order in which they run.
 
     Raises:
-        ConfigurationError: something passed is no callback, or contradicts an ``enable_...`` argument.
+        ConfigurationError: an item is not a callback, or contradicts an ``enable_...`` argument.
     """
     given = [] if settings.callbacks is None else settings.callbacks
     found = _checked_callbacks(given, "Trainer(callbacks=...) got")
@@ -93,7 +93,7 @@ def callbacks_of(settings: Settings, environment: ClusterEnvironment) -> list[Ca
 
 
 def _checked_callbacks(given: Any, start: str) -> list[Callback]:
-    """Return ``given`` as a list. ``start`` begins the message where something in it is no callback."""
+    """Return ``given`` as a list. ``start`` begins the error message for an item that is not a callback."""
     found = list(given) if isinstance(given, (list, tuple)) else [given]
     for callback in found:
         if not isinstance(callback, Callback):
@@ -106,7 +106,7 @@ def _checked_callbacks(given: Any, start: str) -> list[Callback]:
 
 
 def _cure(value: Any, package: str, cure: str) -> str:
-    """Return what to write instead of ``value``, if it is the name of one of the package's classes, or a class."""
+    """Return what to write instead of ``value``, if it is a class or the name of one of the package's classes."""
     if isinstance(value, type):
         return f"Write {value.__name__}(...)."
     if isinstance(value, str):
@@ -131,10 +131,10 @@ def _timer(settings: Settings, given: Sequence[Callback]) -> Callback:
 
 
 def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
-    """Tuners first, checkpoints last, the rest as listed between them.
+    """Return the callbacks with tuners first, checkpoints last, and the others between them in their given order.
 
     Raises:
-        ConfigurationError: one is listed twice, or two would keep their state under the same name.
+        ConfigurationError: a callback occurs twice, or two would save their state under the same name.
     """
     found = sorted(callbacks, key=lambda callback: _POSITIONS[callback.position])
     stateful: dict[str, Callback] = {}
@@ -155,7 +155,7 @@ def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
 
 
 def with_module_callbacks(callbacks: Sequence[Callback], module: LightningModule) -> list[Callback]:
-    """Return ``callbacks`` with those that the module configures; each of these replaces the ones of its own class."""
+    """Return ``callbacks`` with those that the module configures; each of these replaces the callbacks of its class."""
     own = _checked_callbacks(
         module.configure_callbacks() or [], f"{type(module).__name__}.configure_callbacks returned"
     )
@@ -164,10 +164,10 @@ def with_module_callbacks(callbacks: Sequence[Callback], module: LightningModule
 
 
 def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
-    """Return the loggers that were passed, or the plan's default one.
+    """Return the caller's loggers, or the plan's default one.
 
     Raises:
-        ConfigurationError: something passed is no logger.
+        ConfigurationError: an item is not a logger.
     """
     given: Any = settings.logger
     by_default = given is None or isinstance(given, bool)
@@ -195,7 +195,7 @@ def _logger_named(name: str, root_dir: str) -> Any:
 
 
 def profiler_of(settings: Settings) -> Any:
-    """Return the profiler that was passed, or ``None``."""
+    """Return the profiler for the Trainer's argument, or ``None``."""
     return None if settings.profiler is None else load("drivetrain.trainer.profiling:profiler_of")(settings.profiler)
 
 
@@ -241,10 +241,10 @@ _STEPS = {
 
 
 def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodule: Any) -> None:
-    """Whether each thing that an entry point was given is in its place and of its kind.
+    """Check the types of an entry point's arguments.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: an argument has a wrong type, or was passed in the wrong place.
     """
     call = f"trainer.{fn.value}"
     if not isinstance(model, LightningModule):
@@ -278,7 +278,7 @@ def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodul
 
 
 def _is_data(thing: Any) -> bool:
-    """Return whether ``thing`` is a loader, several, a dataset or a data module."""
+    """Return whether ``thing`` is a loader, several loaders, a dataset or a datamodule."""
     if isinstance(thing, (str, bytes, type, torch.nn.Module)):
         return False
     return isinstance(thing, LightningDataModule) or hasattr(thing, "__iter__") or hasattr(thing, "__getitem__")
@@ -288,8 +288,8 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     """Check that ``module`` has the methods that ``fn`` needs, before anything is built.
 
     Raises:
-        ConfigurationError: it lacks a step or its optimizers, a step cannot be called, or it optimizes by hand what
-            the Trainer's arguments would do.
+        ConfigurationError: it lacks a step or its optimizers, a step cannot be called, or it uses manual optimization
+            for something that the Trainer's arguments would do.
     """
     name = type(module).__name__
     if "_book" not in module.__dict__:
@@ -299,7 +299,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
             continue
         if removed == "configure_sharded_model" and serves_former_hook(module):
             continue
-        if takes(getattr(module, removed, None), arguments):  # else it is the user's own, by the same name
+        if takes(getattr(module, removed, None), arguments):  # otherwise it is the user's own method of the same name
             raise HookError(
                 f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
                 "steps' outputs on self if you need them."
@@ -338,7 +338,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
 
 
 def _check_step(name: str, method: str, step: Any, further: Container[str]) -> None:
-    """Check that ``step`` takes the arguments with which the loop calls it, and no others but ``further``."""
+    """Check that ``step`` accepts the loop's arguments, and requires no others except ``further``."""
     index = "" if method == "training_step" else ", dataloader_idx=0"
     cure = f"Write def {method}(self, batch, batch_idx{index})."
     if not callable(step):
@@ -365,21 +365,22 @@ def _check_step(name: str, method: str, step: Any, further: Container[str]) -> N
 def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) -> None:
     """Check the hooks that module, datamodule and callbacks override; warn of names that are nearly those of hooks.
 
-    Callbacks may have the hooks ``called``, which the strategy calls.
+    Callbacks may also define the hooks ``called``, which the strategy calls.
 
     Raises:
-        ConfigurationError: a hook is no method, or does not take the arguments it will be given.
+        ConfigurationError: a hook is not a method, or does not accept its arguments.
     """
     for party in parties:
         base = next((b for b in (LightningModule, LightningDataModule, Callback) if isinstance(party, b)), None)
-        if base is None or type(party).__module__.startswith("drivetrain."):  # ours are tested, and looking costs time
+        # drivetrain's own classes are tested, and the check takes time
+        if base is None or type(party).__module__.startswith("drivetrain."):
             continue
         name = type(party).__name__
         hooks = {name for name in dir(base) if not name.startswith("_") and callable(getattr(base, name))}
         if base is LightningModule:
             hooks -= set(dir(torch.nn.Module))
         for hook in sorted(hooks):
-            own = getattr(type(party), hook)  # a property may not be able to answer yet
+            own = getattr(type(party), hook)  # on the class: a property may not work yet
             if _CALLED_BY_THE_LOOPS.fullmatch(hook) and (isinstance(own, property) or overrides(party, hook, base)):
                 _check_hook(name, hook, own if isinstance(own, property) else getattr(party, hook), getattr(base, hook))
         told = {*_RENAMED, *(_GONE_FROM_CALLBACKS if base is Callback else ())}
@@ -435,10 +436,10 @@ def _check_hook(name: str, hook: str, method: Any, contract: Any) -> None:
 
 
 def log_hyperparameters(trainer: Trainer) -> None:
-    """Give what module and datamodule saved of their hyperparameters to the loggers.
+    """Pass the saved hyperparameters of module and datamodule to the loggers.
 
     Raises:
-        ConfigurationError: both have one of the same name, with different values.
+        ConfigurationError: both have a hyperparameter of the same name, with different values.
     """
     if not trainer.loggers or not trainer.is_global_zero:
         return
@@ -446,7 +447,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
     for party in (trainer.datamodule, trainer.lightning_module):
         if party is None or not party._log_hyperparams or not trainer.settings.enable_autolog_hparams:
             continue
-        internal = ("_class_path", "_instantiator")  # of LightningCLI, for load_from_checkpoint
+        internal = ("_class_path", "_instantiator")  # keys of LightningCLI, for load_from_checkpoint
         own = {name: value for name, value in party.hparams_initial.items() if name not in internal}
         for name in set(own) & set(params):
             if not _same(own[name], params[name]):
@@ -458,7 +459,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
     from drivetrain.base.configs import without_configs
     from drivetrain.trainer.telling import tell
 
-    if params:  # plain data in the place of configurations, because reading a value that is missing there raises
+    if params:  # plain data instead of configurations, because reading a missing value in those raises
         tell(trainer, "log_hyperparams", without_configs(params), begins=True)
     tell(trainer, "log_graph", trainer.lightning_module, begins=True)
     tell(trainer, "save", begins=True)
@@ -467,15 +468,16 @@ def log_hyperparameters(trainer: Trainer) -> None:
 def _same(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except (ValueError, RuntimeError):  # arrays and tensors compare to arrays
+    except (ValueError, RuntimeError):  # comparing arrays or tensors gives an array
         return one is other
 
 
 def check_loaders(module: LightningModule, loaders: Loaders, fn: TrainerFn, validates: bool) -> None:
-    """Check that the loaders which ``fn`` needs exist, and, if a fit ``validates``, that steps and loaders match.
+    """Check that the loaders for ``fn`` exist, and, if a fit ``validates``, that there is a step for each loader and
+    vice versa.
 
     Raises:
-        ConfigurationError: the loader of ``fn`` itself is missing.
+        ConfigurationError: the loader for ``fn`` itself is missing.
     """
     if not loaders.available(fn.value):
         hook = LOADER_HOOKS[fn.value]

@@ -1,4 +1,4 @@
-"""States of callbacks that a run restores from its checkpoint."""
+"""Restore callbacks' states from a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from drivetrain.base.restoring import naming, restoring
 
 
 def restore(trainer: Any, states: dict[str, Any]) -> None:
-    """Call ``load_state_dict`` of the callbacks of a fit that resumes."""
+    """Call ``load_state_dict`` of the callbacks when a fit resumes."""
     known: set[str] = set()
     for callback in trainer.callbacks:
-        by_class = type(callback).__qualname__  # as files of Lightning 1.4 and before name them
+        by_class = type(callback).__qualname__  # the key in files of Lightning 1.4 and earlier
         key = callback.state_key if callback.state_key in states else by_class
         known |= {callback.state_key, by_class}
         if key in states:
@@ -26,10 +26,10 @@ def restore(trainer: Any, states: dict[str, Any]) -> None:
 
 
 def restore_outside_of_fit(trainer: Any, checkpoint: dict[str, Any]) -> None:
-    """Call ``on_load_checkpoint`` and ``load_state_dict`` of the program's callbacks, as before a fit that resumes.
+    """Call ``on_load_checkpoint`` and ``load_state_dict`` of the user's callbacks, as in a fit that resumes.
 
-    A callback that keeps averaged weights, for example, needs them for a test. What the methods of drivetrain's own
-    callbacks would restore is about a fit: counters, and the files that it has written.
+    For example, a callback that keeps averaged weights needs them for a test. Drivetrain's own callbacks are skipped,
+    because they only restore the state of a fit: counters, and the files that it has written.
     """
     for callback in trainer.callbacks:
         if _is_of_program(callback, "on_load_checkpoint"):

@@ -1,4 +1,4 @@
-"""What a checkpoint contains, and how a run restores it."""
+"""The contents of a checkpoint, and how a run restores them."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ from drivetrain.module.loading import (
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
 
-# Tools of the field look for this key to know the layout of the others.
+# Other tools read this key to determine the layout.
 _LAYOUT_VERSION = "2.6.0"
 
 
 def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) -> str | None:
-    """The file that ``ckpt_path`` means, before anything is built.
+    """Return the file for ``ckpt_path``, before anything is built.
 
     Args:
-        trainer: whose callbacks know "best" and "last".
+        trainer: its callbacks provide "best" and "last".
         ckpt_path: a path; "best"; "last": the newest complete one of this program, see last.py; "hpc": the highest
-            ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``; ``None``: none, but for a fit in a job that was put back into
-            the queue, "hpc" if there is one.
-        fitting: a fit begins from the start where "last" names none; anything else cannot do without.
+            ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``; ``None``: none, but for a fit in a requeued job "hpc" if
+            there is one.
+        fitting: if "last" finds no file, a fit starts from the beginning, and any other entry point raises.
 
     Raises:
-        CheckpointError: there is no such file.
-        ConfigurationError: it is no path at all.
+        CheckpointError: the file does not exist.
+        ConfigurationError: it is not a path.
     """
     requeued = None
     if fitting and ckpt_path in (None, "last"):
@@ -112,7 +112,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
 
 
 def numbered(folder: str | Path, store: CheckpointIO) -> dict[int, str]:
-    """The checkpoints that jobs have left in ``folder`` when they went back into the queue, by number."""
+    """Return the checkpoints in ``folder`` that requeued jobs have left, by number."""
     found = {}
     for path in store.find(folder, "hpc_ckpt_*.ckpt"):
         number = PurePath(path).stem.removeprefix("hpc_ckpt_")
@@ -122,17 +122,17 @@ def numbered(folder: str | Path, store: CheckpointIO) -> dict[int, str]:
 
 
 def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = False) -> dict[str, Any]:
-    """The state of the run as plain data and tensors; every rank must call it.
+    """Return the state of the run as plain data and tensors; every rank must call it.
 
     Args:
         trainer: the run.
         weights_only: leave out optimizers, schedulers, callbacks, loops and random states.
-        allow_pickle: keep every object as it is; what is no plain data then loads only with ``weights_only=False``.
-            ``parity.current().pickle`` makes it the default.
+        allow_pickle: keep every object unchanged; values that are not plain data then need ``weights_only=False`` to
+            load. ``parity.current().pickle`` makes it the default.
 
     Raises:
-        CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` put in what cannot be stored, or a fit is
-            still being set up.
+        CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` has added a value that cannot be stored,
+            or a fit is still being set up.
     """
     import drivetrain
     from drivetrain.trainer import weights
@@ -187,11 +187,11 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
 
 
 def _check_set_up(trainer: Trainer) -> None:
-    """Check that the fit that runs has all that a checkpoint must hold.
+    """Check that the running fit has everything that a checkpoint must contain.
 
     Raises:
-        CheckpointError: its optimizers are not made, or what it resumes from is not restored. Nothing could resume from
-            such a file.
+        CheckpointError: its optimizers are not created, or the checkpoint from which it resumes is not restored. Such a
+            file could not be resumed.
     """
     progress, run = trainer.progress, trainer.current_run
     if progress.fn != "fit" or progress.status not in (TrainerStatus.RUNNING, TrainerStatus.INTERRUPTED):
@@ -209,9 +209,11 @@ def _check_set_up(trainer: Trainer) -> None:
 
 
 def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Where the loop is. After an exception that is where its window began, and ``checkpoint`` is set back to there."""
+    """Return the state of the loop. After an exception it is the state at the start of the window, and ``checkpoint``
+    is set back to that point.
+    """
     run = trainer.current_run
-    if run is None and (ranks := trainer.ranks_of_job):  # as many processes as it ran in can resume it
+    if run is None and (ranks := trainer.ranks_of_job):  # a job with the same number of processes can resume it
         return {"loops": {"drivetrain": ranks[0]["loops"]}, "ranks": ranks, "rng": ranks[0]["rng"]}
     if run is None or trainer.progress.fn != "fit":
         loops = {"drivetrain": {**trainer.progress.state_dict(), **Window().place()}}
@@ -227,16 +229,16 @@ def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
-    """Try now what a checkpoint will have to hold later: callbacks, datamodule and hyperparameters; nothing is written.
+    """Check now whether later checkpoints can store callbacks, datamodule and hyperparameters; nothing is written.
 
-    Warnings about hyperparameters that come now are not repeated when a checkpoint is saved.
+    Warnings about hyperparameters are not repeated when a checkpoint is saved.
 
     Args:
-        trainer: with its module and its datamodule.
-        weights_only: as for the checkpoints to come: the callbacks are not in them.
+        trainer: a Trainer with its module and its datamodule.
+        weights_only: the later checkpoints do not contain callbacks.
 
     Raises:
-        CheckpointError: a state cannot be stored; the message names its path.
+        CheckpointError: a state cannot be stored; the message names its path in the checkpoint.
     """
     from drivetrain.checkpoints.plain import encode
 
@@ -250,17 +252,17 @@ def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
 
 
 def check_at_start(trainer: Trainer) -> None:
-    """:func:`check_storable` for a fit that begins: an error if a callback will save, else a warning.
+    """Call :func:`check_storable` at the start of a fit: raise an error if a callback will save, otherwise warn.
 
     Raises:
-        CheckpointError: a state cannot be stored, and a callback will try.
+        CheckpointError: a state cannot be stored, and a callback will save it.
     """
     savers = trainer.checkpoint_callbacks
     refused = trainer.strategy.facts.refuses.get("save_trainable_only")
     if refused and trainer.settings.save_trainable_only:
         raise ConfigurationError(f"Trainer(save_trainable_only=True) {refused} Or leave save_trainable_only out.")
     if parity.current().pickle:
-        return  # anything can be stored
+        return  # any value can be stored
     try:
         check_storable(trainer, bool(savers) and all(getattr(saver, "save_weights_only", False) for saver in savers))
     except CheckpointError as error:
@@ -270,7 +272,7 @@ def check_at_start(trainer: Trainer) -> None:
 
 
 def _state_now(owner: Any) -> Any:
-    """Its state; ``None`` where it has none before training, which may be a fault and may be not."""
+    """Return its state; ``None`` if reading it raises before training, which may be legitimate."""
     try:
         return owner.state_dict()
     except Exception:
@@ -278,10 +280,11 @@ def _state_now(owner: Any) -> Any:
 
 
 def decode_checkpoint(checkpoint: Any) -> dict[str, Any]:
-    """What a store returned, with every value as :func:`dump` found it. A run has no use for the hyperparameters.
+    """Return a store's result with every value as :func:`dump` received it. The hyperparameters are left out, because a
+    run does not use them.
 
     Raises:
-        CheckpointError: it is no checkpoint, damaged, or written by a newer version.
+        CheckpointError: it is not a checkpoint, is damaged, or was written by a newer version.
     """
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(
@@ -291,10 +294,11 @@ def decode_checkpoint(checkpoint: Any) -> dict[str, Any]:
 
 
 def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """``checkpoint`` as data that loads without running code; hyperparameters that are none become descriptions.
+    """Return ``checkpoint`` as data that loads without running code; other hyperparameters are replaced by
+    descriptions.
 
     Raises:
-        CheckpointError: something else in it cannot be stored; the message names its path.
+        CheckpointError: another entry cannot be stored; the message names its path.
     """
     from drivetrain.checkpoints.plain import encode
 
@@ -308,11 +312,11 @@ def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, An
 
 
 def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
-    """The checkpoint at ``path``, in this version's layout and with its values as they were before they were stored."""
+    """Return the checkpoint at ``path``, converted to this version's layout and to its original values."""
     resuming = trainer.progress.fn == "fit"
     with naming(path):
         read = trainer.strategy.load_checkpoint(path, weights_only)
-        with restoring("'loops'"):  # earlier layouts have them too, or ``None``
+        with restoring("'loops'"):  # in earlier layouts the entry may be ``None``
             expect({} if read.get("loops") is None else read["loops"], Mapping)
         with restoring("the layout"):
             read = in_our_layout(read, resuming)
@@ -322,7 +326,7 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
 
 
 def load_own_part(trainer: Trainer, checkpoint: dict[str, Any], path: str, weights_only: bool | None) -> None:
-    """Add to ``checkpoint``, which was read from ``path``, what this rank has written beside it, for a fit."""
+    """Add this rank's own file to ``checkpoint``, which was read from ``path``, for a fit."""
     if trainer.progress.fn != "fit" or "rank_files" not in checkpoint:
         return
     from drivetrain.trainer import rank_parts
@@ -340,10 +344,10 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 
 
 def check_layout(checkpoint: Mapping[str, Any]) -> None:
-    """Whether the entries of a checkpoint are of the kinds that the Trainer writes.
+    """Check the types of a checkpoint's entries.
 
     Raises:
-        CheckpointError: one is of another kind; the message names it.
+        CheckpointError: an entry has another type; the message names it.
     """
     for key, kinds in _KINDS.items():
         if key in checkpoint:
@@ -352,7 +356,7 @@ def check_layout(checkpoint: Mapping[str, Any]) -> None:
 
 
 def expect_states(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """The states of the callbacks.
+    """Return the states of the callbacks.
 
     Raises:
         CheckpointError: this package wrote the checkpoint, and they are missing.
@@ -364,12 +368,12 @@ def expect_states(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -> None:
-    """Restore module, datamodule and callbacks; the optimizers do not exist yet.
+    """Restore module, datamodule and callbacks, before the optimizers exist.
 
-    The states of drivetrain's own callbacks are about a fit, so that an evaluation leaves them out.
+    An evaluation skips the states of drivetrain's own callbacks, which describe a fit.
 
     Raises:
-        CheckpointError: the checkpoint lacks the weights, or they do not fit the module.
+        CheckpointError: the checkpoint has no weights, or they do not fit the module.
     """
     from drivetrain.trainer import callback_states, weights
 
@@ -390,7 +394,7 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
 
 
 def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """:func:`_restore_training`, whose errors name the file."""
+    """Call :func:`_restore_training`, with the file's name in its errors."""
     with naming(trainer.ckpt_path):
         _restore_training(trainer, checkpoint)
 
@@ -433,7 +437,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
             f"Trainer(max_epochs={trainer.limits.max_epochs:.0f}) is less. Raise max_epochs."
         )
     run = trainer.current_run
-    assert run is not None  # it is being set up
+    assert run is not None  # the run is being set up
     run.window.restore_place(saved)
     own = _of_this_rank(trainer, checkpoint, 0 if progress.epoch_ending else progress.batches_done)
     if own.get("rng") is None and "drivetrain_version" in checkpoint:
@@ -450,10 +454,10 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 
 
 def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done: int) -> Mapping[str, Any]:
-    """Where this rank was: its random state, its position in the data, its gradients.
+    """Return the state of this rank: its random state, its position in the data, its gradients.
 
     Raises:
-        CheckpointError: an epoch or a window was under way, on another number of processes.
+        CheckpointError: it was saved inside an epoch or a window, with another number of processes.
     """
     ranks = checkpoint.get("ranks", [checkpoint])
     if len(ranks) == trainer.world_size:
@@ -461,7 +465,7 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
             own: Mapping[str, Any] = expect(ranks[trainer.global_rank], {"rng?": (Mapping, None), "restart?": Mapping})
         return own
     shared = expect({**ranks[0], **checkpoint}.get("restart", {}), Mapping, "['restart']")
-    if "window" in shared and not batches_done:  # by hand it may reach over an epoch's end
+    if "window" in shared and not batches_done:  # in manual optimization a window may span an epoch's end
         raise CheckpointError(
             f"The checkpoint was saved by {len(ranks)} processes inside a window, whose gradients each of them keeps, "
             f"and there are {trainer.world_size}. Resume with as many, or from a checkpoint that was saved right after "
@@ -479,5 +483,5 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
         from drivetrain.strategies import rank_files
 
         rank_zero_warn(rank_files.of_other_ranks(trainer.strategy, len(ranks)))
-    kept = ("loaders", "callback_metrics")  # which ranks have agreed on
+    kept = ("loaders", "callback_metrics")  # all ranks have the same
     return {"rng": checkpoint.get("rng"), "restart": {key: shared[key] for key in kept if key in shared}}

@@ -1,4 +1,4 @@
-"""What the ranks compare when a run begins: settings, versions, seeds, the model, and in a fit the optimizers."""
+"""The ranks compare settings, versions, seeds and the model when a run begins, and in a fit the optimizers."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ def compare_start(
     datamodule: Any,
     resumes: bool,
 ) -> Agreement:
-    """Compare what the ranks were given for this run, before they exchange anything else.
+    """Compare the ranks' arguments for this run, before any other collective.
 
     Args:
-        trainer: the Trainer, which has the model.
+        trainer: the Trainer, with its model.
         fn: the method that was called.
-        passed: loaders by stage, as they were passed.
-        loaders: of the run.
+        passed: the caller's loaders, by stage.
+        loaders: the loaders of the run.
         datamodule: the user's, or ``None``.
-        resumes: the run begins from a checkpoint.
+        resumes: whether the run begins from a checkpoint.
 
     Raises:
-        ConfigurationError: on all ranks, where it is not the same.
+        ConfigurationError: on all ranks, if they differ.
     """
     strategy = trainer.strategy
     changes = _may_change(trainer, datamodule)
@@ -92,19 +92,19 @@ def compare_start(
 
 
 def compare_model(trainer: Any) -> None:
-    """Compare the models, if those of some ranks may have changed since the run began.
+    """Compare the models, if some ranks' models may have changed since the run began.
 
     Raises:
-        ConfigurationError: on all ranks, where they are not the same.
+        ConfigurationError: on all ranks, if they differ.
     """
     compare(trainer.strategy.world, trainer.strategy.data, Facts(model=of_module(trainer.lightning_module)))
 
 
 def compare_optimizers(trainer: Any) -> None:
-    """Compare the optimizers and schedulers of a fit, which a strategy makes in its set-up at the earliest.
+    """Compare the optimizers and schedulers of a fit, after the strategy's set-up, which may create them.
 
     Raises:
-        ConfigurationError: on all ranks, where they are not the same.
+        ConfigurationError: on all ranks, if they differ.
     """
     strategy = trainer.strategy
     made = of_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
@@ -112,19 +112,19 @@ def compare_optimizers(trainer: Any) -> None:
 
 
 def _settings(trainer: Any) -> dict[str, str]:
-    """Return the settings that must be the same, as they are now: a limit may have been changed since."""
+    """Return the current settings that must be equal; a limit may have changed since the constructor."""
     names = [each.name for each in dataclasses.fields(Settings) if each.name not in MAY_DIFFER]
     return {name: text_of(getattr(trainer if hasattr(LimitsView, name) else trainer.settings, name)) for name in names}
 
 
 def _callbacks(trainer: Any) -> dict[str, str]:
-    """Return how many callbacks of each key every rank needs, in their order."""
+    """Return the number of callbacks per key that every rank needs, in their order."""
     counts = Counter(f"callback {callback.state_key}" for callback in trainer.callbacks if callback.needs_every_rank)
     return {name: str(count) for name, count in counts.items()}
 
 
 def _may_change(trainer: Any, datamodule: Any) -> bool:
-    """Return whether a hook that runs before the model is set up may change its parameters."""
+    """Return whether a hook may change the model's parameters before the model is set up."""
     module = trainer.lightning_module
     return defined_by_user(module, "configure_model") or any(
         defined_by_user(party, "setup") for party in (module, datamodule, *trainer.callbacks) if party is not None
@@ -132,7 +132,7 @@ def _may_change(trainer: Any, datamodule: Any) -> bool:
 
 
 def _loaders(passed: Any, loaders: Loaders, stage: str) -> str:
-    """Return where the loaders of ``stage`` come from, and how many were passed."""
+    """Return the source of the loaders of ``stage``, and how many were passed."""
     if passed is None:
         return "from a hook" if loaders.available(stage) else "none"
     return f"{len(passed)} passed" if isinstance(passed, (list, tuple)) else "1 passed"

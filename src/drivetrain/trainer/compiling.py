@@ -1,4 +1,6 @@
-"""``Trainer(compile=...)`` and ``fit(torch.compile(model))``: what of a model runs compiled, and what cannot be."""
+"""``Trainer(compile=...)`` and ``fit(torch.compile(model))``: which parts of a model are compiled, and which cannot
+be.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,22 @@ from drivetrain.module.optimizers import LightningOptimizer
 
 @dataclass
 class _Compiled:
-    """What a Trainer has compiled of a model: with which options, by which context, and which modules."""
+    """The compiled parts of a model: the options, the context that compiles, and the modules."""
 
     options: CompileOptions
     context: Any
     modules: list[nn.Module]
 
 
-_COMPILED: WeakKeyDictionary[nn.Module, _Compiled] = WeakKeyDictionary()  # by model; it stays compiled after a run
+_COMPILED: WeakKeyDictionary[nn.Module, _Compiled] = WeakKeyDictionary()  # by model; models stay compiled after a run
 
 
 def check(trainer: Any, model: Any, compiled_by: Any) -> Any:
-    """Check that this Trainer can compile ``model``; return the context of what the user has compiled, or ``None``.
+    """Check that this Trainer can compile ``model``; return the context of a model that the user has compiled, or
+    ``None``.
 
     Raises:
-        ConfigurationError: the strategy or this machine cannot, or the model is compiled already.
+        ConfigurationError: the strategy or this machine cannot, or the model is already compiled.
     """
     own = _COMPILED.get(model)
     if own is not None and compiled_by is own.context:
@@ -67,7 +70,7 @@ def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -
     if options.backend != "inductor":
         return
     missing = ""
-    if device == HOST:  # torch's own error names what is missing on other devices
+    if device == HOST:  # on other devices torch's own error names what is missing
         from torch._inductor import cpp_builder, exc
 
         try:
@@ -85,16 +88,16 @@ def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -
 
 
 def compile_whole(trainer: Any, job: Any) -> None:
-    """Compile the model in place, if it is to be compiled as a whole; called in each process, before set-up."""
+    """Compile the complete model in place, if the settings ask for it; called in each process, before set-up."""
     options, context, model = CompileOptions.of(trainer.settings.compile), job.compiled_by, job.model
-    # loaded in this way, because that module knows the Trainer
+    # loaded by name, because that module imports the Trainer
     keep_out_of_graphs(load("drivetrain.module.module:LightningModule"), LightningOptimizer)
     if options is not None:
         _forget_others(model, options)
         if options.blocks is not None:
-            return  # its layers may only be made in configure_model
+            return  # its layers may be created later, in configure_model
         context = _context(model, options)
-    compile_in_place(model, context)  # again, in a process that was started
+    compile_in_place(model, context)  # again in a started process
     if context.fullgraph:
         rank_zero_info(
             f"torch.compile(fullgraph=True): calls of {type(model).__name__} run compiled, and its steps as they "
@@ -109,10 +112,10 @@ def compile_whole(trainer: Any, job: Any) -> None:
 
 
 def compile_blocks(trainer: Any) -> None:
-    """Compile the layers that ``Trainer(compile=...)`` selects, if it selects any; the model is set up.
+    """Compile the layers that ``Trainer(compile=...)`` selects, if any, after the model is set up.
 
     Raises:
-        ConfigurationError: it selects none.
+        ConfigurationError: it selects no layer.
     """
     from drivetrain.strategies import fsdp_blocks
 
@@ -142,7 +145,9 @@ def compile_blocks(trainer: Any) -> None:
 
 
 def _context(model: nn.Module, options: CompileOptions) -> Any:
-    """Return what compiles; that of an earlier run of the same model, so that nothing is compiled again."""
+    """Return the context that compiles; an earlier run's context for the same model is reused, with its compiled
+    code.
+    """
     known = _COMPILED.get(model)
     if known is None:
         wrapper: Any = torch.compile(nn.Identity(), **options.arguments)
@@ -151,7 +156,7 @@ def _context(model: nn.Module, options: CompileOptions) -> Any:
 
 
 def _forget_others(model: nn.Module, options: CompileOptions) -> None:
-    """Undo what a Trainer with other options has compiled of this model."""
+    """Undo the compilation of this model by a Trainer with other options."""
     known = _COMPILED.get(model)
     if known is not None and known.options != options:
         for module in known.modules:

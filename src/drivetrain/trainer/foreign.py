@@ -1,4 +1,4 @@
-"""Arguments that are objects of another API: each says by ``as_settings()`` which arguments of the Trainer it means."""
+"""Arguments that are objects of another API: their method ``as_settings()`` returns arguments of the Trainer."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _LISTS = ("plugins", "callbacks")
 
 
 def is_foreign(value: Any) -> bool:
-    """Whether ``value`` is an object, and no class, that has ``as_settings()``."""
+    """Whether ``value`` is an object, not a class, with a method ``as_settings()``."""
     return not isinstance(value, type) and callable(getattr(value, "as_settings", None))
 
 
 def translated(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Trainer's arguments with each foreign object replaced by the arguments that it stands for.
+    """Return the Trainer's arguments with each foreign object replaced by the result of its ``as_settings()``.
 
     Such an object may be passed as ``accelerator=``, as ``strategy=``, or in ``plugins=``. Its ``as_settings()``
     returns a dictionary of arguments of the Trainer. Items of ``plugins`` and ``callbacks`` are added to those that
     were passed; any other argument may be given only once.
 
     Raises:
-        ConfigurationError: the object and the program both give an argument, with different values.
+        ConfigurationError: the object and the program set the same argument to different values.
     """
     arguments = dict(given)
     for name in _MAY_BE_FOREIGN:

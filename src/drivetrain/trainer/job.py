@@ -1,4 +1,4 @@
-"""Run a job in processes of its own: what they get, and what returns to the launching process."""
+"""Run a job in separate processes: what is sent to them, and what they return to the launching process."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Job:
     """One call of ``fit``, ``validate``, ``test`` or ``predict``.
 
     Attributes:
-        fn: which.
+        fn: the entry point.
         model: the user's module.
-        passed: loaders by stage, as they were passed.
+        passed: the caller's loaders, by stage.
         datamodule: the user's datamodule.
-        ckpt_path: the file to begin from.
-        weights_only: how it is read.
-        compiled_by: the context of the model that torch.compile returned, if it was passed; it is not pickled with it.
-        checked: the launching process has checked the combination already.
+        ckpt_path: the checkpoint from which to begin.
+        weights_only: how to read it.
+        compiled_by: the context of ``torch.compile``, if a compiled model was passed; it is not pickled with the job.
+        checked: whether the launching process has already checked the arguments.
     """
 
     fn: TrainerFn
@@ -53,19 +53,20 @@ class Job:
 
 @dataclass
 class Outcome:
-    """What returns to the launching process, so that it can continue, save, or fit again as if it had trained.
+    """Results for the launching process, so that it can continue, save, or fit again as if it had trained itself.
 
-    Weights, optimizers, schedulers, counters, metrics, results, the random state of rank 0, and the states of callbacks
-    and datamodule come back. Other attributes that user code sets on its objects stay in the process that set them.
+    It contains weights, optimizers, schedulers, counters, metrics, results, the random state of rank 0, and the states
+    of callbacks and datamodule. Other attributes that user code sets on its objects stay in the process that set them.
 
     Attributes:
-        results: what the entry point returns.
-        parameters: of the module, by name: those that ``optimizers`` step.
-        buffers: also those that no state dict holds.
+        results: the result of the entry point.
+        parameters: the module's parameters by name: those of ``optimizers``.
+        buffers: all buffers, including non-persistent ones.
         weights: the module's state dict.
-        schedulers: one that cannot be pickled, because of a lambda for example, is its :class:`Remains`.
-        callbacks: each one's key and state, in their order.
-        ranks: of a fit that has ended inside an epoch, what each rank needs to resume it.
+        schedulers: a scheduler that cannot be pickled, for example because of a lambda, is replaced by its
+            :class:`Remains`.
+        callbacks: the key and state of each callback, in order.
+        ranks: if a fit has ended inside an epoch, each rank's state for resuming it.
     """
 
     results: list[Any]
@@ -84,7 +85,7 @@ class Outcome:
 
     @classmethod
     def of(cls, trainer: Trainer, results: list[Any]) -> Outcome:
-        """Return what is left of the run that ``trainer`` has just ended; every rank must call it."""
+        """Return the results of the run that ``trainer`` has just ended; every rank must call it."""
         from drivetrain.strategies.sharded_state import whole_parameters, whole_state
         from drivetrain.trainer.rank_parts import inside_an_epoch
 
@@ -112,7 +113,8 @@ class Outcome:
             callbacks=[(callback.state_key, whole_state(callback.state_dict())) for callback in trainer.callbacks],
             datamodule={} if trainer.datamodule is None else trainer.datamodule.state_dict(),
             precision=whole_state(strategy.precision_plugin.state_dict(module, strategy.optimizers)),
-            rng={name: state for name, state in rng_state().items() if name != "device"},  # which is not used here
+            # the launching process does not use the device
+            rng={name: state for name, state in rng_state().items() if name != "device"},
             ranks=ranks,
         )
 
@@ -125,8 +127,8 @@ class Outcome:
                 module.configure_model()
             self._fill(module)
             follow(self.optimizers, self.parameters, module)
-        set_rng_state(self.rng)  # the next run draws on, as it does where one process does both
-        if self.progress.fn is TrainerFn.FITTING:  # the others have none, and change none
+        set_rng_state(self.rng)  # the next run continues the random sequence, as if one process had done both
+        if self.progress.fn is TrainerFn.FITTING:  # other entry points have none, and change none
             trainer.engine.bind_optimizers(self.optimizers, self.schedulers)
         strategy.precision_plugin.load_state_dict(self.precision, module, strategy.optimizers)
         trainer.progress.take_over(self.progress)
@@ -143,16 +145,16 @@ class Outcome:
             trainer.datamodule.load_state_dict(self.datamodule)
 
     def _missing_in(self, module: nn.Module) -> bool:
-        """Return whether ``module`` is without something that was trained, or has it in another shape."""
+        """Return whether ``module`` lacks a trained parameter or buffer, or has it with another shape."""
         there: dict[str, torch.Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         trained = {**self.parameters, **self.buffers}
         return any(name not in there or there[name].shape != value.shape for name, value in trained.items())
 
     def _fill(self, module: nn.Module) -> None:
-        """Copy the values; a state dict, which user code may have made smaller, only where they do not fit as they are.
+        """Copy the values by name; load the state dict, which user code may have reduced, only if they do not fit.
 
         Raises:
-            CheckpointError: that does not fit either.
+            CheckpointError: the state dict does not fit either.
         """
         if self._missing_in(module) or any(name.endswith("_extra_state") for name in self.weights):
             try:
@@ -170,25 +172,25 @@ class Outcome:
 
 
 def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> list[Any]:
-    """Start processes that run ``job``, restore what they return into ``trainer``, and return the results.
+    """Start processes that run ``job``, restore their results into ``trainer``, and return the entry point's result.
 
     Args:
-        trainer: of this process.
-        job: what is to be done.
-        attach: makes the trainer ready for it, with all checks that need no device.
+        trainer: the Trainer of this process.
+        job: the job to run.
+        attach: attaches the job to the Trainer, with all checks that do not need a device.
 
     Raises:
-        ConfigurationError: something cannot travel to another process, or a launcher of the user's returns something
-            else than the function that it launched.
+        ConfigurationError: an object cannot be sent to another process, or the user's launcher returns something other
+            than the result of the function that it launched.
         LaunchError: a process failed.
     """
     if trainer.engine.launcher.reruns_program:
         for logger in trainer.loggers:
             logger.leave_run()
-        trainer.engine.launch()  # which does not return: each process comes here by itself, and this one is no rank
+        trainer.engine.launch()  # does not return: each process gets here by itself, and this one is not a rank
     attach(job)
     for logger in trainer.loggers:
-        _ = logger.version  # chosen before the processes start, so that all of them write to the same run
+        _ = logger.version  # determined before the processes start, so that all of them write to the same run
     outcome = trainer.engine.start(_work, trainer, replace(job, checked=True))
     if not isinstance(outcome, Outcome):
         raise ConfigurationError(
@@ -204,17 +206,17 @@ def _work(trainer: Trainer, job: Job) -> Outcome:
 
 
 class Remains:
-    """Stands in for a learning-rate scheduler that cannot be pickled: it keeps the state, for a checkpoint.
+    """Replaces a learning-rate scheduler that cannot be pickled: it keeps the state for a checkpoint.
 
     Args:
-        scheduler: which holds what no other process can have.
+        scheduler: a scheduler with objects that cannot be pickled.
     """
 
     def __init__(self, scheduler: Any) -> None:
         self._state = scheduler.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """As the scheduler's."""
+        """Return the scheduler's state."""
         state: dict[str, Any] = self._state
         return state
 
@@ -230,7 +232,7 @@ def _travels(scheduler: Any) -> bool:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Context whose torch operations start no threads: the next run may copy this process, and copies have none."""
+    """Context in which torch starts no threads: the next run may fork this process, and a fork has no threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,8 +1,8 @@
-"""Which checkpoint ``ckpt_path="last"`` means: the newest complete one of this program with this configuration.
+"""The checkpoint for ``ckpt_path="last"``: the newest complete one of this program with this configuration.
 
-A folder that the user has chosen belongs to the program: ``dirpath``, ``default_root_dir`` without a logger, or that of
-a logger's ``version``. Where a logger gives each run a folder of its own, the folders of all runs are looked through,
-and a file counts if its entry ``program`` says that the same program with the same configuration has saved it.
+A folder chosen by the user belongs to the program: ``dirpath``, ``default_root_dir`` without a logger, or the folder of
+a logger's ``version``. If a logger gives each run its own folder, the folders of all runs are searched, and a file
+counts if its entry ``program`` shows that the same program with the same configuration has saved it.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from drivetrain.module.loading import raw_hparams
 from drivetrain.strategies import rank_files
 from drivetrain.trainer.rank_parts import is_inside
 
-Trainer = Any  # not the class, which knows this file
+Trainer = Any  # not the class, which imports this file
 
-# Arguments that may differ: what to resume from, how long to train, and the rank that a launcher passes.
+# Arguments that may differ: the checkpoint to resume from, the length of training, and the rank that a launcher passes.
 _FREE = re.compile(r"ckpt|checkpoint|resume|rank$|(^|\.)(max_|num_|n_)?(epochs|steps|time)$")
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
-_FETCHED = 8  # of files that must be read as a whole, so many are looked into
+_FETCHED = 8  # the maximum number of files to open, if they must be read completely
 
 finished_fits = 0
 """How many fits have come to their end in this process: the folds of a cross-validation are runs of their own."""
 
 
 def program_of(trainer: Trainer, model: Any, datamodule: Any) -> dict[str, str]:
-    """Return which program a fit belongs to, and its configuration, as digests: arguments may hold what is secret."""
+    """Return digests of a fit's program and its configuration: arguments may contain secrets."""
     script = os.path.realpath(getattr(sys.modules.get("__main__"), "__file__", None) or ".")
     if not files.is_remote(trainer.default_root_dir):
         with contextlib.suppress(ValueError):  # on another drive
@@ -55,7 +55,7 @@ def _digest(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     if is_config(value):
-        value = as_plain(value, resolve=False)  # what an interpolation stands for, such as a date, may differ
+        value = as_plain(value, resolve=False)  # the value of an interpolation, such as a date, may differ
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -64,7 +64,7 @@ def _plain(value: Any) -> Any:
 
 
 def _arguments(words: list[str]) -> Iterator[str]:
-    """Yield the arguments of a command that make another configuration."""
+    """Yield the arguments of a command that belong to its configuration."""
     skips = False
     for word in words:
         name, equals, _ = word.partition("=")
@@ -80,16 +80,16 @@ def _arguments(words: list[str]) -> Iterator[str]:
 
 
 def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -> str | None:
-    """Return the checkpoint that ``ckpt_path="last"`` means; ``None``: the fit starts from the beginning.
+    """Return the checkpoint for ``ckpt_path="last"``; ``None``: the fit starts from the beginning.
 
     Args:
-        trainer: whose callbacks offer files.
-        fitting: a fit resumes; anything else needs only the weights.
-        requeued: what the fit has left when its job went back into the queue.
+        trainer: its callbacks propose files.
+        fitting: a fit resumes; the other entry points need only the weights.
+        requeued: the file that the fit saved when its job was requeued.
 
     Raises:
-        CheckpointError: no file can be used, and one of them was complete or is of another number of processes.
-        CheckpointNameError: there is none, and what runs cannot do without.
+        CheckpointError: no file can be used, and at least one was complete or was saved by another number of processes.
+        CheckpointNameError: there is no file, and the entry point needs one.
     """
     callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
     found = _Found(trainer, fitting)
@@ -124,7 +124,7 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
 
 
 def _in_folders_of_runs(trainer: Trainer) -> set[str]:
-    """Return the files in the folders of this program's runs, and of others that have a logger in common."""
+    """Return the files in the folders of this program's runs, and of other runs that share a logger."""
     callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
     folders = {(os.path.join(trainer.default_root_dir, "checkpoints"), ".ckpt")}
     for callback in callbacks:
@@ -135,11 +135,11 @@ def _in_folders_of_runs(trainer: Trainer) -> set[str]:
 
 
 class _Found:
-    """What was found on the way to the newest checkpoint that can be used.
+    """The files seen in the search for the newest usable checkpoint.
 
     Attributes:
-        broken: what to say of files that were complete, or that another number of processes needs.
-        unfinished: what to say of those whose save was never finished.
+        broken: descriptions of files that are complete but unusable, or that need another number of processes.
+        unfinished: descriptions of files whose save was never finished.
         configured: files of this program with another configuration.
     """
 
@@ -159,7 +159,7 @@ class _Found:
 
     @property
     def hint(self) -> str:
-        """A hint at checkpoints of this program that were not taken; "" without any."""
+        """A hint for the message about checkpoints of this program that were not used; "" if there are none."""
         if not self.configured:
             return ""
         more = f" and {len(self.configured) - 3} more" if len(self.configured) > 3 else ""
@@ -171,7 +171,7 @@ class _Found:
     def is_own(self, path: str, others: set[str]) -> bool:
         """Whether this program with this configuration has saved ``path``, or may have begun to."""
         entry = self._entry(path)
-        if entry is None:  # those beside it tell
+        if entry is None:  # decide by the files beside it
             folder = os.path.dirname(path)
             beside = [self._entry(other) for other in others if os.path.dirname(other) == folder]
             said = [each.get("program") for each in beside if each is not None]
@@ -184,7 +184,7 @@ class _Found:
         return False
 
     def _entry(self, path: str) -> Mapping[str, Any] | None:
-        """Return the entries of a checkpoint, without its tensors where that is possible; ``None``: unknown."""
+        """Return the entries of a checkpoint, without its tensors if possible; ``None``: unknown."""
         if path not in self._entries:
             self._entries[path] = None
             is_local = reads_files(self._store) and not files.is_remote(path)
@@ -192,12 +192,12 @@ class _Found:
             if is_local or self._fetched <= _FETCHED:
                 try:
                     self._entries[path] = entries(path) if is_local else self._store.load_checkpoint(path)
-                except Exception:  # whatever a damaged file raises: can_be_used says why
+                except Exception:  # a damaged file may raise anything; can_be_used reports the reason
                     return None
         return self._entries[path]
 
     def can_be_used(self, path: str) -> bool:
-        """Whether ``path`` can be resumed from; otherwise the reason is noted."""
+        """Whether a run can resume from ``path``; otherwise record the reason."""
         trainer, store = self._trainer, self._store
         if path.endswith(rank_files.UNFINISHED):
             lost = rank_files.missing(store, (self._entry(path) or {}).get("rank_files", ()), path)
@@ -215,7 +215,7 @@ class _Found:
             checkpoint = entries(path) if os.path.isdir(path) and reads_files(store) else store.load_checkpoint(path)
         except Exception as error:
             if store.is_complete(path):
-                return True  # but not as plain data, which the fit may allow
+                return True  # not as plain data, but the fit may allow more
             self.broken.append(f"{path} cannot be read ({shown_error(error)})")
             return False
         why = _why_not_resumed(trainer, checkpoint, path) if self._fitting else ""
@@ -229,7 +229,7 @@ def _how_gone(store: CheckpointIO, path: str) -> str:
 
 
 def _why_not_resumed(trainer: Trainer, checkpoint: Mapping[str, Any], path: str) -> str:
-    """Return why a fit cannot resume from a checkpoint that can be read; "" if it can, as far as this shows."""
+    """Return why a fit cannot resume from a readable checkpoint; "" if nothing known prevents it."""
     if "drivetrain_version" in checkpoint and not {"optimizer_states", "loops"} <= checkpoint.keys():
         return f"{path} holds only weights"
     listed = checkpoint.get("rank_files", ())

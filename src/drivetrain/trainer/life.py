@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from drivetrain.trainer.votes import Vote
 
 
-_PLANS_SHOWN: set[str] = set()  # by this process: a program may make many equal Trainers
+_PLANS_SHOWN: set[str] = set()  # shown by this process: a program may create many equal Trainers
 
 
 def connect(trainer: Trainer, job: Job) -> Loaders:
-    """Do everything that precedes the first process and the first device, in the order of docs/hooks.md."""
+    """Do everything before the first process and device, in the order of docs/hooks.md."""
     progress, strategy, model, fn = trainer.progress, trainer.strategy, job.model, job.fn
     if job.compiled_by is not None or trainer.settings.compile:
         from drivetrain.trainer import compiling
@@ -80,12 +80,12 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
 
 
 def join_book(book: Logbook, strategy: Strategy) -> None:
-    """Let ``book`` exchange values as ``strategy`` does: by its ``reduce`` where the user has written one."""
+    """Let ``book`` exchange values through ``strategy``, by the user's ``reduce`` if it is overridden."""
     book.join(strategy.root_device, strategy.data, strategy.world, familiar.own_reduce(strategy))
 
 
 def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
-    """Everything from there to the first loop."""
+    """Do everything from there to the first loop."""
     progress, strategy, hooks, stage = trainer.progress, trainer.strategy, trainer.hooks, job.fn
     model, datamodule, fn = job.model, job.datamodule, job.fn
     trainer.engine.launch()
@@ -159,13 +159,13 @@ def _no_vote(phase: str) -> AbstractContextManager[None]:
 
 
 def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_loggers: bool) -> dict[str, Any] | None:
-    """Call the hooks that make data and model, and the strategy's set-up.
+    """Call the hooks that create data and model, and the strategy's set-up.
 
     Args:
         trainer: the Trainer.
-        job: of the run.
-        vote: makes the context of a phase, after which the ranks vote.
-        compares: whether the ranks compare their models, which a hook may have changed.
+        job: the job of the run.
+        vote: creates the context of a phase, after which the ranks vote.
+        compares: whether the ranks compare their models, because a hook may have changed one.
         same_loggers: whether all ranks have the same loggers.
 
     Returns:
@@ -206,7 +206,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
 
 
 def _restore(trainer: Trainer, job: Job, same_loggers: bool, vote: Vote) -> dict[str, Any] | None:
-    """Read the job's checkpoint, if there is one, and restore all that exists before the optimizers do."""
+    """Read the job's checkpoint, if there is one, and restore everything that exists before the optimizers."""
     fitting, path, loaded = job.fn is TrainerFn.FITTING, job.ckpt_path, None
     if path is not None:
         with vote("reading the checkpoint"):
@@ -230,7 +230,7 @@ def _place(progress: Progress) -> str:
 def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
     strategy = trainer.strategy
     with vote("configure_optimizers"):
-        if not (strategy.optimizers or trainer._optimizers_made):  # a strategy's setup may have made them
+        if not (strategy.optimizers or trainer._optimizers_made):  # a strategy's setup may have created them
             strategy.setup_optimizers(trainer)
     if not strategy.optimizers:
         rank_zero_warn(
@@ -244,17 +244,17 @@ def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
     strategy.setup_precision_plugin()
     trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()
-    make_step(run)  # raises if parts do not go together, before anything is trained
+    make_step(run)  # raises if parts do not fit together, before training
 
 
 def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
-    """Return whether this process runs ``prepare_data``: one per node does, or one in the whole job."""
+    """Return whether this process runs ``prepare_data``: one process per node, or one in the job."""
     once_per_node = party.prepare_data_per_node or trainer.strategy.node_rank == 0
     return overrides(party, "prepare_data", DataHooks) and trainer.strategy.local_rank == 0 and once_per_node
 
 
 def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
-    """Return the loop of this run, ready to be called."""
+    """Return the loop of this run as a callable."""
     if fn is TrainerFn.FITTING:
         from drivetrain.loops.fit import fit
 
@@ -266,7 +266,7 @@ def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
 
 
 def stoppable(trainer: Trainer, fn: TrainerFn, run: Run) -> AbstractContextManager[None]:
-    """Return the context around a loop: that of a fit may end early, if a signal or a time limit asks it to."""
+    """Return the context around a loop: a fit may end early on a signal or a time limit."""
     if fn is not TrainerFn.FITTING:
         return nullcontext()
     from drivetrain.trainer.stopping import stoppable
@@ -286,13 +286,13 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
             from drivetrain.trainer.telling import states_of
 
             state |= {"loggers": runs} if (runs := states_of(trainer)) else {}
-        waits = trainer.progress.status is not TrainerStatus.RUNNING  # else the end of the run waits for the file
+        waits = trainer.progress.status is not TrainerStatus.RUNNING  # otherwise the end of the run waits for the file
         rank_parts.save(strategy, state, path, weights_only, storage_options, waits=waits)
         strategy.barrier("save_checkpoint")
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
-    """Do everything that follows the last loop, in the order of docs/hooks.md."""
+    """Do everything after the last loop, in the order of docs/hooks.md."""
     _clean_up(trainer)
     trainer.engine.teardown()
     if fn is TrainerFn.FITTING:
@@ -310,10 +310,10 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
 
 
 def abort(trainer: Trainer, error: BaseException) -> None:
-    """Call the exception hooks for ``error`` and free what the run held; parts of it may never have been built."""
+    """Call the exception hooks for ``error`` and free the run's resources, of which some may not exist yet."""
     trainer.progress.end_run(interrupted=True)
     if not trainer.engine.launcher.is_external:
-        return  # this process ran nothing; the processes have called the hooks and cleaned up
+        return  # this process ran nothing; the started processes have called the hooks and cleaned up
     trainer.logbook.leave_batch()
     with interrupts_ignored():
         for callback in trainer.callbacks:
@@ -343,12 +343,14 @@ def _clean_up(trainer: Trainer) -> None:
         run = trainer._run_parts
         run.swap_optimizers()
         run.let_go()
-        trainer.lightning_module.untoggle_optimizer(None)  # an exception may have come in between
+        trainer.lightning_module.untoggle_optimizer(None)  # an exception may have prevented it
 
 
 def _attempt(fn: Callable[..., Any], *args: Any) -> None:
-    """Call ``fn`` while an exception is on its way: a second one must not hide the first, nor stop the clean-up."""
+    """Call ``fn`` while another exception is handled: a second one must neither hide the first nor stop the
+    clean-up.
+    """
     try:
         fn(*args)
-    except BaseException as error:  # sys.exit() too
+    except BaseException as error:  # including sys.exit()
         rank_zero_warn(f"While cleaning up after an exception, {getattr(fn, '__qualname__', fn)} failed: {error!r}.")

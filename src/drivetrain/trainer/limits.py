@@ -1,4 +1,4 @@
-"""The Trainer's arguments as its properties: limits can be changed while it runs, the others can be read."""
+"""The Trainer's arguments as properties: limits can be changed during a run, others are read-only."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def _limit(
     field: str = "",
     kept: Callable[[Any], Any] | None = None,
     read_as: Callable[[Any], Any] | None = None,
-) -> Any:  # a property; the class body below gives each its type
-    """Return the property ``name`` of a :class:`LimitsView`, kept in a field of its ``Limits``.
+) -> Any:  # a property; the class body below declares its type
+    """Return the property ``name`` of a :class:`LimitsView`, stored in a field of its ``Limits``.
 
     Args:
-        name: the property, which is also the Trainer's argument whose rules a write must keep.
+        name: the name of the property and of the Trainer's argument; a write follows the argument's rules.
         doc: its docstring.
-        field: the field, where it has another name.
-        kept: turns a value that was written into the field's value; by default they are the same.
-        read_as: turns the field's value into the property's; by default they are the same.
+        field: the name of the field, if it differs.
+        kept: converts a written value to the field's value; by default they are equal.
+        read_as: converts the field's value to the property's; by default they are equal.
     """
     field = field or name
 
@@ -44,13 +44,13 @@ def _limit(
 
 
 def _argument(name: str, doc: str) -> Any:
-    """Return the property ``name``, which is the Trainer's argument of this name, and cannot be changed."""
+    """Return the read-only property ``name`` for the Trainer's argument of this name."""
 
     def read(view: LimitsView) -> Any:
         return getattr(view.settings, name)
 
     def write(view: LimitsView, value: Any) -> None:
-        # With the name set, and no object, Python does not add a suggestion of its own.
+        # With the name but no object, Python does not add its own suggestion.
         raise AttributeError(
             f"trainer.{name} cannot be changed. Write Trainer({name}={shown(value)}) instead.", name=name
         )
@@ -73,9 +73,9 @@ def _or(default: Any) -> Callable[[Any], Any]:
 class LimitsView:
     """The Trainer's arguments as properties.
 
-    Those about when and how much are writable. A write is checked as the argument of the same name is, ``None`` means
-    that argument's default, and the value counts from the next batch on; one of ``limit_*_batches`` from the next pass
-    over the data. It holds for later runs of this Trainer too.
+    Limits are writable. A written value is checked like the argument of the same name, ``None`` means its default, and
+    it takes effect at the next batch; a ``limit_*_batches`` at the next pass over the data. It also applies to later
+    runs of this Trainer.
     """
 
     settings: Settings
@@ -140,9 +140,9 @@ class LimitsView:
 
     @property
     def val_check_batch(self) -> float | None:
-        """Training batches between validations; ``inf``: only the end of the epoch, of an unknown length.
+        """Training batches between validations; ``inf``: only at the end of an epoch of unknown length.
 
-        ``None`` where time decides, and for a fraction until the number of batches is known.
+        ``None`` if a duration was given, and for a fraction until the number of batches is known.
         """
         if self.limits.val_check_seconds is not None:
             return None
@@ -155,14 +155,14 @@ class LimitsView:
 
     @property
     def profiler(self) -> Any:
-        """The profiler; without one, an object with its methods that measures nothing."""
+        """The profiler; without one, an object with the same methods that measures nothing."""
         if self._profiler is None:
             self._profiler = load("drivetrain.profilers:PassThroughProfiler")()
         return self._profiler
 
     @property
     def accumulate_grad_batches(self) -> int:
-        """Batches of one optimizer step; a change counts from the next window on."""
+        """Batches of one optimizer step; a change takes effect at the next window."""
         return self.limits.accumulate
 
     @accumulate_grad_batches.setter
@@ -184,7 +184,7 @@ class LimitsView:
 
     @property
     def val_check_interval(self) -> int | float | timedelta:
-        """Training batches (int), the fraction of an epoch (float), or the time between validations."""
+        """The interval between validations: training batches (int), a fraction of the epoch (float), or a duration."""
         seconds = self.limits.val_check_seconds
         return self.limits.val_check_interval if seconds is None else timedelta(seconds=seconds)
 
@@ -195,6 +195,6 @@ class LimitsView:
         self._touch()
 
     def _touch(self) -> None:
-        """Make a running loop bind its step again at the next batch."""
+        """Make a running loop rebind its step at the next batch."""
         if self._run_parts is not None:
             self._run_parts.stale = True

@@ -1,4 +1,4 @@
-"""Whether a precision of the user's, a module and callbacks go together; imported only where there is one."""
+"""Check that a user's precision, the module and callbacks fit together; imported only for a user's precision."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def check_precision(precision: Precision, parties: Sequence[Any], fn: TrainerFn,
     """Check a user's precision against the module and the callbacks of a run.
 
     Args:
-        precision: of the run.
-        parties: the module first.
-        fn: what the run is.
-        settings: of the Trainer.
+        precision: the precision of the run.
+        parties: the module, then the callbacks.
+        fn: the entry point.
+        settings: the Trainer's settings.
 
     Raises:
-        ConfigurationError: an override would not be called, or gradients that it has scaled would be used as they are.
+        ConfigurationError: an override would not be called, or scaled gradients would be used without unscaling.
     """
     name, module = type(precision).__name__, parties[0]
     field_members().warn_of_engine_members(type(precision))

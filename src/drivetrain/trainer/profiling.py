@@ -1,4 +1,4 @@
-"""The profiler of a Trainer: what the argument means, and its part in a run. Imported only where one was passed."""
+"""The profiler of a Trainer: its argument, and its calls during a run. Imported only if one was passed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def profiler_of(given: Any) -> Profiler:
-    """Return the profiler that ``Trainer(profiler=given)`` means.
+    """Return the profiler for ``Trainer(profiler=given)``.
 
     Raises:
-        ConfigurationError: it is no profiler, and no name of one.
+        ConfigurationError: it is neither a profiler nor the name of one.
     """
     if isinstance(given, str):
         try:
@@ -34,7 +34,7 @@ def profiler_of(given: Any) -> Profiler:
 
 
 def begin(trainer: Any, stage: str) -> None:
-    """Set the profiler up for a run, whose hooks and steps are bound after this."""
+    """Set up the profiler for a run, before the hooks and steps are bound."""
     profiler = trainer.profiler
     profiler.setup(stage=stage, local_rank=trainer.local_rank, log_dir=trainer.log_dir)
     profiler.watch(trainer.lightning_module)
@@ -43,7 +43,7 @@ def begin(trainer: Any, stage: str) -> None:
 
 
 def end(trainer: Any, stage: str) -> None:
-    """Let the profiler report on the run and free what it holds. Nothing happens if the run did not get as far."""
+    """Let the profiler report on the run and free its resources. Does nothing if the run ended before :func:`begin`."""
     hooks = trainer._hooks
     if hooks is None or hooks.spans is None:
         return

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class TrainerView(LimitsView, RankFacts):
-    """The Trainer's properties. It decides nothing; a part that is written takes effect at the next batch."""
+    """The Trainer's properties. It decides nothing; a part that is set takes effect at the next batch."""
 
     settings: Settings
     plan: Plan
@@ -77,12 +77,12 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def strategy(self) -> Strategy:
-        """How the model is trained on its devices."""
+        """The strategy."""
         return self.engine.strategy
 
     @property
     def accelerator(self) -> Accelerator:
-        """The kind of hardware; the strategy's own."""
+        """The strategy's accelerator."""
         return self.engine.accelerator
 
     @property
@@ -103,7 +103,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def model(self) -> torch.nn.Module | None:
-        """The module as the strategy wrapped it."""
+        """The module as wrapped by the strategy."""
         return self.strategy.model
 
     @property
@@ -134,7 +134,7 @@ class TrainerView(LimitsView, RankFacts):
     def optimizers(self, value: Sequence[Optimizer]) -> None:
         optimizers, run = [unwrapped(optimizer) for optimizer in value], self._run_parts
         if run is not None and self.progress.loop_stage is RunningStage.TRAINING:
-            run.optimizers.waiting = optimizers  # the batch that is running is stepped by those it was begun with
+            run.optimizers.waiting = optimizers  # the optimizers of the running batch stay the same until its end
             self._touch()
         else:
             self.engine.bind_optimizers(optimizers, self.lr_scheduler_configs)
@@ -153,9 +153,9 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def ckpt_path(self) -> str | None:
-        """The checkpoint with which the run, or the last one, began.
+        """The checkpoint from which the current or last run began.
 
-        One that you set is what each later run begins with to which none is passed, until you set ``None``.
+        If you set it, every later run without its own ``ckpt_path`` begins from it, until you set ``None``.
         """
         return self._ckpt_path
 
@@ -171,17 +171,17 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any] | None:
-        """How the data is split over the processes; ``None`` in one process."""
+        """Arguments of a DistributedSampler for this process; ``None`` with one process."""
         return self.strategy.distributed_sampler_kwargs if self.strategy.facts.is_distributed else None
 
     @property
     def num_nodes(self) -> int:
-        """Number of machines in the job."""
+        """The number of machines in the job."""
         return self.settings.num_nodes
 
     @property
     def num_devices(self) -> int:
-        """Devices on this machine."""
+        """The number of devices on this machine."""
         return len(self.plan.devices)
 
     @property
@@ -219,7 +219,8 @@ class TrainerView(LimitsView, RankFacts):
             from drivetrain.trainer.telling import tell
 
             with nullcontext() if self._profiler is None else self._profiler.profile("log_metrics"):
-                tell(self, "log_metrics", metrics=given, step=step)  # by name: a logger may have them in another order
+                # by keyword, because a logger may have them in another order
+                tell(self, "log_metrics", metrics=given, step=step)
 
     @property
     def log_dir(self) -> str | None:
@@ -250,7 +251,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def progress_bar_callback(self) -> Any:
-        """The progress bar."""
+        """The progress bar callback."""
         return next(iter(self._callbacks_like("ProgressBar")), None)
 
     def _callbacks_like(self, name: str) -> list[Any]:
@@ -264,18 +265,18 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def logged_metrics(self) -> dict[str, Any]:
-        """The latest value of every name that loggers get, or would get, as tensors on their own device."""
+        """The latest value of every name logged with ``logger=True``, as tensors on their own device."""
         self.logbook.refresh()
         return self.logbook.logged_metrics
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
-        """What was logged with ``prog_bar=True``, as of the last flush."""
+        """Values logged with ``prog_bar=True``, from the last flush."""
         return self.logbook.bar_metrics
 
     @property
     def current_epoch(self) -> int:
-        """Index of the running epoch; after fit, the number of epochs done; in ``on_train_start`` the coming one."""
+        """Index of the running epoch; after fit, the number of finished epochs; in ``on_train_start`` the next one."""
         progress = self.progress
         return progress.epochs_done if progress.slot[0] == Phase.TRAIN_START else progress.current_epoch
 
@@ -286,7 +287,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def logger_step(self) -> int:
-        """The loggers' x axis: the index of the batch on which a step is being, or was just, taken."""
+        """The loggers' x axis: the index of the batch of the current or last optimizer step."""
         progress = self.progress
         before_step = progress.batch_idx == -1 or progress.batch_idx >= progress.batches_done
         closed = progress.epoch_ending or progress.between_epochs
@@ -296,13 +297,13 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def is_logging_step(self) -> bool:
-        """Whether the values of the current training batch will be, or were just, flushed."""
+        """Whether the values of the current training batch will be flushed, or were just flushed."""
         every = self.limits.log_every_n_steps
         return every > 0 and (self.logger_step + 1) % every == 0
 
     @property
     def should_stop(self) -> bool:
-        """Set it to end the run at the next batch, once min_epochs and min_steps are reached."""
+        """Set it to True to end the run at the next batch, once min_epochs and min_steps are reached."""
         return self.progress.should_stop
 
     @should_stop.setter
@@ -323,8 +324,8 @@ class TrainerView(LimitsView, RankFacts):
     def num_training_batches(self) -> float:
         """Training batches of an epoch; ``inf`` if unknown, as before a fit is set up.
 
-        During set-up, as in ``configure_optimizers``, reading it creates the training loader if there is none yet.
-        With several processes whose loaders may differ in length, read it on all of them then.
+        During set-up, for example in ``configure_optimizers``, reading it creates the training loader if there is none
+        yet. If the loaders of several processes may differ in length, read it on all of them.
         """
         run, progress = self._run_parts, self.progress
         count = progress.num_training_batches
@@ -353,18 +354,18 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def num_sanity_val_batches(self) -> list[float]:
-        """Validation batches of each loader that are tried before training."""
+        """Number of batches of each validation loader in the sanity check."""
         return [min(count, self.limits.sanity_batches) for count in self.num_val_batches]
 
     def num_eval_batches(self, stage: str) -> list[float]:
-        """Batches of each loader of "validate", "test" or "predict"; empty until they are made."""
+        """Number of batches of each loader of "validate", "test" or "predict"; empty until they are created."""
         if self._run_parts is None:
             return []
         return [source.num_batches for source in self._run_parts.loaders.made_evaluation.get(stage, [])]
 
     @property
     def train_dataloader(self) -> Any:
-        """The training loader, or several in the nesting in which they were given, once they exist."""
+        """The training loader, or several in the nesting in which they were passed, once they exist."""
         return self._made_loaders("fit")
 
     @property
@@ -387,7 +388,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def enable_validation(self) -> bool:
-        """Whether the fit validates at all."""
+        """Whether the fit validates."""
         return self._run_parts is not None and self._run_parts.validates()
 
     @property
@@ -400,10 +401,9 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def judges_at_epoch_end(self) -> bool:
-        """Whether callbacks that watch metrics look when a training epoch ends, and not after validation.
+        """Whether callbacks with a monitored value check it at the end of a training epoch instead of after validation.
 
-        True if validation runs once per epoch, at its end, or not at all: then all metrics are known at the epoch's
-        end.
+        True if validation runs once per epoch, at its end, or never: then all metrics are known at the epoch's end.
         """
         interval = self.limits.val_check_interval
         whole_epoch = (
@@ -419,10 +419,10 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """Optimizer steps of the whole fit; ``inf`` without a limit or a training loader, as before the first run.
+        """Optimizer steps of the complete fit; ``inf`` without a limit or a training loader, as before the first run.
 
-        Creates the training loader if there is none yet. With several processes whose loaders may differ in
-        length, read it on all of them.
+        Creates the training loader if there is none yet. If the loaders of several processes may differ in length, read
+        it on all of them.
         """
         run = self._run_parts
         if run is None and self.limits.max_steps == ENDLESS != self.limits.max_epochs:
@@ -445,7 +445,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def state(self) -> Progress:
-        """``fn``, ``status`` and ``stage`` of the run, among the other counters."""
+        """The run's ``fn``, ``status`` and ``stage``, and its counters."""
         return self.progress
 
     @property
@@ -455,7 +455,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def validating(self) -> bool:
-        """Whether validation is running, the sanity check not counted."""
+        """Whether validation is running; False in the sanity check."""
         return self.progress.stage is RunningStage.VALIDATING
 
     @property
@@ -470,12 +470,12 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def sanity_checking(self) -> bool:
-        """Whether the trial before training is running."""
+        """Whether the sanity check is running."""
         return self.progress.stage is RunningStage.SANITY_CHECKING
 
     @property
     def evaluating(self) -> bool:
-        """Whether validation, its trial before training, or testing is running."""
+        """Whether validation, the sanity check or testing is running."""
         return self.progress.stage is not None and self.progress.stage.evaluating
 
     @property

@@ -1,7 +1,7 @@
 """The state of each rank in a checkpoint: every rank writes and reads its own file.
 
-Of a state of several processes, the main file holds what all ranks share and rank 0's own part. Own are ``rng``, the
-random state, ``rank_state``, what the strategy keeps, and most of ``restart``: an open window and its gradients, the
+With several processes, the main file contains the shared state and rank 0's own part. Each rank's own part contains the
+random state ``rng``, the strategy's ``rank_state``, and most of ``restart``: an open window and its gradients, the
 running metrics, and the states of the loaders and their workers.
 """
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy
 
 State = dict[str, Any]
-Trainer = Any  # not the class, which knows this file
+Trainer = Any  # not the class, which imports this file
 
 _OWN = ("rng", "restart", "rank_state")
-# Of ``restart``: the same on every rank.
+# Keys of ``restart`` that are equal on every rank.
 _SHARED = frozenset({"samples", "exact", "settled", "cut_off", "ahead", "loaders"})
 
 
 def inside_an_epoch(run: Run | None, strategy: Strategy) -> list[State]:
-    """Return what each rank would save of a fit that has ended inside an epoch; every rank must call it.
+    """Return each rank's own part for a fit that has ended inside an epoch; every rank must call it.
 
     Returns:
-        Nothing where it has ended with an epoch: then every number of processes can resume what the main file holds.
+        Nothing if it has ended at the end of an epoch: then any number of processes can resume from the main file.
     """
     if run is None or run.progress.fn != "fit" or not run.progress.epoch_cut:
         return []
@@ -48,10 +48,10 @@ def inside_an_epoch(run: Run | None, strategy: Strategy) -> list[State]:
 
 
 def meet(strategy: Strategy) -> None:
-    """Let the ranks meet before they save anything: one that has not called ``save_checkpoint`` is found here.
+    """Wait for all ranks before a save: a rank that has not called ``save_checkpoint`` is reported here.
 
-    A save is a series of exchanges. Some of them are torch's own, in which a rank waits until a time-out for one that
-    does something else meanwhile.
+    A save is a series of collectives. Some are torch's own, in which a rank would wait until the timeout for a rank
+    that calls something else.
     """
     if strategy.world.store is not None:
         strategy.world.barrier("trainer.save_checkpoint")
@@ -65,25 +65,25 @@ def save(
     options: Any = None,
     waits: bool = True,
 ) -> None:
-    """Write ``state``, the checkpoint of this rank, to ``path`` and beside it; every rank must call it.
+    """Write this rank's checkpoint ``state`` to ``path`` and the rank file beside it; every rank must call it.
 
     Args:
-        strategy: who writes.
-        state: what ``checkpoint.dump`` returned.
+        strategy: the strategy that writes.
+        state: a result of ``checkpoint.dump``.
         path: of the main file, which rank 0 writes last.
-        weights_only: there is no part of a rank to be written.
-        options: of the store.
-        waits: until the checkpoint is durable; otherwise one of a single process may be under way.
+        weights_only: write no rank files.
+        options: for the store.
+        waits: wait until the checkpoint is durable; otherwise a single process may still be writing it.
 
     Raises:
-        CheckpointError: a rank could not write its file; on every rank, and what was there before is unchanged.
+        CheckpointError: a rank could not write its file; raised on every rank, and the previous files are unchanged.
     """
     part = None if weights_only else own_part(state)
     rank_files.save(strategy, state, part, path, options, waits=waits)
 
 
 def own_part(state: Mapping[str, Any]) -> State:
-    """Return what of ``state``, the checkpoint of this rank, the others do not have."""
+    """Return the part of this rank's checkpoint ``state`` that other ranks do not have."""
     part = {key: state[key] for key in _OWN if key in state}
     if "restart" in part:
         part["restart"] = {key: value for key, value in part["restart"].items() if key not in _SHARED}
@@ -91,25 +91,25 @@ def own_part(state: Mapping[str, Any]) -> State:
 
 
 def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_only: bool | None) -> list[State]:
-    """Return the parts of all ranks, of which only this rank's is filled; every rank must call it.
+    """Return a list with an entry per rank, of which only this rank's is filled; every rank must call it.
 
-    If a rank's file is missing or damaged and the checkpoint was saved at the end of an epoch, that rank gets what rank
-    0 had, and the random state that it has now.
+    If a rank's file is missing or damaged and the checkpoint was saved at the end of an epoch, that rank gets rank 0's
+    part and keeps its present random state.
 
     Args:
-        trainer: of the run that resumes.
+        trainer: the Trainer of the run that resumes.
         checkpoint: the main file.
-        path: of that.
-        weights_only: as it was passed to the Trainer.
+        path: the path of the main file.
+        weights_only: the Trainer's argument.
 
     Raises:
         CheckpointError: a rank's file is missing or damaged, and the checkpoint was saved inside an epoch or a window;
-            on every rank.
+            raised on every rank.
     """
     strategy, listed = trainer.strategy, checkpoint["rank_files"]
     parts: list[State] = [{} for _ in range(len(listed) + 1)]
     if len(parts) != strategy.world_size:
-        return parts  # who resumes with another number of processes has no use for them
+        return parts  # a run with another number of processes cannot use them
     rank, failure = strategy.global_rank, None
     own = {key: checkpoint[key] for key in _OWN if key in checkpoint}
     if rank > 0:
@@ -121,7 +121,7 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
             own, failure = _replaced(own), shown_error(error)
     failures = [text for text in strategy.world.gather_objects(failure) if text]
     if failures and is_inside(checkpoint):
-        from drivetrain.trainer.stopping import end_of_epoch  # which knows this file
+        from drivetrain.trainer.stopping import end_of_epoch  # imported here: it imports this file
 
         raise CheckpointError(
             f"The checkpoint was saved inside an epoch, and one of the files that its processes wrote beside it cannot "
@@ -147,10 +147,10 @@ def _joined(main: State, part: Mapping[str, Any]) -> State:
 
 
 def _replaced(main: State) -> State:
-    """Return the part of a rank whose file is lost, at the end of an epoch."""
+    """Return a replacement for a lost rank file, at the end of an epoch."""
     restart = {key: value for key, value in main.get("restart", {}).items() if key != "val_loaders"}
     if _has_loader_state(restart.get("data")):
-        restart["data"] = None  # a loader of another rank was somewhere else
+        restart["data"] = None  # another rank's loader had another position
     return {"rng": rng_state(), "restart": restart}
 
 
@@ -161,7 +161,7 @@ def _has_loader_state(position: Any) -> bool:
 
 
 def is_inside(checkpoint: Mapping[str, Any]) -> bool:
-    """Return whether an epoch or a window was under way."""
+    """Return whether the checkpoint was saved inside an epoch or a window."""
     saved = checkpoint.get("loops", {}).get("drivetrain") or {}
     in_epoch = bool(saved.get("batches_done")) and not saved.get("epoch_ending")
     return in_epoch or "window" in checkpoint.get("restart", {})

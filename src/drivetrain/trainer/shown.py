@@ -1,4 +1,4 @@
-"""A run as others see it: the process that has started this rank, and when it fails the other ranks."""
+"""What a run shows to other processes: its position to the launching process, and its failure to the other ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.launchers.tracebacks import cut_tracebacks
 from drivetrain.loops.progress import Phase, Progress
 from drivetrain.strategies import failing, waiting
 
-Trainer = Any  # not the class, which knows this file
+Trainer = Any  # not the class, which imports this file
 
 
 @contextmanager
@@ -26,15 +26,15 @@ def shown(
     several: bool,
     explain: Callable[[BaseException], Exception | None] = lambda error: None,
 ) -> Iterator[None]:
-    """Context in which the loops write into memory that the launching process reads; it reports an exception there.
+    """Context in which the loops write their position for the launching process, and an exception is reported.
 
-    An exception that the strategy explains is replaced by its explanation, also for the other ranks and in the report.
+    If the strategy explains an exception, its explanation replaces the exception, also in reports.
 
     Args:
-        progress: of the run.
-        saves: a callback saves after an exception, so the launching process gives this rank the time for it.
+        progress: the progress of the run.
+        saves: a callback saves after an exception, so the launching process gives this rank time for it.
         several: the run has several processes.
-        explain: the strategy's.
+        explain: the strategy's method.
     """
     if several:
         waiting.begin_run()
@@ -47,17 +47,17 @@ def shown(
     try:
         yield
     except BaseException as error:
-        sheet = own_sheet()  # a run that is watched may have joined one
+        sheet = own_sheet()  # a run that is watched may have got one meanwhile
         explained = explain(error)
         said = explained or error
         failing.report(said, sheet, lambda failed: summary(failed, progress))
         if several:
             cut_tracebacks()
         if explained is not None:
-            raise explained from None  # its text says what to do, and the other's would hide it on the screen
+            raise explained from None  # its text contains the cure, which the original's text would hide
         raise
     else:
-        progress.slot[PHASE] = Phase.NONE  # what the program does from now on is no part of the run
+        progress.slot[PHASE] = Phase.NONE  # the rest of the program is not part of the run
     finally:
         shown_in = progress.slot
         if shown_in is not own:
@@ -67,9 +67,9 @@ def shown(
 
 
 def watch(trainer: Trainer) -> None:
-    """Let this run of several processes be watched from now on, until :func:`shown` is left.
+    """Let another process watch this distributed run from now on, until :func:`shown` ends.
 
-    See :mod:`drivetrain.launchers.watch` for what the process that watches does.
+    See :mod:`drivetrain.launchers.watch` for the tasks of that process.
     """
     stall_s = trainer.settings.stall_timeout_s
     if not stall_s:
@@ -91,7 +91,7 @@ def _show(progress: Progress, sheet: Sheet) -> None:
 
 @contextmanager
 def saving() -> Iterator[None]:
-    """Context in which the launching process waits for this rank, although another has failed."""
+    """Context in which the launching process waits for this rank although another has failed."""
     sheet = own_sheet()
     if sheet is not None:
         sheet.words[SAVING] = 1
@@ -103,11 +103,12 @@ def saving() -> Iterator[None]:
 
 
 def summary(error: BaseException, progress: Progress, during: str = "") -> str:
-    """Return which rank has failed, in which phase, by what, and in which line of the user's code; for other ranks.
+    """Return a text for other ranks: which rank has failed, in which phase, with which exception, in which line of user
+    code.
 
     Args:
-        error: why.
-        progress: of the run.
+        error: the exception.
+        progress: the progress of the run.
         during: the step of the set-up, if it is known.
     """
     name = progress.phase.name.lower().replace("_", " ")

@@ -1,4 +1,4 @@
-"""What a fit saves when it is asked to end, and where a fit of another number of processes may resume."""
+"""The checkpoint of a fit that is asked to end, and checkpoints that another number of processes can resume."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from drivetrain.loops.run import Run
 from drivetrain.loops.stop import TIME_LIMIT, Stop
 from drivetrain.trainer.rank_parts import is_inside
 
-Trainer = Any  # not the class, which knows this file
+Trainer = Any  # not the class, which imports this file
 
 STOPPED = "stopped.ckpt"
 
 
 @contextmanager
 def stoppable(trainer: Trainer, run: Run) -> Iterator[None]:
-    """Context around the loop of a fit, which ends early if a signal or a time limit asks it to."""
+    """Context around the loop of a fit, which ends early on a signal or a time limit."""
     saved: list[str] = []
     save, keep_newest = functools.partial(_save, trainer, saved), functools.partial(_keep_newest, trainer, saved)
     timeout_s = trainer.settings.stop_timeout_s
@@ -39,12 +39,12 @@ def _saves(trainer: Trainer) -> bool:
 
 
 def _save(trainer: Trainer, saved: list[str], reason: str) -> None:
-    """Save where the fit is, unless a callback will, because it ends by an exception; every rank must call it.
+    """Save the fit's state, unless a callback will because the fit ends with an exception; every rank must call it.
 
     Args:
-        trainer: whose fit ends.
-        saved: gets the path of the checkpoint.
-        reason: why it ends.
+        trainer: the Trainer of the fit.
+        saved: this list gets the path of the checkpoint.
+        reason: the reason of the end.
     """
     path = ""
     savers = reason != TIME_LIMIT and any(each.saves_on_exception for each in trainer.checkpoint_callbacks)
@@ -56,12 +56,12 @@ def _save(trainer: Trainer, saved: list[str], reason: str) -> None:
             rank_zero_warn(f"The fit ends by {reason}, and could not save {path}: {error}")
             return
         saved.append(path)
-    if path or reason != TIME_LIMIT:  # of which the Timer has told
+    if path or reason != TIME_LIMIT:  # the Timer has logged it
         rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}." if path else ""))
 
 
 def _keep_newest(trainer: Trainer, saved: list[str]) -> None:
-    """Make ``ckpt_path="last"`` find what was saved, and not what callbacks have saved at the end of the fit."""
+    """Make ``ckpt_path="last"`` find this checkpoint instead of those that callbacks save at the end of the fit."""
     if saved and trainer.is_global_zero:
         trainer.strategy.checkpoint_io.touch(saved[-1])
 
@@ -72,15 +72,15 @@ def _folder(trainer: Trainer) -> str:
 
 
 def end_of_epoch(trainer: Trainer, refused: str | None, weights: Any) -> str:
-    """Return words for the newest checkpoint of this model that was saved at the end of an epoch.
+    """Return a sentence about the newest checkpoint of this model that was saved at the end of an epoch.
 
-    Any number of processes can resume such a one, also without the parts of others. Looked at are those of the
-    callbacks, and those in the folder of ``refused``; every file is read until one is found.
+    Any number of processes can resume from such a checkpoint, even without rank files. The callbacks' checkpoints and
+    those in the folder of ``refused`` are read until one is found.
 
     Args:
-        trainer: of the fit that cannot resume from ``refused``.
+        trainer: the Trainer of the fit that cannot resume from ``refused``.
         refused: a checkpoint from the middle of an epoch.
-        weights: those in it, whose names the found one has too.
+        weights: its weights; the found checkpoint has the same names.
     """
     store, folder = trainer.strategy.checkpoint_io, os.path.dirname(refused or "") or "."
     saved = {path for callback in trainer.checkpoint_callbacks for path in callback.resume_candidates(trainer)}
@@ -90,6 +90,6 @@ def end_of_epoch(trainer: Trainer, refused: str | None, weights: Any) -> str:
             at_end = not is_inside(found) and not found["loops"]["drivetrain"].get("epoch_cut")
             if at_end and "optimizer_states" in found and found["state_dict"].keys() == weights.keys():
                 return f"{path}, the newest one that was saved at the end of an epoch"
-        except Exception:  # whatever a file raises that is damaged, or no checkpoint
+        except Exception:  # a damaged or foreign file may raise anything
             continue
     return "a checkpoint that was saved at the end of an epoch"

@@ -16,13 +16,13 @@ from drivetrain.settings import Settings
 
 @contextmanager
 def torch_switches(settings: Settings, training: bool) -> Iterator[None]:
-    """torch's switches as the settings want them, and as they were before afterwards."""
+    """Context in which torch's switches are set as in the settings; they are restored afterwards."""
     with ExitStack() as stack:
         if settings.deterministic is not None:
             stack.enter_context(_deterministic(settings.deterministic))
         benchmark = settings.benchmark
         if benchmark is None and settings.deterministic:
-            benchmark = False  # its choice of algorithm depends on the clock
+            benchmark = False  # its choice of algorithm depends on timings
         if benchmark is not None:
             stack.enter_context(_cudnn_benchmark(benchmark))
         if training:
@@ -34,7 +34,7 @@ def torch_switches(settings: Settings, training: bool) -> Iterator[None]:
 
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Context in which Ctrl-C and SIGTERM do not interrupt the clean-up; only the main thread can ignore them."""
+    """Context in which Ctrl-C and SIGTERM do not interrupt the clean-up; this needs the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -48,7 +48,7 @@ def interrupts_ignored() -> Iterator[None]:
 
 @contextmanager
 def _cudnn_benchmark(benchmark: bool) -> Iterator[None]:
-    before = torch.backends.cudnn.benchmark  # not cudnn.flags(): its other defaults would switch cuDNN off
+    before = torch.backends.cudnn.benchmark  # cudnn.flags() would turn cuDNN off, by its other defaults
     torch.backends.cudnn.benchmark = benchmark
     try:
         yield
@@ -59,7 +59,7 @@ def _cudnn_benchmark(benchmark: bool) -> Iterator[None]:
 @contextmanager
 def _deterministic(mode: bool | Literal["warn"]) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    name = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when it makes a handle, and is not deterministic without
+    name = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when a handle is created, and is not deterministic without it
     workspace = os.environ.get(name)
     torch.use_deterministic_algorithms(bool(mode), warn_only=mode == "warn")
     if mode:

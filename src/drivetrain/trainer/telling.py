@@ -1,4 +1,4 @@
-"""Calls of the Trainer's loggers, which may fail; the runs that a checkpoint continues; printed results."""
+"""Calls of the Trainer's loggers, which may fail; the logged runs that a checkpoint continues; printed results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drivetrain.loops.results import results_table
 
 
 def show(trainer: Any, stage: str, results: list[dict[str, float]]) -> None:
-    """Print the results of an evaluation on rank 0, or let the loop object do it that a program has set."""
+    """Print the results of an evaluation on rank 0, by the program's own loop object if it has set one."""
     if (loop := trainer._own_loops.get(stage)) is not None:
         loop.show(results)
     else:
@@ -20,10 +20,10 @@ def show(trainer: Any, stage: str, results: list[dict[str, float]]) -> None:
 
 
 def check_loggers(trainer: Any, callback: Any) -> None:
-    """Check that there is a logger for what ``callback`` logs.
+    """Check that there is a logger for the values of ``callback``.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: there is no logger.
     """
     if not trainer.loggers:
         raise ConfigurationError(
@@ -35,20 +35,20 @@ def check_loggers(trainer: Any, callback: Any) -> None:
 def tell(trainer: Any, method: str, *args: Any, begins: bool = False, **named: Any) -> None:
     """Call ``method`` of every logger of ``trainer``.
 
-    A logger that raises does not end the run: there is one warning, and its later failures are silent.
+    A logger that raises does not end the run: its first failure is a warning, and later ones are ignored.
 
     Args:
-        trainer: with the loggers.
+        trainer: the Trainer with the loggers.
         method: its name.
         args, named: its arguments.
-        begins: the run is being set up: a ConfigurationError is raised, since it says what to correct.
+        begins: the run is being set up: a ConfigurationError is raised, because its message contains the correction.
     """
     for logger in trainer.loggers:
         tell_one(trainer, logger, method, *args, begins=begins, **named)
 
 
 def tell_one(trainer: Any, logger: Any, method: str, *args: Any, begins: bool = False, **named: Any) -> None:
-    """The same for one logger."""
+    """Call ``method`` of one logger, as :func:`tell` does."""
     try:
         getattr(logger, method)(*args, **named)
     except Exception as error:
@@ -64,7 +64,7 @@ def tell_one(trainer: Any, logger: Any, method: str, *args: Any, begins: bool = 
 
 
 def states_of(trainer: Any) -> dict[str, Any]:
-    """Return what a checkpoint keeps of the loggers, by class and number."""
+    """Return the state of the loggers for a checkpoint, by class and index."""
     return {key: state for key, logger in _keyed(trainer) if (state := logger.state_dict())}
 
 
@@ -78,11 +78,11 @@ def _keyed(trainer: Any) -> list[tuple[str, Any]]:
 
 
 def continue_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, same_loggers: bool) -> None:
-    """Let the loggers of a fit continue the runs that ``checkpoint`` names, or begin new ones; all ranks call it.
+    """Let the loggers of a fit continue the logged runs in ``checkpoint``, or begin new ones; all ranks call it.
 
     Args:
-        trainer: with the loggers.
-        checkpoint: what the fit resumes from, if it does.
+        trainer: the Trainer with the loggers.
+        checkpoint: the checkpoint from which the fit resumes, or ``None``.
         same_loggers: all ranks have the same loggers.
     """
     states = {} if checkpoint is None else checkpoint.get("loggers", {})

@@ -64,7 +64,7 @@ P = ParamSpec("P")
 
 
 def _completed(init: Callable[P, None]) -> Callable[P, None]:
-    """Fill in arguments from the environment; raise a helpful error for an argument that does not exist."""
+    """Fill in arguments from the environment; raise a helpful error for an unknown argument."""
 
     @functools.wraps(init)
     def complete_and_init(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -95,12 +95,13 @@ def _unknown(fn: TrainerFn, unknown: Mapping[str, Any]) -> UnknownArgumentError:
 class Trainer(TrainerView):
     """Trains, validates and tests a LightningModule, and predicts with it.
 
-    All arguments are keyword-only; one that is left out may come from the environment (``PL_TRAINER_MAX_EPOCHS=3``).
-    The constructor decides what they mean on this machine: ``print(trainer.plan)`` shows the decisions.
+    All arguments are keyword-only; an argument that is left out may come from the environment
+    (``PL_TRAINER_MAX_EPOCHS=3``). The constructor decides their meaning on this machine: ``print(trainer.plan)`` shows
+    the decisions.
 
     Raises:
         ConfigurationError: an argument is wrong or contradicts another; nothing was built.
-        NotSupportedError: a legal argument that this version cannot honour.
+        NotSupportedError: this version does not support a valid argument.
     """
 
     _optimizers_made = False
@@ -174,18 +175,18 @@ class Trainer(TrainerView):
         self.limits = Limits.of(self.settings)
         self.progress = Progress()
         self.default_root_dir = spelled(self.settings.default_root_dir or Path.cwd())
-        # Before the engine, which fills in what a strategy that was passed left open: nothing may be refused after it.
+        # Checked before the engine is built, because the engine changes the caller's strategy.
         self._callbacks: list[Callback] = attach.callbacks_of(self.settings, self.plan.environment)
         self._loggers: list[Logger] = attach.loggers_of(self.settings, self.plan, self.default_root_dir)
         self._failed_loggers: list[Logger] = []
         self._profiler: Any = attach.profiler_of(self.settings)
         self.engine = Engine(plan=self.plan, check_collectives=self.settings.check_collectives)
-        self.engine.stall_timeout_s = None  # the runs are watched, each from its beginning to its end
+        self.engine.stall_timeout_s = None  # each run is watched from its beginning to its end
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self.predictions = Predictions()
         self.ranks_of_job: list[dict[str, Any]] = []  # see Outcome.ranks
-        self._program: dict[str, str] = {}  # of the newest fit: see last.py; the last attribute, for __setattr__
+        self._program: dict[str, str] = {}  # of the newest fit: see last.py; set last, for __setattr__
 
     # ---- entry points --------------------------------------------------------------------------------------------
 
@@ -203,19 +204,20 @@ class Trainer(TrainerView):
         """Train ``model``.
 
         Args:
-            model: what to train.
-            train_dataloaders: the training loader, or a list or dictionary of them; a list of batches is one
-                loader. ``None`` asks the datamodule, then the model.
-            val_dataloaders: the validation loader or a list of them; ``None`` asks the datamodule, then the model.
-            datamodule: where the data comes from, instead of loaders.
-            ckpt_path: resume from this checkpoint ("best" and "last" name those of the ModelCheckpoint).
+            model: the module to train.
+            train_dataloaders: the training loader, or a list or dictionary of loaders; a list of batches is one loader.
+                ``None``: the datamodule's, or else the model's.
+            val_dataloaders: the validation loader or a list of loaders; ``None``: the datamodule's, or else the
+                model's.
+            datamodule: the source of the data, instead of loaders.
+            ckpt_path: resume from this checkpoint ("best" and "last" mean those of the ModelCheckpoint).
             weights_only: ``None`` or True: a checkpoint is read as plain data, never unpickled as code. False unpickles
                 everything in it, which can run any code: use it only for files that you trust.
 
         Raises:
-            ConfigurationError: something is missing, or arguments contradict each other; nothing has run yet.
-            SystemExit: when everything is saved and cleaned up, after Ctrl-C with code 130, in a notebook as a
-                KeyboardInterrupt; after SIGTERM with code 143, as a SIGTERMException.
+            ConfigurationError: an argument is missing, or two contradict each other; nothing has run yet.
+            SystemExit: after Ctrl-C with code 130, after SIGTERM with code 143 as a SIGTERMException, when everything
+                is saved and cleaned up; in a notebook, Ctrl-C raises KeyboardInterrupt instead.
         """
         if unknown:
             raise _unknown(TrainerFn.FITTING, unknown)
@@ -239,11 +241,11 @@ class Trainer(TrainerView):
         """Run one pass over the validation loaders, without gradients.
 
         Args:
-            model: what to evaluate; ``None``: the model of the last run, with its best checkpoint.
-            dataloaders: the loader or a list of them; ``None`` asks the datamodule, then the model.
-            ckpt_path: a checkpoint whose weights are evaluated instead of the model's own.
+            model: the module to evaluate; ``None``: the model of the last run, with its best checkpoint.
+            dataloaders: the loader or a list of loaders; ``None``: the datamodule's, or else the model's.
+            ckpt_path: a checkpoint; its weights are evaluated instead of the model's own.
             verbose: print the metrics.
-            datamodule: where the data comes from, instead of loaders.
+            datamodule: the source of the data, instead of loaders.
             weights_only: as in :meth:`fit`.
 
         Returns:
@@ -283,11 +285,11 @@ class Trainer(TrainerView):
         """Return the output of ``predict_step`` for every batch, in host memory.
 
         Args:
-            model: what predicts; ``None``: the model of the last run, with its best checkpoint.
-            dataloaders: the loader or a list of them; ``None`` asks the datamodule, then the model.
-            datamodule: where the data comes from, instead of loaders.
-            return_predictions: False keeps nothing, for a callback that writes them; ``None``: True.
-            ckpt_path, weights_only: as in :meth:`validate`.
+            model: the module that predicts; ``None``: the model of the last run, with its best checkpoint.
+            dataloaders: the loader or a list of loaders; ``None``: the datamodule's, or else the model's.
+            datamodule: the source of the data, instead of loaders.
+            return_predictions: False keeps no predictions, for a callback that writes them; ``None``: True. ckpt_path,
+            weights_only: as in :meth:`validate`.
 
         Returns:
             One output per batch; with several loaders, a list of outputs for each. Empty with
@@ -309,18 +311,18 @@ class Trainer(TrainerView):
     ) -> None:
         """Write the state of the run to ``filepath``. Call it on every rank.
 
-        When this returns, the checkpoint is durable, unless a CheckpointIO that writes in the background is used during
-        a run: ``trainer.strategy.checkpoint_io.wait(filepath)`` waits for it, and so does the end of the run.
+        The checkpoint is durable on return, except during a run with a CheckpointIO that writes in the background: then
+        ``trainer.strategy.checkpoint_io.wait(filepath)`` and the end of the run wait for it.
 
         Args:
-            filepath: the file; an old file of this name stays complete until the new one is.
+            filepath: the path; an old file at this path stays complete until the new one is.
             weights_only: leave out everything that only resuming needs.
             storage_options: passed to the CheckpointIO.
             allow_pickle: store any object by pickling it. Loading the file then needs ``weights_only=False``, which
                 lets it run code.
 
         Raises:
-            ConfigurationError: no model has been attached by a run.
+            ConfigurationError: no run has attached a model.
             CheckpointError: the file could not be written, or a value cannot be stored as plain data.
         """
         if self.lightning_module is None:
@@ -328,13 +330,15 @@ class Trainer(TrainerView):
         life.save(self, filepath, weights_only, storage_options, allow_pickle)
 
     def make_optimizers(self) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-        """What the module's ``configure_optimizers`` returns, as lists; :meth:`Strategy.setup_optimizers` calls it."""
+        """Return the result of the module's ``configure_optimizers`` as lists; :meth:`Strategy.setup_optimizers` calls
+        it.
+        """
         self._optimizers_made = True
         returned = self.hooks.call_method("configure_optimizers")
         return normalise(returned, by_hand=not self.lightning_module.automatic_optimization)
 
     def init_module(self, empty_init: bool | None = None) -> AbstractContextManager[None]:
-        """Context in which new layers are made on the device and in the precision of this Trainer.
+        """Context in which new layers are created on this Trainer's device and in its precision.
 
         Args:
             empty_init: leave parameters uninitialized, because a checkpoint will be loaded; ``None``: False.
@@ -374,7 +378,7 @@ class Trainer(TrainerView):
         return self.lightning_module, ckpt_path
 
     def _passed_or_set(self, fn: TrainerFn, ckpt_path: str | Path | None) -> str | Path | None:
-        """Return ``ckpt_path``, or what ``trainer.ckpt_path`` was set to."""
+        """Return ``ckpt_path``, or the value that was set as ``trainer.ckpt_path``."""
         if ckpt_path is not None and self._set_ckpt_path is not None:
             rank_zero_warn(
                 f"trainer.{fn.value} was passed ckpt_path={str(ckpt_path)!r}, and trainer.ckpt_path was set to "
@@ -405,7 +409,7 @@ class Trainer(TrainerView):
             from drivetrain.advice import overlooked
 
             overlooked.warn_of_the_overlooked(model, self.settings)
-            if ckpt_path is None:  # else their states come from there
+            if ckpt_path is None:  # otherwise their states come from the checkpoint
                 overlooked.warn_of_used_callbacks(self, model, Callback)
         if not is_own_class(type(precision := self.strategy.precision_plugin)):
             from drivetrain.trainer.precision_checks import check_precision
@@ -469,7 +473,7 @@ class Trainer(TrainerView):
         return results
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Once the constructor is done, a new name may be a misspelt one; the loops set no attribute in a step.
+        # After the constructor, a new attribute may be a misspelt name; the loops set none in a step.
         own = self.__dict__
         if name not in own and "_program" in own and not hasattr(type(self), name):
             from drivetrain.advice.overlooked import warn_of_attribute
@@ -481,12 +485,12 @@ class Trainer(TrainerView):
         return repr(self.settings).replace("Settings", type(self).__name__, 1)
 
     def __getstate__(self) -> dict[str, Any]:
-        # on its way into another process, which begins a run of its own
+        # pickled for another process, which begins a run of its own
         return {**self.__dict__, "_run_parts": None, "_hooks": None}
 
 
 def _without_configs(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return ``arguments`` with plain data in the place of OmegaConf's configurations."""
+    """Return ``arguments`` with OmegaConf's configurations converted to plain data."""
     if "omegaconf" not in sys.modules:
         return arguments
     from drivetrain.base.configs import without_configs

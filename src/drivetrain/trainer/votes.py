@@ -1,4 +1,4 @@
-"""The ranks vote after each phase of a run's set-up, so that none waits for one that has failed in it."""
+"""The ranks vote after each phase of a run's set-up, so that none waits for a rank that has failed in it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from drivetrain.trainer.shown import summary
 
 PREPARE_DATA = "prepare_data"
 
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.25  # between two questions to the store, which grow
-_PATIENCE_S = 5.0  # in which a rank waits at the store; then it waits in an exchange, which ends if a rank dies
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.25  # seconds between two checks of the store, which grow
+_PATIENCE_S = 5.0  # seconds that a rank waits at the store; then it waits in a collective, which ends if a rank dies
 _ALL = "all ranks have come through"
 
 Vote = Callable[[str], AbstractContextManager[None]]
 
 
 def votes_of(trainer: Any) -> Vote:
-    """Return what makes the context of one phase of the set-up: where it ends, the ranks wait for each other.
+    """Return a function that creates the context of one phase of the set-up; at its end, the ranks wait for each other.
 
-    They wait at the job's store, so that the process group can still be used when one of them has failed. There is no
-    time limit for ``PREPARE_DATA``, in which one rank may download what the others wait for. With one process, and with
-    ranks that have no store, the context does nothing.
+    They wait at the job's store, so that the process group can still be used after one of them has failed. There is no
+    time limit for ``PREPARE_DATA``, in which one rank may download data for the others. With one process, or without a
+    store, the context does nothing.
 
-    The context raises:
-        PeerError: another rank has failed in the phase; the message says which, in which line and by what.
+    The context raises: PeerError: another rank has failed in the phase; the message names the rank, the line and the
+        exception.
     """
     world = trainer.strategy.world
     if (store := world.store) is None:
@@ -46,16 +46,17 @@ def _voting(store: Any, world: Group, key: str, phase: str, progress: Progress) 
     try:
         yield
     except BaseException as error:
-        # One that is asked to end has not failed: the launching process asks the others, who end in the same way.
+        # A rank that was asked to end has not failed: the launching process asks the other ranks too.
         if not isinstance(error, (PeerError, SIGTERMException, KeyboardInterrupt)):
             text = summary(error, progress, phase)
-            failing.use_store(lambda: store.compare_set(result, "", text))  # nothing if another rank has ended the vote
+            # has no effect if another rank has ended the vote
+            failing.use_store(lambda: store.compare_set(result, "", text))
         raise
     if store.add(count, 1) == world.size:
         store.compare_set(result, "", _ALL)
     ends = math.inf if phase == PREPARE_DATA else time.monotonic() + _PATIENCE_S
     pause = _FIRST_PAUSE_S
-    while not store.check([result]) and time.monotonic() < ends:  # asked again and again, so that Ctrl-C is heard
+    while not store.check([result]) and time.monotonic() < ends:  # polls, so that Ctrl-C works
         time.sleep(pause)
         pause = min(2 * pause, _LAST_PAUSE_S)
     if store.check([result]) and (found := store.get(result).decode()) != _ALL:

@@ -1,4 +1,4 @@
-"""The weights in a checkpoint: the module's, and those that callbacks keep beside them."""
+"""The weights in a checkpoint: the module's and those of callbacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AVERAGED = "averaged_state_dict"
 
 
 def of(trainer: Any) -> dict[str, Any]:
-    """Return what a checkpoint of the Trainer's run holds of weights; every rank must call it."""
+    """Return the weights of the Trainer's run for a checkpoint; every rank must call it."""
     checkpoint: dict[str, Any] = {"state_dict": trainer.strategy.lightning_module_state_dict()}
     if trainer.settings.save_trainable_only:
         from drivetrain.module import frozen
@@ -29,10 +29,10 @@ def of(trainer: Any) -> dict[str, Any]:
 
 
 def restore(trainer: Any, checkpoint: dict[str, Any], fitting: bool) -> None:
-    """Load the weights of ``checkpoint`` into the module, and let callbacks take theirs.
+    """Load the weights of ``checkpoint`` into the module and the callbacks.
 
     Raises:
-        CheckpointError: the checkpoint lacks the weights, or they do not fit the module.
+        CheckpointError: the checkpoint has no weights, or they do not fit the module.
     """
     module = trainer.lightning_module
     if "state_dict" not in checkpoint:
