@@ -19,10 +19,10 @@ HOST = torch.device("cpu")
 class Accelerator(ABC):
     """Base class: connects a program to one kind of hardware.
 
-    Five members are required; the others have defaults, which ask torch about the devices' type. Instances
-    keep no state of a run, so several Trainers may use one instance.
+    Five members are required; the others have defaults, which ask torch about the device type. Instances keep no state
+    of a run, so several Trainers may use one instance.
 
-    Subclasses are for experts: this contract may change in a minor version. The changelog says how.
+    Subclasses are for experts: this contract may change in a minor version. The changelog lists such changes.
     """
 
     contract_version: ClassVar[int] = 1
@@ -33,12 +33,12 @@ class Accelerator(ABC):
     @staticmethod
     @abstractmethod
     def parse_devices(devices: Any) -> Any:
-        """Return the user's ``devices`` as :meth:`get_parallel_devices` takes them; an int ``n`` means the first n.
+        """Return the user's ``devices`` in the form for :meth:`get_parallel_devices`; an int ``n`` means the first n.
 
-        An unchanged argument may be returned (2, "2", "0,1", -1): the caller turns it into device numbers.
+        It may return the argument unchanged (2, "2", "0,1", -1): the caller converts it to device numbers.
 
         Raises:
-            ConfigurationError: there is no such device.
+            ConfigurationError: a device does not exist.
         """
 
     @staticmethod
@@ -49,7 +49,7 @@ class Accelerator(ABC):
     @staticmethod
     @abstractmethod
     def auto_device_count() -> int:
-        """Return how many devices ``devices="auto"`` and -1 mean."""
+        """Return the number of devices for ``devices="auto"`` and -1."""
 
     @staticmethod
     @abstractmethod
@@ -124,7 +124,7 @@ class Accelerator(ABC):
 
     @property
     def autocast_device_type(self) -> str:
-        """The ``device_type`` that ``torch.autocast`` gets on this accelerator."""
+        """The ``device_type`` for ``torch.autocast``."""
         return self.first_device.type
 
     @property
@@ -134,12 +134,12 @@ class Accelerator(ABC):
 
     @cached_property
     def first_device(self) -> torch.device:
-        """A device that tells the type of all; a plan sets one that it has chosen."""
+        """A device that shows the type of all devices; a plan sets one of its devices."""
         return self.get_parallel_devices([0])[0]
 
     @classmethod
     def why_unavailable(cls) -> str:
-        """Return one line that says what is missing on this machine, for errors and lists."""
+        """Return one line about what is missing on this machine, for errors and lists."""
         return "is_available() says so"
 
     # ---- life ----------------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class Accelerator(ABC):
     def teardown(self) -> None:
         """Called last when a run ends, also after an exception."""
 
-    # ---- what a run may ask about a device -----------------------------------------------------------------------
+    # ---- questions about a device --------------------------------------------------------------------------------
 
     def synchronize(self, device: torch.device) -> None:
         """Wait until all work queued on ``device`` is done."""
@@ -188,15 +188,17 @@ _SIMULATED = "fake"  # the entry point of drivetrain.testing
 
 class _Accelerators(Registry[Accelerator]):
     def available_accelerators(self) -> list[str]:
-        """Return every name that is registered; those of torch's other devices work too."""
+        """Return every registered name; torch's other devices work too."""
         return self.available()
 
     def available(self) -> list[str]:
-        """Return the names to offer, sorted. ``"fake"``, the simulated devices for tests, works but is not one."""
+        """Return the names to offer, sorted. ``"fake"``, the simulated devices for tests, works but is not among
+        them.
+        """
         return [name for name in super().available() if name != _SIMULATED or name in self._registered]
 
     def other_names(self, name: str) -> list[str]:
-        """Return the names under which the same class is registered with the same arguments; none is imported."""
+        """Return the names under which the same class is registered with the same arguments, without importing any."""
         own = self._registered.get(name)
         same = [] if own is None else [
             other for other, entry in self._registered.items()
@@ -212,7 +214,7 @@ class _Accelerators(Registry[Accelerator]):
             )
 
     def fallback(self, name: str) -> Entry[Accelerator] | None:
-        from drivetrain.accelerators.torch_device import of_type  # it is a subclass of what stands above
+        from drivetrain.accelerators.torch_device import of_type  # it is a subclass of a class above
 
         cls = of_type(name)
         return None if cls is None else Entry(name, cls, f"torch's device {name!r}")

@@ -1,4 +1,4 @@
-"""Choose the accelerator that ``Trainer(accelerator=...)`` means on this machine."""
+"""Choose the accelerator for ``Trainer(accelerator=...)`` on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def choose(given: Any) -> tuple[Accelerator, str]:
     """Return the accelerator and the reason; ``given`` is an instance, a class, a name, "auto" or "gpu".
 
     Raises:
-        ConfigurationError: there is none of that name, or it is not available here.
+        ConfigurationError: the name is unknown, or the accelerator is not available here.
     """
     if isinstance(given, type) and issubclass(given, Accelerator):
         given = given()
@@ -56,10 +56,10 @@ def choose(given: Any) -> tuple[Accelerator, str]:
 
 
 def _entry(name: str) -> Entry[Accelerator]:
-    """Return the accelerator of this name: the registered one, or torch's own device if that one yields to it.
+    """Return the registered accelerator of this name, or torch's own device if the registered one yields to it.
 
     Raises:
-        UnknownNameError: there is none.
+        UnknownNameError: the name is unknown.
     """
     entry = AcceleratorRegistry.entry(name)
     own = of_type(name) if entry.cls.yields_to_torch else None
@@ -77,7 +77,7 @@ def _first_available(asked: str, gpu: bool = False) -> tuple[Accelerator, str] |
 
 
 def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
-    """Yield the accelerators that "auto" considers, with their priorities; torch's own device is one of them."""
+    """Yield the accelerators that "auto" considers, with their priorities, including torch's own device."""
     current = torch.accelerator.current_accelerator()
     entries = [_entry(entry.name) for entry in AcceleratorRegistry.entries()]
     if current is not None and all(entry.name != current.type for entry in entries):
@@ -91,7 +91,7 @@ def _candidates() -> Iterator[tuple[int, Entry[Accelerator]]]:
 
 
 def available() -> str:
-    """Return the names of the available accelerators, for messages; one name for each."""
+    """Return the names of the available accelerators, for messages; one name each."""
     entries = [entry for entry in AcceleratorRegistry.entries() if entry.cls.is_available()]
     return ", ".join(
         entry.name
@@ -113,12 +113,12 @@ def check_strategy(accelerator: Accelerator, strategy: str, works_on: frozenset[
     """Check that a strategy works on an accelerator.
 
     Args:
-        accelerator: the one of the plan.
+        accelerator: the plan's accelerator.
         strategy: name of the strategy's class, for the message.
         works_on: ``Strategy.accelerators``: names of accelerators, or types of devices.
 
     Raises:
-        ConfigurationError: it does not.
+        ConfigurationError: the strategy does not work on it.
     """
     if works_on and accelerator.name not in works_on and accelerator.autocast_device_type not in works_on:
         names = " or ".join(f'"{name}"' for name in sorted(works_on))
@@ -144,13 +144,13 @@ def check_strategy(accelerator: Accelerator, strategy: str, works_on: frozenset[
 
 
 def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
-    """Check that device numbers that an accelerator has handed through exist, each once.
+    """Check that device numbers that an accelerator has returned unchanged exist, each once.
 
     Raises:
         ConfigurationError: they do not.
     """
     if not isinstance(parsed, (list, tuple)) or not all(type(index) is int for index in parsed):
-        return  # in the accelerator's own terms
+        return  # in the accelerator's own form
     there = accelerator.auto_device_count()
     if len(set(parsed)) != len(parsed) or any(not 0 <= index < there for index in parsed):
         raise ConfigurationError(
@@ -160,10 +160,10 @@ def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
 
 
 def check_limit(given: Any, count: int, accelerator: Accelerator) -> None:
-    """Check that ``count`` devices are no more than there are, where the accelerator says that it has a limit.
+    """Check that there are at least ``count`` devices, if the accelerator declares a limit.
 
     Raises:
-        ConfigurationError: they are more.
+        ConfigurationError: there are fewer.
     """
     if accelerator.device_count_is_limit and count > (there := accelerator.auto_device_count()):
         raise ConfigurationError(

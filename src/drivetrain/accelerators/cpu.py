@@ -36,7 +36,7 @@ class CPUAccelerator(Accelerator):
         count = int(devices) if isinstance(devices, str) and devices.isdigit() else devices
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             numbers = count.split(",") if isinstance(count, str) else count
-            meant = len(numbers) if isinstance(numbers, (list, tuple)) else 1  # a process for each number
+            meant = len(numbers) if isinstance(numbers, (list, tuple)) else 1  # one process for each number
             raise WrongTypeError(
                 f"On the CPU, devices is a number of processes of at least 1, not {devices!r}. Write devices={meant}."
             )
@@ -56,7 +56,7 @@ class CPUAccelerator(Accelerator):
         return True
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Percentages of processor time, memory and swap in use on this host."""
+        """Return the percentages of processor time, memory and swap in use on this host."""
         import psutil
 
         return {

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, and AMD's under ROCm, which torch calls by the same name."""
+"""NVIDIA's GPUs, and AMD's under ROCm, for which torch uses the same name."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CUDAAccelerator(TorchDeviceAccelerator):
 
     @staticmethod
     def set_nvidia_flags(local_rank: int) -> None:
-        """Number GPUs as nvidia-smi does, and log which of them the process of ``local_rank`` sees.
+        """Number GPUs as nvidia-smi does, and log which GPUs the process of ``local_rank`` sees.
 
         Call it before torch first uses a GPU.
         """
@@ -44,7 +44,7 @@ class CUDAAccelerator(TorchDeviceAccelerator):
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
         """Return the caching allocator's counters; with nvidia-ml-py also ``utilization_percent``, ``power_watts`` and
-        ``temperature_celsius``. None of it waits for the device.
+        ``temperature_celsius``. Reading them does not wait for the device.
         """
         return {**super().get_device_stats(device), **_nvml_stats(device)}
 
@@ -56,7 +56,7 @@ def _nvml_stats(device: torch.device) -> dict[str, float]:
         return {}
     try:
         pynvml.nvmlInit()
-        # by its UUID: NVML does not know CUDA_VISIBLE_DEVICES, so its numbers are others
+        # by its UUID: NVML ignores CUDA_VISIBLE_DEVICES, so its numbers differ
         handle: Any = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except pynvml.NVMLError:
         return {}
@@ -67,16 +67,16 @@ def _nvml_stats(device: torch.device) -> dict[str, float]:
         "temperature_celsius": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
     }
     for name, read in reads.items():
-        with suppress(pynvml.NVMLError):  # a figure that this device or container does not give is left out
+        with suppress(pynvml.NVMLError):  # values that this device or container does not provide are left out
             figures[name] = float(read())
     return figures
 
 
 def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
-    """Return the numbers of GPUs on which a tensor can be created; one held in exclusive mode is skipped.
+    """Return the numbers of GPUs on which a tensor can be created; a GPU held in exclusive mode is skipped.
 
     Args:
-        num_devices: how many; -1: all that are usable.
+        num_devices: how many; -1: all usable ones.
 
     Raises:
         ConfigurationError: there are fewer.
@@ -107,18 +107,18 @@ def has_cuda() -> bool:
 
 
 def memory_in_use() -> tuple[int, int]:
-    """Return what torch has allocated on the current device, and the most since the last call, in bytes."""
+    """Return torch's allocated memory on the current device, and its peak since the last call, in bytes."""
     peak = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated(), peak
 
 
 def record_allocations(max_entries: int) -> None:
-    """Keep the last ``max_entries`` allocations and frees, each with the line of code that made it."""
+    """Record the last ``max_entries`` allocations and frees, each with its line of code."""
     torch.cuda.memory._record_memory_history(max_entries=max_entries)
 
 
 def write_allocations(path: str) -> None:
-    """Write a snapshot of what was recorded, and stop recording."""
+    """Write a snapshot of the recorded allocations, and stop recording."""
     torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
     torch.cuda.memory._record_memory_history(enabled=None)

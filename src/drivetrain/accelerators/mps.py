@@ -10,7 +10,7 @@ from drivetrain.base.registry import Registry
 
 
 class MPSAccelerator(TorchDeviceAccelerator):
-    """Apple's GPUs: one device, no 64-bit floats, and no job of several."""
+    """Apple's GPUs: one device, no float64, and no job with several."""
 
     type = "mps"
     auto_priority = 300
@@ -40,7 +40,9 @@ class MPSAccelerator(TorchDeviceAccelerator):
         """Do nothing: there is one device."""
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Percentages of processor, memory and swap in use, which the GPU shares, and the bytes of its tensors."""
+        """Return percentages of processor, memory and swap in use, which the GPU shares, and the bytes of its
+        tensors.
+        """
         import psutil
 
         return {

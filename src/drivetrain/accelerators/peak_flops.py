@@ -1,4 +1,4 @@
-"""How many operations per second a device can make at most."""
+"""The peak number of operations per second of a device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from drivetrain.base.rank_zero import rank_zero_warn
 
-# Dense operations per second as the vendors state them, by a part of the device's name; the longest that fits counts.
+# Dense operations per second as the vendors state them, by a part of the device's name; the longest match is used.
 _T = 1e12
 _PEAKS: dict[str, dict[str, float]] = {
     "b200": {"float32": 75 * _T, "tf32": 1100 * _T, "half": 2250 * _T},
@@ -30,8 +30,8 @@ def get_available_flops(device: torch.device, dtype: torch.dtype | str) -> int |
 
     Args:
         device: a CUDA device; the peak of others must be passed as ``available_flops``.
-        dtype: what most operations compute in. With float32, ``torch.get_float32_matmul_precision()`` decides whether
-            that is TF32.
+        dtype: the dtype of most operations. With float32, ``torch.get_float32_matmul_precision()`` decides whether that
+            is TF32.
     """
     if device.type != "cuda":
         return None

@@ -19,10 +19,10 @@ _RETIRED = frozenset({"mkldnn", "opengl", "opencl", "ideep"})
 
 
 class TorchDeviceAccelerator(Accelerator):
-    """The device behind ``torch.accelerator``: a GPU of any maker, or a backend from outside torch.
+    """The device behind ``torch.accelerator``: any vendor's GPU, or a backend from outside torch.
 
-    A subclass names a type of device; without one it is the type that torch was built for. Counts, the current device
-    and memory come from ``torch.accelerator`` and ``torch.get_device_module``.
+    A subclass names a device type; without one it is the type for which torch was built. Counts, the current device and
+    memory come from ``torch.accelerator`` and ``torch.get_device_module``.
     """
 
     type: ClassVar[str] = ""
@@ -32,7 +32,7 @@ class TorchDeviceAccelerator(Accelerator):
 
     @classmethod
     def device_type(cls) -> str:
-        """torch's name for the device, for example the one in ``tensor.device.type``.
+        """torch's name for the device, for example in ``tensor.device.type``.
 
         Raises:
             ConfigurationError: this build of torch has no accelerator.
@@ -46,10 +46,10 @@ class TorchDeviceAccelerator(Accelerator):
 
     @classmethod
     def parse_devices(cls, devices: Any) -> list[int]:
-        """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a text of digits is a count.
+        """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a string of digits is a count.
 
         Raises:
-            ConfigurationError: it means no device, one twice, or one that is not there.
+            ConfigurationError: it selects no device, a device twice, or a missing device.
         """
         return parse_indices(devices, cls.auto_device_count())
 
@@ -95,10 +95,10 @@ class TorchDeviceAccelerator(Accelerator):
 
 
 def parse_indices(devices: Any, count: int) -> list[int]:
-    """Return the device numbers that a user's ``devices`` means on a machine with ``count`` devices.
+    """Return the device numbers for a user's ``devices`` on a machine with ``count`` devices.
 
     Raises:
-        ConfigurationError: it means no device, one twice, or one that is not there.
+        ConfigurationError: it selects no device, a device twice, or a missing device.
     """
     given, devices = devices, as_numbers(devices)
     if isinstance(devices, int) and not isinstance(devices, bool):
@@ -115,7 +115,7 @@ def parse_indices(devices: Any, count: int) -> list[int]:
 
 
 def as_numbers(devices: Any) -> Any:
-    """Return a text of digits as a count, one with commas as a list of numbers; anything else as it is."""
+    """Return a string of digits as a count, one with commas as a list of numbers; any other value unchanged."""
     if not isinstance(devices, str):
         return devices
     parts = [part.strip() for part in devices.split(",") if part.strip()]
@@ -125,9 +125,9 @@ def as_numbers(devices: Any) -> Any:
 
 
 def of_type(name: str) -> type[Accelerator] | None:
-    """Return the accelerator for torch's device type ``name``; ``None`` where torch has none of that name.
+    """Return the accelerator for torch's device type ``name``; ``None`` if torch has none of that name.
 
-    A backend from outside torch has its name once its package is imported; until then it is unknown here.
+    A backend from outside torch registers its name when its package is imported; until then it is unknown here.
     """
     return _class_for(name) if name in known_types() else None
 
@@ -138,8 +138,8 @@ def _class_for(name: str) -> type[Accelerator]:
 
 
 def known_types() -> tuple[str, ...]:
-    """Return every device type of torch's that may be an accelerator: of those that torch lists in the message about an
-    unknown one, and the name that a backend from outside torch has given itself.
+    """Return every device type of torch that may be an accelerator: those in torch's error message about an unknown
+    type, and the name that a backend from outside torch has registered.
     """
     try:
         torch.device("quantum")
@@ -151,7 +151,7 @@ def known_types() -> tuple[str, ...]:
 
 
 def _module_of(kind: str) -> Any:
-    """Return ``torch.<kind>`` if it can count devices; ``None`` where torch has no such module."""
+    """Return ``torch.<kind>`` if it can count devices; ``None`` if torch has no such module."""
     try:
         module = torch.get_device_module(kind)
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""TPUs, and the other devices that torch_xla drives."""
+"""TPUs, and the other devices that torch_xla supports."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _KIB = 1024
 
 
 class XLAAccelerator(Accelerator):
-    """TPUs, through torch_xla, which is imported when the first of them is asked for.
+    """TPUs, through torch_xla, which is imported on first use.
 
-    ``accelerator="auto"`` chooses them, but not torch_xla's devices on the processor, which are for tests: those need
+    ``accelerator="auto"`` chooses them, but not torch_xla's CPU devices, which are for tests: those need
     ``accelerator="xla"``.
     """
 
     auto_priority = 400
-    yields_to_torch = True  # TPUs may come as a torch device of their own
+    yields_to_torch = True  # a torch device of its own may also support TPUs
     single_device_strategy, parallel_strategy, own_strategies_only = "single_xla", "xla", True
     device_count_is_limit = True
 
@@ -36,7 +36,7 @@ class XLAAccelerator(Accelerator):
 
     @staticmethod
     def parse_devices(devices: Any) -> Any:
-        """1, all of them as a number or -1, or ``[i]``, ``"i,"``: the i-th alone, from 0."""
+        """1, all of them as a number or -1, or ``[i]``, ``"i,"``: only the i-th, from 0."""
         given, devices = devices, as_numbers(devices)
         count = XLAAccelerator.auto_device_count()
         if type(devices) is int and devices in (1, count, -1):
@@ -57,14 +57,14 @@ class XLAAccelerator(Accelerator):
     def auto_device_count() -> int:
         """Return how many devices this machine has, without starting the runtime on a TPU.
 
-        A TPU belongs to the process in which the runtime has started; the processes of a job must be able to.
+        A TPU belongs to the process in which the runtime has started, so only the job's processes may start it.
         """
         if not find_spec("torch_xla"):
             return 0
         import torch_xla
         from torch_xla import runtime
 
-        if runtime.is_spmd():  # one virtual device stands for all of them
+        if runtime.is_spmd():  # one virtual device represents all of them
             return int(runtime.addressable_runtime_device_count())
         if runtime.device_type() == "TPU" and not torch_xla._XLAC._xla_runtime_is_initialized():
             from torch_xla._internal import tpu
@@ -76,13 +76,13 @@ class XLAAccelerator(Accelerator):
 
     @classmethod
     def joins_auto(cls) -> bool:
-        """Return whether torch_xla drives a device of its own here, and not the processor."""
+        """Return whether torch_xla uses a device other than the CPU here."""
         if os.environ.get("PJRT_DEVICE") == "CPU":
             return False  # and torch_xla need not be imported
         try:
             from torch_xla import runtime
         except (ImportError, OSError, RuntimeError):
-            return True  # is_available says that it is not there
+            return True  # is_available reports that it is missing
         return bool(runtime.device_type() != "CPU")
 
     @staticmethod
@@ -114,7 +114,7 @@ class XLAAccelerator(Accelerator):
         """Do nothing: torch_xla assigns each process its device."""
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return KiB in use and at the peak, if the runtime counts them."""
+        """Return KiB in use and at the peak, if the runtime provides them."""
         used, peak = self.memory_allocated(device), self.max_memory_allocated(device)
         figures = {"memory.used_kib": used, "memory.peak_kib": peak}
         return {name: value / _KIB for name, value in figures.items() if value is not None}
@@ -139,6 +139,6 @@ def _memory(device: torch.device, key: str) -> int | None:
 
     try:
         figure: int | None = xla_model.get_memory_info(device).get(key)
-    except RuntimeError:  # not every device counts
+    except RuntimeError:  # not every device provides them
         return None
     return figure

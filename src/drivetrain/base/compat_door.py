@@ -1,4 +1,4 @@
-"""The one door from the core to what stands above it: what it needs of ``compat`` and ``cli`` is named here only."""
+"""The only module of the core that imports from higher layers: everything that it needs of ``compat`` and ``cli``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from drivetrain.base.registry import load
 
 
 class FromCompat:
-    """A property of the Trainer under one of Lightning's names, which :mod:`drivetrain.compat.loop_views` defines.
+    """A Trainer property with one of Lightning's names, defined in :mod:`drivetrain.compat.loop_views`.
 
     The module is imported when the property is first read or written, so that importing the Trainer stays quick.
     """
@@ -30,11 +30,11 @@ class FromCompat:
 
 
 def in_our_layout(checkpoint: Any, resuming: bool = False) -> Any:
-    """Return a checkpoint of Lightning's in drivetrain's layout; anything else as it is.
+    """Convert a Lightning checkpoint to drivetrain's layout; return any other value unchanged.
 
     Args:
-        checkpoint: what was read; it is left as it is.
-        resuming: whether training resumes from it; then a warning names what a file of Lightning's lacks.
+        checkpoint: the data that was read; it is not changed.
+        resuming: whether training resumes from it; a warning then names what a Lightning file lacks.
     """
     if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint or "drivetrain_version" in checkpoint:
         return checkpoint
@@ -42,10 +42,10 @@ def in_our_layout(checkpoint: Any, resuming: bool = False) -> Any:
 
 
 def field_members() -> ModuleType:
-    """Return :mod:`drivetrain.compat.members`: which members of Lightning's an override of is not called here."""
+    """Return :mod:`drivetrain.compat.members`: the members of Lightning whose overrides are not called here."""
     return importlib.import_module("drivetrain.compat.members")
 
 
 def of_command_line() -> ModuleType:
-    """Return :mod:`drivetrain.cli.from_checkpoint`: hyperparameters that LightningCLI has saved, built again."""
+    """Return :mod:`drivetrain.cli.from_checkpoint`, which rebuilds hyperparameters that LightningCLI has saved."""
     return importlib.import_module("drivetrain.cli.from_checkpoint")

@@ -20,10 +20,11 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """What ``Trainer(compile=...)`` means.
+    """The parsed value of ``Trainer(compile=...)``.
 
     Attributes:
-        blocks: ``None``: the whole model; "blocks": its repeated layers; else classes of layers and their names.
+        blocks: ``None``: the complete model; "blocks": its repeated layers; otherwise classes of layers and their
+            names.
         arguments: those of ``torch.compile``.
     """
 
@@ -37,10 +38,10 @@ class CompileOptions:
 
     @classmethod
     def of(cls, value: Any, owner: str = "Trainer") -> CompileOptions | None:
-        """Return what ``value`` means; ``None`` if nothing is to be compiled.
+        """Return the options for ``value``; ``None`` if nothing is to be compiled.
 
         Raises:
-            ConfigurationError: it is none of the forms, or torch.compile does not take an argument in it.
+            ConfigurationError: its form is not supported, or torch.compile does not accept an argument in it.
         """
         if value is None or value is False:
             return None
@@ -53,7 +54,7 @@ class CompileOptions:
 
 
 def _blocks_of(value: Any, owner: str, inside: bool = False) -> str | frozenset[type[nn.Module] | str] | None:
-    """Return the layers that a value other than a dictionary selects; ``inside`` one, True means "blocks"."""
+    """Return the layers that a value other than a dictionary selects; ``inside`` a dictionary, True means "blocks"."""
     where = f'{owner}(compile={{"blocks": {shown(value)}}})' if inside else f"{owner}(compile={shown(value)})"
     if isinstance(value, bool) or (inside and value is None):
         return "blocks" if inside and value else None
@@ -77,7 +78,7 @@ def _blocks_of(value: Any, owner: str, inside: bool = False) -> str | frozenset[
 
 
 def _argument_named(value: str) -> str | None:
-    """Return which argument of torch.compile takes this text: its mode or its backend; ``None`` for neither."""
+    """Return which argument of torch.compile this text is for: its mode or its backend; ``None`` for neither."""
     if value in _modes():
         return "mode"
     return "backend" if value in _backends() else None

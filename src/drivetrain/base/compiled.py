@@ -1,8 +1,7 @@
-"""Modules that torch.compile has wrapped: compiled in place instead, and their parameters' names without the wrapper's.
+"""Modules wrapped by torch.compile: compile them in place instead, and remove the wrapper from parameter names.
 
-``torch.compile(module)`` returns another module, which calls the original. Its class is not the original's, and
-``_orig_mod.`` is in front of the names in its state dict. Compiling in place, as ``module.compile()`` does, changes
-neither.
+``torch.compile(module)`` returns another module, which calls the original. It has another class, and its state dict's
+names have the prefix ``_orig_mod.``. Compiling in place, as ``module.compile()`` does, changes neither.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from typing import Any
 
 from torch import nn
 
-_CONTEXT = "drivetrain_context"  # of the compiled call; torch drops that where a module is copied or pickled
+_CONTEXT = "drivetrain_context"  # of the compiled call; torch drops it when a module is copied or pickled
 _WRAPPER = "_orig_mod."
 _IN_A_NAME = re.compile(rf"(?<![^.]){re.escape(_WRAPPER)}")
 
 
 def original(module: Any) -> Any:
-    """Return the module inside of what ``torch.compile`` returned; any other object as it is."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # what it returns is made there
+    """Return the module inside a module that ``torch.compile`` returned; any other object unchanged."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # torch.compile returns objects of its class
     while dynamo is not None and isinstance(module, dynamo.OptimizedModule):
         module = module._orig_mod
     return module
 
 
 def compiled_in_place(module: Any) -> Any:
-    """Return :func:`original` of ``module``, compiled in place with what ``torch.compile`` was given.
+    """Return :func:`original` of ``module``, compiled in place with the arguments of ``torch.compile``.
 
     The object that ``torch.compile`` returned stays valid.
     """
@@ -41,13 +40,13 @@ def compiled_in_place(module: Any) -> Any:
 
 
 def compile_in_place(module: nn.Module, context: Any) -> None:
-    """Let calls of ``module`` run compiled by ``context``, the ``dynamo_ctx`` of what ``torch.compile`` returned."""
+    """Make calls of ``module`` run compiled by ``context``, the ``dynamo_ctx`` of the result of ``torch.compile``."""
     if context_of(module) is context:
         return
-    from torch._dynamo import external_utils, trace_rules  # imported already, by what made the context
+    from torch._dynamo import external_utils, trace_rules  # already imported by the code that made the context
 
     call: Any = module._call_impl
-    if trace_rules.check(module.forward):  # of torch's own modules, whose frames are not compiled by themselves
+    if trace_rules.check(module.forward):  # torch's own modules, whose frames are not compiled separately
         call = external_utils.wrap_inline(call)
     call = context(call)
     setattr(call, _CONTEXT, context)
@@ -55,16 +54,16 @@ def compile_in_place(module: nn.Module, context: Any) -> None:
 
 
 def compile_forward(module: nn.Module, context: Any) -> None:
-    """Let the ``forward`` of ``module`` run compiled by ``context``, with its hooks around it as they are.
+    """Make the ``forward`` of ``module`` run compiled by ``context``, with its hooks outside.
 
-    FSDP's hooks gather and free parameters there. Layers of one class share what was compiled.
+    FSDP's hooks gather and free parameters there. Layers of one class share compiled code.
     """
     if context_of(module) is context:
         return
-    from torch._dynamo import external_utils, trace_rules  # imported already, by what made the context
+    from torch._dynamo import external_utils, trace_rules  # already imported by the code that made the context
 
     forward: Any = module.forward
-    if trace_rules.check(forward):  # of torch's own modules, whose frames are not compiled by themselves
+    if trace_rules.check(forward):  # torch's own modules, whose frames are not compiled separately
         forward = external_utils.wrap_inline(forward)
     compiled, attributes = context(forward), module.__dict__
     inner: Any = module._call_impl
@@ -85,7 +84,7 @@ def compile_forward(module: nn.Module, context: Any) -> None:
 
 
 def leave_uncompiled(module: nn.Module) -> None:
-    """Undo what compiled ``module`` in place."""
+    """Undo the in-place compilation of ``module``."""
     module._compiled_call_impl = None
 
 
@@ -97,9 +96,9 @@ def context_of(module: nn.Module) -> Any:
 def compiled_method(module: nn.Module, name: str) -> Callable[..., Any]:
     """Return the method of this name, compiled if ``module`` was compiled in place here.
 
-    With ``fullgraph=True`` only calls of the module are compiled: a step that logs is never one graph. A training step
-    that steps its optimizers itself is not compiled: torch.compile would trace into the optimizer past its wrapper,
-    which scales, counts and calls hooks.
+    With ``fullgraph=True`` only calls of the module are compiled, because a step that logs is never one graph. A
+    training step with its own optimizer steps is not compiled: torch.compile would trace into the optimizer and bypass
+    its wrapper, which scales, counts and calls hooks.
     """
     method: Callable[..., Any] = getattr(module, name)
     context = context_of(module)
@@ -110,7 +109,7 @@ def compiled_method(module: nn.Module, name: str) -> Callable[..., Any]:
     return compiled
 
 
-# What user code reads in forward, in the middle of a graph: nothing there changes from step to step.
+# Read by user code in forward, inside a graph: these values do not change from step to step.
 _TRACED = {
     "forward", "training_step", "validation_step", "test_step", "predict_step", "hparams", "hparams_initial", "device",
     "dtype", "automatic_optimization", "example_input_array",
@@ -119,23 +118,23 @@ _TRACED = {
 
 @functools.cache
 def keep_out_of_graphs(*classes: type) -> None:
-    """Let torch.compile leave out of its graphs what a step calls of drivetrain, such as ``self.log``.
+    """Keep functions of drivetrain that a step calls, such as ``self.log``, out of torch.compile's graphs.
 
-    It would trace into the logbook and the loops, and compile the step again whenever one of their counters changes.
-    Where a step calls something that is left out, its graph ends and another one begins.
+    It would trace into the logbook and the loops, and compile the step again whenever a counter changes. If a step
+    calls such a function, its graph ends and another begins.
 
     Args:
-        classes: those whose members a step may call.
+        classes: the classes whose members a step may call.
     """
     from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
     from torch._dynamo import trace_rules
 
     package = Path(__file__).parent.parent
-    traced = ("module", "compat")  # the second has models of Lightning's demonstrations
+    traced = ("module", "compat")  # compat contains models of Lightning's demonstrations
     folders = [folder for folder in sorted(package.iterdir()) if folder.is_dir() and folder.name not in traced]
     trace_rules.SKIP_DIRS.extend(f"{folder}/" for folder in folders)
     trace_rules._recompile_re()
-    # What these call is left out too, such as an optimizer's step and a metric's update.
+    # Functions called by these are left out too, such as an optimizer's step and a metric's update.
     left_out = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     for owner in {base for cls in classes for base in cls.__mro__ if base.__module__.startswith("drivetrain.")}:
         for name, member in vars(owner).items():
@@ -149,18 +148,18 @@ def keep_out_of_graphs(*classes: type) -> None:
 
 
 def plain_names(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a module's state dict without the names of wrappers, so that it fits with and without ``torch.compile``.
+    """Return a module's state dict without wrapper names, so that it fits with and without ``torch.compile``.
 
-    Both the keys and torch's metadata about them are renamed; a state without such names is returned as it is.
+    Both the keys and torch's metadata about them are renamed; a state without such names is returned unchanged.
     """
     return _renamed(state, lambda name: _IN_A_NAME.sub("", name)) if _names_wrappers(state) else state
 
 
 def own_names(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return ``state`` with the names of the wrappers that ``module`` has around its submodules, and of no others."""
+    """Return ``state`` with the names of the wrappers around submodules of ``module``, and no other wrapper names."""
     wrapped = [
         f"{name}." for name, _ in module.named_modules(remove_duplicate=False) if f".{name}.".endswith(f".{_WRAPPER}")
-    ]  # outer ones come first
+    ]  # outer wrappers come first
     if not (wrapped or _names_wrappers(state)):
         return state
 

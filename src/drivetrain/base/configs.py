@@ -1,4 +1,4 @@
-"""Configurations of OmegaConf, as Hydra hands them to a program. Only a program that has them imports the package."""
+"""OmegaConf configurations, as programs get them from Hydra. The package is imported only by programs that use it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 def is_config(value: Any) -> bool:
     """Return whether ``value`` is a DictConfig or a ListConfig."""
-    omegaconf = sys.modules.get("omegaconf")  # nothing is of its types where it was not imported
+    omegaconf = sys.modules.get("omegaconf")  # if it is not imported, no value has its types
     return omegaconf is not None and isinstance(value, omegaconf.Container)
 
 
@@ -17,14 +17,14 @@ def as_plain(config: Any, resolve: bool = True) -> Any:
 
     Args:
         config: a DictConfig or a ListConfig.
-        resolve: put values in the place of interpolations, where they have any.
+        resolve: replace interpolations with their values, if they have any.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     try:
         return OmegaConf.to_container(config, resolve=resolve)
-    except OmegaConfBaseException:  # an interpolation of what is not there
+    except OmegaConfBaseException:  # an interpolation of a missing value
         return OmegaConf.to_container(config, resolve=False)
 
 
@@ -34,16 +34,17 @@ def without_configs(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def state_of(config: Any) -> tuple[Any, bool | None, bool | None]:
-    """Return what :func:`restored` makes ``config`` from: plain data, and whether it is closed and read-only.
+    """Return the state from which :func:`restored` rebuilds ``config``: plain data, and whether it is closed and
+    read-only.
 
-    Interpolations stay, but for those of a part, which may mean what lies outside of it.
+    Interpolations are kept, except in a part of a config, where they may refer to values outside of it.
     """
     is_part = config._get_parent() is not None
     return as_plain(config, resolve=is_part), config._get_flag("struct"), config._get_flag("readonly")
 
 
 def restored(state: Any) -> Any:
-    """Return what :func:`state_of` was given; where OmegaConf is not installed, its plain data."""
+    """Undo :func:`state_of`; if OmegaConf is not installed, return the plain data."""
     data, struct, readonly = state
     try:
         from omegaconf import OmegaConf

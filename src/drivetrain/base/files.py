@@ -1,4 +1,6 @@
-"""Write files atomically, and explain why a write failed; addresses such as ``s3://...`` go to base/remote.py."""
+"""Write files atomically, and explain why a write failed; addresses such as ``s3://...`` are handled by
+base/remote.py.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _BUFFER = 1 << 20  # bytes: torch writes many small pieces
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EACCES, errno.ENOTSUP, errno.EBADF})
 
-# Addresses whose second slash pathlib has removed.
+# Addresses from which pathlib has removed the second slash.
 _COLLAPSED = re.compile(r"(s3|s3a|gs|gcs|az|abfs|abfss|oss|hdfs|https?|memory|file):/(?=[^/])")
 
 
@@ -36,10 +38,10 @@ def is_remote(path: Any) -> bool:
 
 
 def spelled(path: str | os.PathLike[str]) -> str:
-    """Return an address as it is, and a local path without ``file://`` and with ``~`` as the home folder.
+    """Return an address unchanged, and a local path without ``file://`` and with ``~`` as the home folder.
 
     Raises:
-        ConfigurationError: it is a ``Path`` made of an address, which pathlib has changed.
+        ConfigurationError: it is a ``Path`` made from an address, which pathlib has changed.
     """
     text = os.fspath(path)
     if is_remote(text):
@@ -56,7 +58,7 @@ def spelled(path: str | os.PathLike[str]) -> str:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """Return an address without a slash at its end, and a local path as one from the root."""
+    """Return an address without a trailing slash, or a local path as an absolute path."""
     text = spelled(path)
     if not is_remote(text):
         return os.path.abspath(text)
@@ -64,7 +66,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 
 def resolved(path: str | os.PathLike[str]) -> str:
-    """Return the one spelling of a path or an address that can be written in several ways; local links are followed."""
+    """Return the canonical spelling of a path or an address; local links are resolved."""
     text = spelled(path)
     if not is_remote(text):
         return os.path.realpath(text)
@@ -76,7 +78,7 @@ def is_file(path: str | os.PathLike[str]) -> bool:
     """Return whether there is a file at this path or address.
 
     Raises:
-        OSError: the server of an address cannot be asked.
+        OSError: the server of an address cannot be reached.
     """
     if not is_remote(path):
         return os.path.isfile(path)
@@ -89,7 +91,7 @@ def size(path: str | os.PathLike[str]) -> int:
     """Return the size in bytes of the file at this path or address.
 
     Raises:
-        OSError: there is none, or it cannot be looked up.
+        OSError: the file does not exist, or its size cannot be read.
     """
     if not is_remote(path):
         return os.path.getsize(path)
@@ -102,7 +104,7 @@ def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -
     """Return the content of the file at this path or address, or ``length`` bytes of it from ``at`` on.
 
     Raises:
-        OSError: there is none, or it cannot be read.
+        OSError: the file does not exist, or cannot be read.
     """
     if not is_remote(path):
         with open(path, "rb") as stream:
@@ -114,7 +116,7 @@ def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Delete the file at this path or address; it is no error if there is none.
+    """Delete the file at this path or address; do nothing if there is none.
 
     Raises:
         OSError: it could not be deleted.
@@ -159,7 +161,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
 
     Raises:
         FileExistsError: ``new`` was requested and there is such a file.
-        OSError: the file could not be written; the message names the cause, and what was there before is unchanged.
+        OSError: the file could not be written; the message names the cause, and an earlier file is unchanged.
     """
     if is_remote(path):
         from drivetrain.base import remote
@@ -172,7 +174,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
     stream: _Stream | None = None
     try:
         check_replaceable(target)
-        with open(temporary, "xb", buffering=0) as raw:  # "x": never through what another process put there
+        with open(temporary, "xb", buffering=0) as raw:  # "x": never follows a link that another process put there
             stream = _Stream(raw)
             with io.BufferedWriter(stream, _BUFFER) as file:
                 yield cast(BinaryIO, file)
@@ -197,26 +199,26 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
     """Replace the file at ``path``; a reader finds the old content or the new content.
 
     Raises:
-        OSError: as :func:`replacing`.
+        OSError: as in :func:`replacing`.
     """
     with replacing(path) as stream:
         stream.write(content)
 
 
 def touch(path: str | os.PathLike[str]) -> None:
-    """Set the file's time to now, exactly: the time that a write gives it lags behind by some milliseconds."""
+    """Set the file's time to exactly now: the time from a write is some milliseconds late."""
     now = time.time_ns()
     os.utime(path, ns=(now, now))
 
 
 def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
-    """Make ``path`` a relative symbolic link to ``source``, atomically; a durable copy where links are not allowed.
+    """Make ``path`` a relative symbolic link to ``source``, atomically; or a durable copy if links are not allowed.
 
     Returns:
-        False if ``replaces`` is False and there is a file of this name, which stays.
+        False if ``replaces`` is False and a file has this name, which is kept.
 
     Raises:
-        OSError: it could not be made; what was there before is unchanged.
+        OSError: it could not be created; an earlier file is unchanged.
     """
     temporary, target = temporary_beside(path), Path(path)
     check_replaceable(target)
@@ -226,7 +228,7 @@ def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
             move(temporary, target)
     except FileExistsError:
         return False
-    except OSError:  # Windows asks for a privilege, and some file systems have no links
+    except OSError:  # Windows needs a privilege for links, and some file systems do not support them
         return copy(source, path, replaces)
     finally:
         with contextlib.suppress(OSError):
@@ -238,10 +240,10 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
     """Copy a file, atomically and durably, also from or to an address.
 
     Returns:
-        False if ``replaces`` is False and there is a file of this name, which stays.
+        False if ``replaces`` is False and a file has this name, which is kept.
 
     Raises:
-        OSError: as :func:`replacing`.
+        OSError: as in :func:`replacing`.
     """
     if is_remote(source) or is_remote(path):
         from drivetrain.base import remote
@@ -256,21 +258,21 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
 
 
 def move(source: Path, target: Path, new: bool = False) -> None:
-    """Rename ``source`` to ``target``, atomically; the one place where a file replaces another.
+    """Rename ``source`` to ``target``, atomically; the only function in which a file replaces another.
 
     Args:
         source: a complete file on the file system of ``target``.
-        target: the name that it gets. A symbolic link there is replaced, not followed.
+        target: the new name. A symbolic link there is replaced, not followed.
         new: never replace an existing file; ``source`` may then keep its name beside the new one.
 
     Raises:
         FileExistsError: ``new`` was requested and there is such a file.
-        OSError: ``target`` is no file, as :func:`check_replaceable` says, or the rename failed.
+        OSError: ``target`` is not a file, see :func:`check_replaceable`, or the rename failed.
     """
     check_replaceable(target)
     if new:
         try:
-            os.link(source, target)  # unlike a rename, it fails where there is a file
+            os.link(source, target)  # unlike a rename, it fails if the file exists
         except FileExistsError:
             raise
         except (OSError, NotImplementedError) as error:
@@ -282,7 +284,7 @@ def move(source: Path, target: Path, new: bool = False) -> None:
 
 
 def check_replaceable(target: Path) -> None:
-    """Look for what would make the final rename fail, before any bytes are written.
+    """Check for reasons why the final rename would fail, before any bytes are written.
 
     Raises:
         IsADirectoryError: ``target`` is a folder.
@@ -310,7 +312,7 @@ def reason(error: OSError, target: Path) -> str:
 
 
 def wrong_characters(name: str) -> str | None:
-    """Return why no file can have this ``name``; ``None`` where one can."""
+    """Return why no file can have this ``name``; ``None`` if one can."""
     if "\0" in name:
         return "it contains a NUL character"
     try:
@@ -321,7 +323,7 @@ def wrong_characters(name: str) -> str | None:
 
 
 def impossible_folder(path: str) -> str | None:
-    """Return why no folder can be at ``path``; ``None`` where nothing is known against it. Nothing is made."""
+    """Return why no folder can be at ``path``; ``None`` if no reason is known. Nothing is created."""
     if (why := wrong_characters(path)) is not None:
         return why
     folder = wanted = os.path.abspath(path)
@@ -338,7 +340,7 @@ def impossible_folder(path: str) -> str | None:
             break
     if not stat.S_ISDIR(found.st_mode):
         return "there is a file of this name" if folder == wanted else f"{folder} is a file"
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # only POSIX tells
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # only available on POSIX
         longest = os.pathconf(folder, "PC_NAME_MAX")
         if any(len(os.fsencode(part)) > longest for part in wanted[len(folder) :].split(os.sep)):
             return f"a name in it is longer than {longest} bytes"
@@ -346,7 +348,7 @@ def impossible_folder(path: str) -> str | None:
 
 
 class _Stream(io.RawIOBase):
-    """Remembers the first failed write, because torch's writer raises another exception in its place."""
+    """Records the first failed write, because torch's writer raises another exception instead."""
 
     failure: OSError | None = None
 
@@ -376,10 +378,10 @@ def sync_directory(directory: Path) -> None:
         finally:
             os.close(handle)
     except OSError as error:
-        if error.errno not in _NO_DIRECTORY_SYNC:  # some file systems do not know the call
+        if error.errno not in _NO_DIRECTORY_SYNC:  # some file systems do not support it
             raise
 
 
 def encodable(text: str) -> str:
-    """Return ``text`` with its lone surrogates, which come from names that are no UTF-8, written out as text."""
+    """Return ``text`` with its lone surrogates, which come from names that are not UTF-8, escaped."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()

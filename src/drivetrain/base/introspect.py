@@ -1,4 +1,4 @@
-"""Questions about what a user's class defines, and what ``help()`` says of the arguments of ours."""
+"""Inspect users' classes, and describe arguments of drivetrain's classes for ``help()``."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _ALIKE = 0.9  # of difflib's ratio; "on_train_epoch_ends" has 0.97, "test_step" 
 
 
 def is_own_class(cls: type) -> bool:
-    """Whether drivetrain defines this class; a subclass of the user's is none of its own."""
+    """Whether drivetrain defines this class; a user's subclass does not count."""
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def check_base_init(obj: object) -> None:
-    """Check that an ``__init__`` of the user's has called that of drivetrain's class below it, if this keeps anything.
+    """Check that a user's ``__init__`` has called that of drivetrain's base class, if that sets attributes.
 
     Raises:
-        ConfigurationError: its code has no such call, and no attribute that the other would have set is there.
+        ConfigurationError: its code has no such call, and no attribute of the base class's ``__init__`` exists.
     """
     users: Any = None
     for cls in type(obj).__mro__:
@@ -41,12 +41,12 @@ def check_base_init(obj: object) -> None:
                 )
             return
         if users is None and (not inspect.isfunction(init) or any("init" in each for each in init.__code__.co_names)):
-            return  # it calls "__init__", or as a dataclass "__post_init__"
+            return  # it calls "__init__", or "__post_init__" in a dataclass
         users = users or init
 
 
 def overrides(obj: object, name: str, base: type) -> bool:
-    """Whether ``obj`` has its own ``name``: from its class or, replaced on the instance, from itself."""
+    """Whether ``obj`` overrides ``name`` of ``base``, in its class or on the instance."""
     method = getattr(obj, name, None)
     if method is None:
         return False
@@ -54,16 +54,16 @@ def overrides(obj: object, name: str, base: type) -> bool:
 
 
 def defined_by_user(obj: object, name: str) -> bool:
-    """Whether ``obj`` has its own ``name`` from a class of the user's or, replaced on the instance, from itself."""
+    """Whether a user's class of ``obj``, or the instance itself, defines ``name``."""
     owner = next((cls for cls in type(obj).__mro__ if name in vars(cls)), object)
     return name in vars(obj) or not (owner is object or is_own_class(owner))
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature of ``fn`` as it is called.
+    """Return the signature for callers of ``fn``.
 
-    A wrapper around a bound method may itself be bound, as torch's ``register_fsdp_forward_method`` does:
-    ``inspect.signature`` would leave out the instance twice, and so the first argument.
+    A wrapper around a bound method may itself be bound, as in torch's ``register_fsdp_forward_method``:
+    ``inspect.signature`` would remove the instance twice, and so drop the first argument.
     """
     while inspect.ismethod(fn) and inspect.ismethod(wrapped := getattr(fn, "__wrapped__", None)):
         fn = wrapped
@@ -71,7 +71,7 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
 
 
 def positional_arity(fn: Callable[..., Any]) -> int:
-    """How many positional arguments ``fn`` takes; many, if it takes ``*args``."""
+    """Return the number of positional arguments of ``fn``; a large number if it has ``*args``."""
     kinds = [parameter.kind for parameter in signature_of(fn).parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return 1_000
@@ -79,7 +79,7 @@ def positional_arity(fn: Callable[..., Any]) -> int:
 
 
 def taken(fn: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the keyword arguments ``given`` that ``fn`` takes."""
+    """Return the keyword arguments in ``given`` that ``fn`` accepts."""
     parameters = signature_of(fn).parameters.values() if given else ()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
         return dict(given)
@@ -95,29 +95,29 @@ def takes(method: Any, arguments: int) -> bool:
         signature_of(method).bind(*[None] * arguments)
     except TypeError:
         return False
-    except ValueError:  # a builtin that does not tell
+    except ValueError:  # a builtin without a signature
         return True
     return True
 
 
 def takes_iterator(step: Callable[..., Any]) -> bool:
-    """Whether a step takes ``dataloader_iter`` and fetches its batches itself."""
+    """Whether a step has the parameter ``dataloader_iter``, so that it fetches its batches itself."""
     return "dataloader_iter" in signature_of(step).parameters
 
 
 def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> str | None:
-    """How ``fn`` must be written if it cannot be called as ``contract`` is: its parameters, as text; else ``None``.
+    """If ``fn`` cannot be called like ``contract``, return its correct parameters as text; otherwise ``None``.
 
-    Names do not matter, and ``dataloader_idx`` may be left out where the contract has a default for it.
+    Names do not matter, and ``dataloader_idx`` may be left out if the contract has a default for it.
 
     Args:
-        fn: a bound method, or a function in its place.
+        fn: a bound method, or a function that replaces it.
         contract: the method that it overrides, looked up on the class, so that its first parameter is the instance.
     """
     try:
         signature = signature_of(fn)
     except (ValueError, TypeError):
-        return None  # some builtins do not say what they take
+        return None  # some builtins have no signature
     self, *named = [p for p in inspect.signature(contract).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
     needed = [p for p in named if p.name != "dataloader_idx" or p.default is p.empty]
     for given in (needed, named):
@@ -130,7 +130,7 @@ def missing_arguments(fn: Callable[..., Any], contract: Callable[..., Any]) -> s
 
 
 def missing_methods(cls: type) -> list[str]:
-    """Return the abstract methods that ``cls`` does not define, sorted; the class may still be being defined."""
+    """Return the abstract methods that ``cls`` does not define, sorted; also works while the class is being defined."""
     abstract = {name for base in cls.__mro__ for name in getattr(base, "__abstractmethods__", ())}
     return sorted(name for name in abstract if getattr(getattr(cls, name, None), "__isabstractmethod__", False))
 
@@ -138,10 +138,10 @@ def missing_methods(cls: type) -> list[str]:
 def near_misses(
     cls: type, base: type, hooks: Iterable[str], alike: float = _ALIKE, values: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Methods of ``cls`` that ``base`` has not, and the hook that each is nearly called: ``(method, hook)``.
+    """Yield methods of ``cls`` that ``base`` does not have and whose names are similar to a hook's: ``(method, hook)``.
 
-    A name that only adds a word to a hook's (``training_step_end``) is meant as it is written. ``alike`` is how near
-    is near, in difflib's ratio. ``values``: properties, class methods and values of the class count, too.
+    A name that only adds a word to a hook's (``training_step_end``) is not reported. ``alike`` is the minimum
+    similarity, as difflib's ratio. ``values``: include properties, class methods and values of the class.
     """
     known = sorted(hooks)
     own = {
@@ -166,17 +166,17 @@ _SYNONYMS = {
 def uncalled_hooks(
     cls: type, base: type, hooks: Iterable[str], names: re.Pattern[str]
 ) -> Iterator[tuple[str, str | None]]:
-    """Methods of ``cls`` that look like hooks, are none, and that nothing in their file mentions.
+    """Return methods of ``cls`` that look like hooks, are not hooks, and are not mentioned elsewhere in their file.
 
-    Each comes with the hook that means nearly the same, or ``None``. Left out are methods that have a decorator, which
-    may register them, and those that a class of another package defines. Where the source is not known, only methods
-    with such a hook are returned.
+    Each is returned with the hook that has nearly the same meaning, or ``None``. Methods with a decorator, which may
+    register them, and methods of another package's class are left out. Without the source, only methods with such a
+    hook are returned.
 
     Args:
         cls: the user's class.
-        base: the class of drivetrain's that it extends.
+        base: drivetrain's class that it extends.
         hooks: the names of the hooks.
-        names: what the name of a hook looks like.
+        names: a pattern for the names of hooks.
     """
     known = {_in_plain_words(hook): hook for hook in sorted(hooks)}
     package = cls.__module__.partition(".")[0]
@@ -201,7 +201,7 @@ def uncalled_hooks(
 
 
 def _in_plain_words(name: str) -> str:
-    """Return ``name`` with the words that hooks use: ``on_val_epoch_begin`` becomes ``on_validation_epoch_start``."""
+    """Return ``name`` in the words that hooks use: ``on_val_epoch_begin`` becomes ``on_validation_epoch_start``."""
     when, _, rest = name.partition("_")
     if when in ("before", "after"):
         name = f"on_{rest}_{'start' if when == 'before' else 'end'}"
@@ -214,14 +214,14 @@ def _is_installed(file: str) -> bool:
 
 
 def shown_type(annotation: Any) -> str:
-    """Return the type of an argument for readers, with any name that is registered as a ``str``."""
+    """Return the type of an argument as readable text, with ``str`` for registered names."""
     return str(annotation).replace("PrecisionName", "int | str").replace("StrategyName", "str")
 
 
 def describe_arguments(cls: type[T], docs: Mapping[str, str]) -> type[T]:
-    """Describe in the docstring of ``cls`` the arguments of its ``__init__`` that are in ``docs``, and return ``cls``.
+    """Add the arguments of ``__init__`` that are in ``docs`` to the docstring of ``cls``; return ``cls``.
 
-    So ``help()`` shows all of them. One that the docstring's "Args:" describes already stays as it is.
+    So ``help()`` shows all of them. An argument that the docstring's "Args:" already describes is skipped.
     """
     before, raises, after = (cls.__doc__ or "").partition("\n    Raises:\n")
     before, _, own = before.partition("\n    Args:\n")

@@ -1,4 +1,4 @@
-"""A package's public names, each imported when it is first asked for: a program pays for what it uses."""
+"""A package's public names, each imported on first use, so that a program only pays for what it uses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-_offered: dict[str, tuple[str, ...]] = {}  # by package, its public names
-_files: dict[str, Mapping[str, str]] = {}  # by package, the file of each public name
+_offered: dict[str, tuple[str, ...]] = {}  # the public names, by package
+_files: dict[str, Mapping[str, str]] = {}  # the file of each public name, by package
 
 
 def lazy(
@@ -21,13 +21,13 @@ def lazy(
 
     Args:
         package: its ``__name__``.
-        files: by public name, the module that defines it, relative to the package; one beside it begins with a dot.
+        files: the defining module of each public name, relative to the package; a module beside it begins with a dot.
         modules: public modules in the package, which become its attributes.
     """
     _offered[package], _files[package] = (*files, *modules), files
     if not any(isinstance(finder, UnknownNames) for finder in sys.meta_path):
         sys.meta_path.append(UnknownNames())
-    # Only of a package does ``from package import name`` ask the import hooks about a name that it lacks.
+    # Only for a package does ``from package import name`` ask the import hooks about a missing name.
     vars(sys.modules[package]).setdefault("__path__", [])
 
     def get(name: str) -> Any:
@@ -35,9 +35,9 @@ def lazy(
             return importlib.import_module(f"{package}.{name}")
         if name not in files:
             start = f"module {package!r} has no attribute {name!r}"
-            if not (name.startswith("__") or _is_private_module(package, name)):  # imports and tools ask for those
+            if not (name.startswith("__") or _is_private_module(package, name)):  # imports and tools read those
                 start = _message(start, package, name)
-            # With the name set, and no object, Python does not add a suggestion of its own.
+            # With the name but no object, Python does not add its own suggestion.
             raise AttributeError(start, name=name)
         value = getattr(_imported(f".{files[name]}", package), name)
         setattr(sys.modules[package], name, value)
@@ -47,10 +47,10 @@ def lazy(
 
 
 def _imported(name: str, package: str) -> ModuleType:
-    """Import a module without a garbage collection meanwhile.
+    """Import a module with garbage collection turned off.
 
-    ``import torch`` leaves so many objects that a few thousand more set off a collection of all, which takes twice as
-    long as the import itself and finds nothing: what modules define stays.
+    ``import torch`` leaves so many objects that a few thousand more trigger a full collection, which takes twice as
+    long as the import itself and frees nothing, because modules' objects stay alive.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -62,26 +62,26 @@ def _imported(name: str, package: str) -> ModuleType:
 
 
 def _is_private_module(package: str, name: str) -> bool:
-    """Return whether ``name`` is a module in the package: an import asks for the attribute first."""
+    """Return whether ``name`` is a module in the package: an import reads the attribute first."""
     return any(os.path.exists(os.path.join(folder, f"{name}.py")) for folder in vars(sys.modules[package])["__path__"])
 
 
 def names_of_file(package: str, file: str) -> list[str]:
-    """Return the public names that an imported package has from one of its files."""
+    """Return the public names of an imported package that one of its files defines."""
     return [name for name, defined_in in _files[package].items() if defined_in == file]
 
 
 def public_names(module: str, names: Sequence[str]) -> list[str]:
-    """Return what ``dir()`` of ``module`` shows: its public ``names``, and those that Python gives every module."""
+    """Return the names for ``dir()`` of ``module``: its public ``names``, and those of every module."""
     return sorted({*names, *(name for name in vars(sys.modules[module]) if name.startswith("__"))})
 
 
-class UnknownNames:  # importlib.abc, which has the base class, is slow to import
-    """Import hook, after all others: explains why a name cannot be imported from one of our packages.
+class UnknownNames:  # importlib.abc, with the base class, is slow to import
+    """The last import hook: explains why a name cannot be imported from one of drivetrain's packages.
 
-    Python looks for a module where ``from package import name`` finds no attribute, and its own message names neither a
-    similar name nor what this version lacks. The hook finds no module, ever; a name that it cannot explain is left to
-    Python.
+    If ``from package import name`` finds no attribute, Python searches for a module, and its own message names neither
+    a similar name nor what this version lacks. The hook never finds a module; Python handles a name that it cannot
+    explain.
     """
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: Any = None) -> None:
@@ -97,7 +97,7 @@ class UnknownNames:  # importlib.abc, which has the base class, is slow to impor
         from drivetrain.errors import closest
 
         if is_known_to_be_missing(package, name) or closest(name, _offered[package]) is not None:
-            # Without a ``name``: importlib drops an error that bears the module's full name.
+            # Without a ``name``: importlib drops an error that has the module's full name.
             raise ModuleNotFoundError(_message(f"cannot import name {name!r} from {package!r}", package, name))
 
 

@@ -1,8 +1,8 @@
-"""What becomes of an override of each member that a contract has in the field, so that none is left out in silence.
+"""How overrides of familiar members are handled, so that none is silently ignored.
 
-A public member of a contract is called where the field calls it. What the field has besides is in
-:mod:`drivetrain.compat.members`: an override is refused when the object is taken, because leaving it out would change
-numbers, state or ranks; or it changes nothing of these, and one line says that it is not called.
+A public member of a contract is called at its familiar point. Other familiar members are in
+:mod:`drivetrain.compat.members`: an override is refused at construction, because ignoring it would change numbers,
+state or ranks; or it is harmless, and one line reports that it is not called.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _warned: set[tuple[type, frozenset[str]]] = set()
 
 @dataclass(frozen=True)
 class Members:
-    """What an override of a contract's member may be, other than called.
+    """How overrides of a contract's members are handled that are not called.
 
     Attributes:
-        kind: the word that messages use for an object of it, for example ``"strategy"``.
+        kind: the word for an object of the contract in messages, for example ``"strategy"``.
         refused: members whose override is an error, and what to write instead.
-        harmless: members whose override is not called, and changes no number, state or rank.
-        needed: what to write instead of a subclass of the contract that overrides nothing; empty where one is useful.
+        harmless: members whose override is not called and would change no number, state or rank.
+        needed: for a subclass of the contract that overrides nothing, what to write instead; empty if it is useful.
     """
 
     kind: str
@@ -36,11 +36,11 @@ class Members:
     needed: str = ""
 
     def check(self, cls: type) -> None:
-        """Check that everything that a user's class overrides is called; warn once about what is harmless.
+        """Check that all overrides in a user's class are called; warn once about harmless ones.
 
         Raises:
-            ConfigurationError: it overrides a member that is never called, and whose absence would change numbers,
-                state or ranks. Or it overrides nothing, where a subclass of the contract must.
+            ConfigurationError: it overrides a member that is never called, and ignoring it would change numbers, state
+                or ranks. Or it overrides nothing, although a subclass of this contract must.
         """
         own = overridden_members(cls)
         for name in sorted(own.keys() & self.refused.keys()):
@@ -58,7 +58,7 @@ class Members:
 
 
 def check_members(cls: type) -> None:
-    """Check a class of the user's against its contract, and warn of names that are nearly members.
+    """Check a user's class against its contract, and warn about names that are nearly members.
 
     Raises:
         ConfigurationError: it overrides a member that is never called; see :meth:`Members.check`.
@@ -74,11 +74,11 @@ def check_members(cls: type) -> None:
 
 
 def warn_of_near_misses(cls: type, known: Iterable[str] = ()) -> None:
-    """Warn, once for a class, of what it defines under nearly the name of a member of its contract.
+    """Warn once per class about definitions whose names are similar to a member of its contract.
 
     Args:
-        cls: a class of the user's.
-        known: members beyond the public attributes of the contract.
+        cls: the user's class.
+        known: further members, beyond the public attributes of the contract.
     """
     base = _own_base(cls)
     names = members_of(base) | _public(known)
@@ -93,13 +93,13 @@ def warn_of_near_misses(cls: type, known: Iterable[str] = ()) -> None:
 
 
 def members_of(contract: type) -> set[str]:
-    """Return the public members of a contract: its methods, its properties, and the attributes that it declares."""
+    """Return the public members of a contract: its methods, properties, and declared attributes."""
     declared = (name for owner in contract.__mro__ for name in vars(owner).get("__annotations__", ()))
     return _public((*dir(contract), *declared))
 
 
 def warn_once(cls: type, names: frozenset[str], remark: str) -> None:
-    """Warn, once for a class, if it overrides any of ``names``."""
+    """Warn once per class if it overrides any of ``names``."""
     found = sorted(overridden_members(cls).keys() & names)
     if found and (cls, names) not in _warned:
         _warned.add((cls, names))
@@ -111,11 +111,11 @@ def _public(names: Iterable[str]) -> set[str]:
 
 
 def _own_base(cls: type) -> type:
-    """Return the class of drivetrain's that a user's class extends."""
+    """Return drivetrain's class that a user's class extends."""
     return next((owner for owner in cls.__mro__ if is_own_class(owner)), object)
 
 
 def overridden_members(cls: type) -> dict[str, type]:
-    """Return what the user's classes define, by name, with the class that wins."""
+    """Return the definitions of the user's classes by name, with the class that takes precedence."""
     owners = [owner for owner in reversed(cls.__mro__) if owner is not object and not is_own_class(owner)]
     return {name: owner for owner in owners for name in vars(owner)}

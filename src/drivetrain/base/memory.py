@@ -1,4 +1,4 @@
-"""Errors of a device or host without memory, and the bytes that tensors hold."""
+"""Out-of-memory errors of a device or host, and the memory of tensors in bytes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "CUDNN_
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether ``error`` says that memory ran out; the CPU's allocator raises a plain RuntimeError."""
+    """Return whether ``error`` is an out-of-memory error; the CPU's allocator raises a plain RuntimeError."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in text_of(error) for text in _TEXTS)
 
 
 def bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:
-    """Return how many bytes ``tensors`` hold on ``device``; memory that several of them share counts once."""
+    """Return the bytes of ``tensors`` on ``device``; shared memory counts once."""
     storages: dict[int, int] = {}
     for tensor in tensors:
         local = tensor.detach()
@@ -30,12 +30,12 @@ def bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:
             try:
                 storage = local.untyped_storage()
                 storages[storage.data_ptr()] = storage.nbytes()
-            except (RuntimeError, NotImplementedError):  # tensors without a storage of their own, such as sparse ones
+            except (RuntimeError, NotImplementedError):  # tensors without their own storage, such as sparse ones
                 storages[id(tensor)] = local.numel() * local.element_size()
     return sum(storages.values())
 
 
 def in_gib(number: int) -> str:
-    """Return a number of bytes in GiB, with as many digits as a small one needs."""
+    """Return a number of bytes in GiB, with more digits if it is small."""
     gib = number / 2**30
     return f"{gib:.2f} GiB" if gib >= 0.1 or not number else f"{gib:.2g} GiB"

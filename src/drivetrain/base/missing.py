@@ -1,6 +1,7 @@
-"""Names of Lightning 2.6 that this version lacks, or that are elsewhere, and earlier arguments: for messages.
+"""Names of Lightning 2.6 that this version lacks or has elsewhere, and former arguments: for messages.
 
-A test compares the table with Lightning's public names and with drivetrain's: what is neither here nor there fails it.
+A test compares the table with the public names of Lightning and drivetrain: every name of Lightning must be in one of
+them.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ ARGUMENTS = {
     "min_nb_epochs": "Write min_epochs=... instead.",
     "nb_gpu_nodes": "Write num_nodes=... instead.",
     "nb_sanity_val_steps": "Write num_sanity_val_steps=... instead.",
-    # of other trainers
+    # other trainers
     "num_train_epochs": "Write max_epochs=... instead.",
     "gradient_accumulation_steps": "Write accumulate_grad_batches=... instead.",
     "max_grad_norm": "Write gradient_clip_val=... instead.",
@@ -152,12 +153,12 @@ ENGINE = {
 
 
 def is_known_to_be_missing(package: str, name: str) -> bool:
-    """Return whether Lightning has ``name`` where drivetrain has ``package``, and this version lacks it."""
+    """Return whether Lightning has ``name`` in the counterpart of ``package``, and this version lacks it."""
     return name in MISSING.get(package, {})
 
 
 def why_missing(package: str, name: str) -> str | None:
-    """Return what to say of such a name; ``None`` of any other."""
+    """Return the message for such a name; ``None`` for any other."""
     if not is_known_to_be_missing(package, name):
         return None
     instead = MISSING[package][name]

@@ -17,15 +17,15 @@ R = TypeVar("R")
 
 log = logging.getLogger("drivetrain")
 
-# A launcher exports one of these before the first line of user code runs, so the rank is known even before any
-# cluster environment has been chosen.
+# A launcher exports one of these before the first line of user code runs, so the rank is known before a cluster
+# environment is chosen.
 _RANK_VARIABLES = (
     "RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "_CONDOR_PROCNO",
 )  # fmt: skip
 
 
 def rank_from_environ(environ: Mapping[str, str] = os.environ) -> int:
-    """Global rank as the launcher exported it; 0 where no launcher did."""
+    """Return the global rank that the launcher exported; 0 without a launcher."""
     for name in _RANK_VARIABLES:
         if (value := environ.get(name, "")).isdigit():
             return int(value)
@@ -33,10 +33,10 @@ def rank_from_environ(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def tell_rank(rank: int | None = None) -> None:
-    """Tell the package lightning_utilities the rank: programs use its ``rank_zero_only``, which raises without it.
+    """Set the rank in the package lightning_utilities: programs use its ``rank_zero_only``, which raises without it.
 
     Args:
-        rank: of this process; ``None``: as the launcher exported it.
+        rank: this process's rank; ``None``: the one that the launcher exported.
     """
     decorator = getattr(sys.modules.get("lightning_utilities.core.rank_zero"), "rank_zero_only", None)
     if decorator is not None:
@@ -56,9 +56,9 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
 def any_rank_info(message: str) -> None:
     """Log ``message`` at INFO on the logger named "drivetrain"; by default it appears on stderr.
 
-    A program that sets up logging decides what becomes of it: as soon as that logger or the root logger has a handler,
-    nothing is written here. Before, the level of the logger and ``logging.disable`` can silence it. Python does the
-    same for warnings: it writes them to stderr while there is no handler.
+    A program can redirect it: as soon as that logger or the root logger has a handler, nothing is written to stderr.
+    Until then, the logger's level and ``logging.disable`` can silence it. Python treats warnings the same: it writes
+    them to stderr while there is no handler.
     """
     if log.hasHandlers():
         log.info(message)
@@ -79,14 +79,14 @@ def rank_zero_warn(
     stacklevel: int | None = None,
     about: type | Callable[..., Any] | None = None,
 ) -> None:
-    """Issue a Python warning that points at a line of the user's.
+    """Issue a Python warning with the location of a line of user code.
 
     Args:
-        message: what the user should know.
-        category: of the warning.
-        stacklevel: the line is that many calls up, as in ``warnings.warn``; ``None``: the innermost call that comes
-            from outside drivetrain and torch.
-        about: the class, function or method of the user's that the warning is about; the line is where it is defined.
+        message: the text.
+        category: the class of the warning.
+        stacklevel: the number of calls up to the line, as in ``warnings.warn``; ``None``: the innermost call from
+            outside drivetrain and torch.
+        about: a user's class, function or method that the warning is about; its definition is the location.
     """
     if stacklevel is not None:
         warnings.warn(message, category, stacklevel=stacklevel)
@@ -97,14 +97,14 @@ def rank_zero_warn(
 
 
 class LightningDeprecationWarning(DeprecationWarning):
-    """A program that was written for Lightning uses what Lightning deprecates."""
+    """A program that was written for Lightning uses a feature that Lightning deprecates."""
 
 
 def lightning_deprecation(message: str) -> bool:
-    """In a program that runs with ``drivetrain.compat``, warn that Lightning deprecates what it uses.
+    """In a program that runs with ``drivetrain.compat``, warn about a feature that Lightning deprecates.
 
     Returns:
-        Whether it is such a program.
+        Whether the program runs with ``drivetrain.compat``.
     """
     written_for_it = any(type(finder).__name__ == "CompatFinder" for finder in sys.meta_path)
     if written_for_it:
@@ -121,7 +121,7 @@ _Place = tuple[str, int, str]  # file, line, module
 
 
 def _line_outside(frame: FrameType | None) -> _Place:
-    """Return the innermost line that is not in :data:`_INSIDE`; where there is none, the outermost."""
+    """Return the innermost line outside :data:`_INSIDE`, or the outermost line if there is none."""
     file, line, module = "drivetrain", 1, "drivetrain"
     while frame is not None:
         file, line, module = frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "")
@@ -132,7 +132,7 @@ def _line_outside(frame: FrameType | None) -> _Place:
 
 
 def _definition_of(thing: type | Callable[..., Any] | None) -> _Place | None:
-    """Return where a class or function is defined; ``None`` where its source is not there."""
+    """Return where a class or function is defined; ``None`` if its source is not available."""
     if thing is None:
         return None
     code = getattr(inspect.unwrap(thing), "__code__", None)

@@ -1,10 +1,10 @@
-"""Names for classes: a folder's files, what users register, and what installed packages offer.
+"""Names for classes: a folder's files, users' registrations, and entry points of installed packages.
 
 A backend is one file, ``<folder>/<name>.py``, that defines one public concrete subclass of the folder's contract. The
-folder's listing *is* the registry: to add a name, add a file. A class may give itself further names, with arguments of
-their own, in the classmethod that the contract calls when a subclass is defined; that is also how a user's class gets
-its name. Third-party packages offer theirs through an entry-point group, which is named like the folder unless the
-folder has two contracts: ``drivetrain.loggers``, for example. Nothing is imported until a name is asked for.
+folder's listing *is* the registry: to add a name, add a file. A class may register further names, with their own
+arguments, in the classmethod that the contract calls when a subclass is defined; a user's class gets its name in the
+same way. Third-party packages register theirs in an entry-point group, which has the folder's name unless the folder
+has two contracts: ``drivetrain.loggers``, for example. Nothing is imported until a name is used.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """What a name stands for.
+    """The class and the arguments for a name.
 
     Attributes:
         name: the name.
         cls: the class.
         description: one line for lists.
-        init_params: what the class is called with.
+        init_params: the constructor's arguments.
     """
 
     name: str
@@ -51,11 +51,11 @@ class Registry(Generic[T]):
 
     Args:
         package: the folder, for example ``"drivetrain.loggers"``.
-        contract: its module inside the folder that holds the abstract class, for example ``"logger"``.
-        kind: the word that messages use for one entry, for example ``"logger"``.
-        by_file: the names of the folder's files are names of classes; False where the classes name themselves, because
-            they have several names, or the folder holds other files too: all of it is imported with the first question.
-        group: the entry-point group of installed packages; ``None``: called like ``package``.
+        contract: the module inside the folder with the abstract class, for example ``"logger"``.
+        kind: the word for an entry in messages, for example ``"logger"``.
+        by_file: whether file names are names of classes; False if classes register several names themselves, or the
+            folder contains other files too: it is then imported completely on first use.
+        group: the entry-point group of installed packages; ``None``: the name of ``package``.
     """
 
     def __init__(self, package: str, contract: str, kind: str, by_file: bool = True, group: str | None = None) -> None:
@@ -70,7 +70,7 @@ class Registry(Generic[T]):
 
     @property
     def kind(self) -> str:
-        """The word that messages use for one entry."""
+        """The word for an entry in messages."""
         return self._kind
 
     # ---- names ---------------------------------------------------------------------------------------------------
@@ -88,19 +88,19 @@ class Registry(Generic[T]):
     def register(
         self, name: str, cls: type[T] | None = None, description: str = "", override: bool = False, **init_params: Any
     ) -> type[T] | Callable[[type[T]], type[T]]:
-        """Give ``cls`` a name for this process; without ``cls``, a decorator.
+        """Register ``cls`` under a name for this process; without ``cls``, a decorator.
 
         Args:
-            name: what users will write.
+            name: the name that users write.
             cls: the class.
             description: one line for lists; by default the first line of the class's docstring.
-            override: take the name from whoever has it.
-            init_params: what the class is called with under this name.
+            override: replace an existing registration of the name.
+            init_params: the constructor's arguments for this name.
 
         Raises:
             ConfigurationError: the name belongs to a different class, or to a file of the folder, and ``override`` is
-                False. The same class again (a re-run notebook cell, a spawned child) replaces silently. Or the name is
-                no text, or ``cls`` is no class of this kind that can be made with ``init_params``.
+                False. Registering the same class again (a re-run notebook cell, a spawned child) is allowed. Or the
+                name is not a string, or ``cls`` is not a class of this kind with parameters ``init_params``.
         """
         self._check_text(name)
         if cls is None:
@@ -130,7 +130,7 @@ class Registry(Generic[T]):
             )
 
     def _check_class(self, name: str, cls: Any, init_params: Mapping[str, Any]) -> None:
-        """Check that ``cls`` is a class of this kind, which can be made with ``init_params``.
+        """Check that ``cls`` is a class of this kind whose constructor accepts ``init_params``.
 
         Raises:
             ConfigurationError: it is not.
@@ -160,11 +160,11 @@ class Registry(Generic[T]):
         """Check that the constructor of ``cls`` has all parameters of these names; ``start`` begins the message.
 
         Raises:
-            ConfigurationError: it has not.
+            ConfigurationError: it does not.
         """
         try:
             parameters = inspect.signature(cls).parameters
-        except (ValueError, TypeError):  # a constructor in C that does not tell
+        except (ValueError, TypeError):  # a constructor in C without a signature
             return
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             return
@@ -183,15 +183,15 @@ class Registry(Generic[T]):
         )  # fmt: skip
 
     def derive(self, source: Callable[[bool], Mapping[str, Entry[T]]]) -> None:
-        """Add the entries that ``source`` returns, for names that are made of the names of another registry.
+        """Add the entries that ``source`` returns, for names that are derived from another registry's names.
 
-        It is called again with each question, and told whether to look for what installed packages offer, which takes
-        milliseconds. A registered name, and one of an earlier source, comes first.
+        It is called for each lookup, with a flag for whether to include installed packages, which takes milliseconds. A
+        registered name, or one of an earlier source, takes precedence.
         """
         self._sources.append(source)
 
     def remove(self, name: str) -> None:
-        """Forget a name that was registered. A name of a file of the folder then means that file again.
+        """Remove a registered name. If a file of the folder has that name, the name refers to the file again.
 
         Raises:
             UnknownNameError: it was not registered.
@@ -203,26 +203,26 @@ class Registry(Generic[T]):
         del self._registered[name]
 
     def available(self) -> list[str]:
-        """Every name that :meth:`get` accepts, sorted; no backend is imported to list it."""
+        """Return every name that :meth:`get` accepts, sorted, without importing a backend."""
         return sorted({*self._files(), *self._registered, *self._derived(installed=True), *self._entry_points()})
 
-    # ---- what they stand for -------------------------------------------------------------------------------------
+    # ---- entries -------------------------------------------------------------------------------------------------
 
     def get(self, name: str) -> T:
-        """A new instance of what is called ``name``, made with the arguments that it was registered with.
+        """Return a new instance for ``name``, created with its registered arguments.
 
         Raises:
-            UnknownNameError: there is none of this name; the message suggests the likeliest one.
+            UnknownNameError: the name is unknown; the message suggests the most similar one.
         """
         return self.entry(name).build()
 
     def entry(self, name: str) -> Entry[T]:
-        """What ``name`` stands for: registered here, else a file of the folder, else an entry point.
+        """Return the entry for ``name``: registered here, otherwise a file of the folder, otherwise an entry point.
 
-        A name that is not known as it is written is looked for in small letters.
+        An unknown name is also looked up in lower case.
 
         Raises:
-            UnknownNameError: there is none of this name; the message suggests the likeliest one.
+            UnknownNameError: the name is unknown; the message suggests the most similar one.
         """
         files = self._files()
         if name not in self._registered and name in files:
@@ -237,7 +237,7 @@ class Registry(Generic[T]):
         if (point := self._entry_points().get(name)) is not None:
             loaded: type[T] = point.load()
             self._check_class(name, loaded, {})
-            # Loading may have defined a class that gave itself this name, with arguments.
+            # Loading may have defined a class that registered itself under this name, with arguments.
             return self._registered.get(name) or Entry(name, loaded, first_line(loaded))
         if (derived := self._derived(installed=True).get(name)) is not None:
             return derived
@@ -251,11 +251,11 @@ class Registry(Generic[T]):
         """Raise a ConfigurationError for a reserved name."""
 
     def fallback(self, name: str) -> Entry[T] | None:
-        """Return what an unknown name means, if a subclass has a general answer; the name can still be registered."""
+        """Return an entry for an unknown name, if a subclass has a general answer; the name can still be registered."""
         return None
 
     def entries(self) -> Iterator[Entry[T]]:
-        """Every entry, by name; an installed package whose class cannot be imported is left out with a warning."""
+        """Return every entry by name; an installed package whose class cannot be imported is skipped with a warning."""
         for name in self.available():
             try:
                 entry = self.entry(name)
@@ -285,7 +285,7 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(self.available())
 
-    # ---- where they come from ------------------------------------------------------------------------------------
+    # ---- sources -------------------------------------------------------------------------------------------------
 
     def _is_own(self, cls: type[Any]) -> bool:
         return cls.__module__.startswith(f"{self._package}.")
@@ -300,7 +300,7 @@ class Registry(Generic[T]):
 
     def _import_all(self, package: ModuleType) -> None:
         if not self._imported:
-            self._imported = True  # before: the classes in there register themselves
+            self._imported = True  # set before, because the classes register themselves
             for module in pkgutil.iter_modules(package.__path__):
                 if not module.name.startswith("_"):
                     importlib.import_module(f"{self._package}.{module.name}")
@@ -314,7 +314,7 @@ class Registry(Generic[T]):
     def _class_in(self, module: ModuleType) -> type[T]:
         contract = self._contract_class()
         found = list(dict.fromkeys(
-            value for value in vars(module).values()  # one class may have two names there
+            value for value in vars(module).values()  # a class may have two names in its module
             if inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, contract)
             and not value.__name__.startswith("_") and not inspect.isabstract(value)
         ))  # fmt: skip
@@ -330,10 +330,10 @@ class Registry(Generic[T]):
 
 
 def names_itself(cls: type[Any], hook: str, registry: Registry[Any]) -> None:
-    """Call the classmethod ``hook`` with the registry, where the body of ``cls`` defines it.
+    """Call the classmethod ``hook`` with the registry, if the body of ``cls`` defines it.
 
     Raises:
-        ConfigurationError: it is no classmethod.
+        ConfigurationError: it is not a classmethod.
     """
     own = vars(cls).get(hook)
     if own is None:
@@ -347,7 +347,7 @@ def names_itself(cls: type[Any], hook: str, registry: Registry[Any]) -> None:
 
 
 def first_line(cls: type[Any]) -> str:
-    """Of the class's own docstring."""
+    """Return the first line of the class's own docstring."""
     return next(iter((cls.__dict__.get("__doc__") or "").strip().splitlines()), "")
 
 
@@ -357,12 +357,12 @@ def _identity(cls: type[Any]) -> tuple[str, str]:
 
 
 def check_contract_version(cls: type[Any], current: int, kind: str) -> None:
-    """Check the version of the contract that ``cls`` names in its own body, if it names one.
+    """Check the contract version that ``cls`` declares in its own body, if any.
 
     Args:
-        cls: a subclass of a contract that has a version.
+        cls: a subclass of a versioned contract.
         current: the contract's version.
-        kind: what the class is, for the message, such as "strategy".
+        kind: the kind of class, for the message, such as "strategy".
 
     Raises:
         ConfigurationError: the class was written for another version.
@@ -377,15 +377,15 @@ def check_contract_version(cls: type[Any], current: int, kind: str) -> None:
 
 
 def check_part(cls: type) -> None:
-    """Check that everything that a class of the user's overrides is called: see :func:`base.members.check_members`."""
+    """Check that all overrides in a user's class are called: see :func:`base.members.check_members`."""
     if not is_own_class(cls):
         load("drivetrain.base.members:check_members")(cls)
 
 
 def load(path: str) -> Any:
-    """The object at ``"package.module:name"``, imported when asked for.
+    """Return the object at ``"package.module:name"``, imported when this is called.
 
-    This is how the front reaches leaves (default callbacks and loggers) without importing their folders.
+    The core loads leaves (default callbacks and loggers) this way without importing their folders.
     """
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)

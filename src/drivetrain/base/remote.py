@@ -1,11 +1,11 @@
-"""Files behind addresses such as ``s3://bucket/run``: the one place that knows of them; fsspec reads and writes them.
+"""Files behind addresses such as ``s3://bucket/run``, read and written through fsspec; the only module that uses it.
 
-An object is written in two steps: its content goes to a file on this machine, and that file is then uploaded. A reader
-finds the earlier object or the new one. Object stores replace an object only when its upload is complete. On file
-systems that show a file while it grows, it is uploaded under another name and renamed.
+An object is written in two steps: its content is written to a local file, which is then uploaded. A reader finds the
+earlier object or the new one. Object stores replace an object only when its upload is complete. On file systems that
+show a file while it grows, it is uploaded under another name and renamed.
 
-fsspec is imported when the first address is used. Each function asks fsspec for the file system again, because its
-connections must not be used in a forked process; fsspec keeps one for each process.
+fsspec is imported when the first address is used. Each function asks fsspec for the file system again, because
+connections must not be used in a forked process; fsspec caches one per process.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from drivetrain.base import files
 from drivetrain.base.files import is_remote
 from drivetrain.errors import ConfigurationError, MissingPackageError, shown
 
-# Stores that show an object only when all of it was uploaded.
+# Stores that show an object only after its complete upload.
 _WHOLE_UPLOADS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"})
 _READ_ONLY = frozenset({"http", "https"})
-# Which package fsspec needs for a protocol. For others its own message names the package.
+# The package that fsspec needs for a protocol. For other protocols fsspec's own message names the package.
 _PACKAGES = {
     "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abfss": "adlfs",
     "http": "aiohttp", "https": "aiohttp", "oss": "ossfs", "hf": "huggingface_hub", "sftp": "paramiko",
@@ -40,7 +40,7 @@ _TIMES = ("LastModified", "mtime", "last_modified", "created", "updated")
 
 
 def is_known(path: Any) -> bool:
-    """Return whether ``path`` is an address whose protocol fsspec knows; its package may be missing."""
+    """Return whether ``path`` is an address whose protocol fsspec supports; its package may be missing."""
     if not is_remote(path):
         return False
     protocol = _protocol(os.fspath(path))
@@ -55,7 +55,7 @@ def check(path: Any) -> None:
     """Check that the file system of an address can be used here; nothing is sent.
 
     Raises:
-        ConfigurationError: a package is missing, or fsspec does not know the protocol.
+        ConfigurationError: a package is missing, or fsspec does not support the protocol.
     """
     if not is_remote(path):
         return
@@ -83,10 +83,10 @@ def check(path: Any) -> None:
 
 
 def check_writable(path: Any) -> None:
-    """:func:`check` for an address to which files will be written.
+    """Do :func:`check` for an address to which files will be written.
 
     Raises:
-        ConfigurationError: as :func:`check`, or files can only be read there.
+        ConfigurationError: as in :func:`check`, or the file system is read-only.
     """
     if is_remote(path) and _protocol(os.fspath(path)) in _READ_ONLY:
         raise ConfigurationError(
@@ -96,7 +96,7 @@ def check_writable(path: Any) -> None:
 
 
 def check_argument(owner: str, name: str, value: Any) -> None:
-    """:func:`check_writable` for an argument of ``owner``, which the message names.
+    """Do :func:`check_writable` for an argument of ``owner``, which the message names.
 
     Raises:
         ConfigurationError: files cannot be written there.
@@ -107,14 +107,15 @@ def check_argument(owner: str, name: str, value: Any) -> None:
         raise ConfigurationError(f"{owner}({name}={shown(value)}): {error}") from error.__cause__
 
 
-# ---- what is there ---------------------------------------------------------------------------------------------------
+# ---- existing files --------------------------------------------------------------------------------------------------
 
 
 def written_at(address: str | os.PathLike[str]) -> float | None:
-    """Return when the file was written, in seconds; 0.0 where its server does not tell, ``None`` where there is none.
+    """Return when the file was written, in seconds; 0.0 if the server does not provide it, ``None`` if there is no
+    file.
 
     Raises:
-        OSError: the server cannot be asked; the message names the address and the cause.
+        OSError: the server cannot be reached; the message names the address and the cause.
     """
     system, path = _opened(address)
     with _explained(address, "could not be looked up"):
@@ -135,7 +136,7 @@ def size(address: str | os.PathLike[str]) -> int:
     """Return the size of a file in bytes.
 
     Raises:
-        OSError: there is no such file, or it cannot be looked up.
+        OSError: the file does not exist, or cannot be looked up.
     """
     system, path = _opened(address)
     with _explained(address, "could not be looked up"):
@@ -143,7 +144,7 @@ def size(address: str | os.PathLike[str]) -> int:
 
 
 def names(folder: str | os.PathLike[str]) -> list[str]:
-    """Return the names of what lies in a folder, files and folders; none where there is no such folder.
+    """Return the names of files and folders in a folder; none if it does not exist.
 
     Raises:
         OSError: it cannot be listed.
@@ -169,10 +170,10 @@ def find(folder: str | os.PathLike[str], pattern: str) -> list[str]:
 
 @contextlib.contextmanager
 def fetched(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Context with a copy on this machine of the file at the address ``path``; it is removed when the block ends.
+    """Context with a local copy of the file at the address ``path``; it is removed when the block ends.
 
     Raises:
-        OSError: there is no such file, or it could not be read.
+        OSError: the file does not exist, or could not be read.
     """
     system, name = _opened(path)
     with tempfile.TemporaryDirectory(prefix="drivetrain-") as folder:
@@ -188,7 +189,7 @@ def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -
     """Return the content of a file, or ``length`` bytes of it from ``at`` on.
 
     Raises:
-        OSError: there is no such file, or it could not be read.
+        OSError: the file does not exist, or could not be read.
     """
     if length == 0:
         return b""
@@ -206,12 +207,12 @@ def replacing(address: str | os.PathLike[str], new: bool = False) -> Iterator[Bi
     """Open a stream whose content is uploaded to ``address`` when the block ends without an exception.
 
     Args:
-        address: of the object.
-        new: never replace an existing one. Stores that cannot guarantee that are asked before.
+        address: the address of the object.
+        new: never replace an existing object. If a store cannot guarantee it, its existence is checked before.
 
     Raises:
         FileExistsError: ``new`` was requested and there is such an object.
-        OSError: it could not be written; the message names the cause, and what was there before is unchanged.
+        OSError: it could not be written; the message names the cause, and an earlier object is unchanged.
     """
     with tempfile.TemporaryDirectory(prefix="drivetrain-") as folder:
         local = os.path.join(folder, "upload")
@@ -221,10 +222,10 @@ def replacing(address: str | os.PathLike[str], new: bool = False) -> Iterator[Bi
 
 
 def upload(local: str | os.PathLike[str], address: str | os.PathLike[str], new: bool = False) -> None:
-    """Make a local file the object at ``address``, and check that all of it arrived.
+    """Upload a local file to ``address``, and check its size afterwards.
 
     Raises:
-        FileExistsError, OSError: as :func:`replacing`.
+        FileExistsError, OSError: as in :func:`replacing`.
     """
     system, path = _opened(address)
     expected = os.path.getsize(local)
@@ -242,13 +243,13 @@ def upload(local: str | os.PathLike[str], address: str | os.PathLike[str], new: 
 
 
 def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces: bool = True) -> bool:
-    """Copy a file from or to an address; within one store it is the store that copies.
+    """Copy a file from or to an address; within one store, the store copies it.
 
     Returns:
-        False if ``replaces`` is False and there is a file of this name, which stays.
+        False if ``replaces`` is False and a file has this name, which is kept.
 
     Raises:
-        OSError: it could not be copied; what was at ``path`` before is unchanged.
+        OSError: it could not be copied; an earlier file at ``path`` is unchanged.
     """
     if not is_remote(path):
         with fetched(source) as local:
@@ -268,7 +269,7 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-    """Delete a file; it is no error if there is none.
+    """Delete a file; do nothing if there is none.
 
     Raises:
         OSError: it could not be deleted.
@@ -280,12 +281,12 @@ def remove(path: str | os.PathLike[str]) -> None:
 
 
 def remove_folder(folder: str | os.PathLike[str]) -> None:
-    """Delete an empty folder, where the store has folders; it is no error if there is none.
+    """Delete an empty folder, if the store has folders; do nothing if there is none.
 
     Raises:
         OSError: it could not be deleted.
     """
-    if _protocol(os.fspath(folder)) in _WHOLE_UPLOADS:  # whose folders are the beginnings of names
+    if _protocol(os.fspath(folder)) in _WHOLE_UPLOADS:  # their folders are only prefixes of names
         return
     system, path = _opened(folder)
     with _explained(folder, "could not be removed"), contextlib.suppress(FileNotFoundError):
@@ -293,7 +294,7 @@ def remove_folder(folder: str | os.PathLike[str]) -> None:
 
 
 def _put_new(system: Any, local: str, path: str, address: str | os.PathLike[str]) -> None:
-    """Upload under a name that no other process must have taken meanwhile, where the store can guarantee that."""
+    """Upload under a name that no other process has used meanwhile, if the store can guarantee that."""
     put = getattr(system, "_put_file", system.put_file)
     if "mode" not in inspect.signature(put).parameters:
         system.put_file(local, path)
@@ -304,7 +305,8 @@ def _put_new(system: Any, local: str, path: str, address: str | os.PathLike[str]
         system.invalidate_cache()
         if system.exists(path):
             raise FileExistsError(errno.EEXIST, "there is a file of this name", os.fspath(address)) from None
-        system.put_file(local, path)  # the store does not know the condition, or the upload fails again and says why
+        # the store does not support the condition, or the upload fails again with the reason
+        system.put_file(local, path)
 
 
 def _put_and_rename(system: Any, local: str, path: str) -> None:
@@ -316,23 +318,23 @@ def _put_and_rename(system: Any, local: str, path: str) -> None:
         if folder.strip("/"):
             system.makedirs(folder, exist_ok=True)
         system.put_file(local, temporary)
-        if type(system).mv is AbstractFileSystem.mv:  # which takes names with brackets for patterns
+        if type(system).mv is AbstractFileSystem.mv:  # treats names with brackets as patterns
             system.cp_file(temporary, path)
         else:
             system.mv(temporary, path)
     finally:
-        with contextlib.suppress(Exception):  # it was renamed, or another error is on its way
+        with contextlib.suppress(Exception):  # it was renamed, or another error is being raised
             system.rm_file(temporary)
 
 
 def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
-    """Return the file system of an address, and the path in it. Listings of earlier calls are forgotten.
+    """Return the file system of an address, and the path in it. Cached listings are dropped.
 
     Raises:
-        ConfigurationError: as :func:`check`.
-        OSError: the file system cannot be made.
+        ConfigurationError: as in :func:`check`.
+        OSError: the file system cannot be created.
     """
-    text = os.fspath(address).replace("\\", "/")  # os.path.join writes one on Windows
+    text = os.fspath(address).replace("\\", "/")  # os.path.join writes backslashes on Windows
     check(text)
     from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
@@ -344,7 +346,7 @@ def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _explained(address: str | os.PathLike[str], what: str) -> Iterator[None]:
-    """Context whose errors are OSErrors with the address and the cause; those of a wrong setup stay as they are."""
+    """Context whose errors become OSErrors with the address and the cause; configuration errors are not changed."""
     try:
         yield
     except (FileNotFoundError, FileExistsError, IsADirectoryError, ConfigurationError):

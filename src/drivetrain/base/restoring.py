@@ -21,11 +21,11 @@ _LARGEST = 2**63
 
 
 class WrongForm(CheckpointError):
-    """An entry of a part is missing or of another kind than the part writes; :func:`restoring` completes the message.
+    """An entry of a part is missing or has another type than the part writes; :func:`restoring` completes the message.
 
     Args:
-        place: where in the part, as "['state'][0]"; "" for the part itself.
-        what: what is wrong there.
+        place: the path in the part, such as "['state'][0]"; "" for the part itself.
+        what: a description of the error.
     """
 
     def __init__(self, place: str, what: str) -> None:
@@ -38,7 +38,8 @@ def restoring(part: str) -> Iterator[None]:
     """Context that restores ``part``, such as "optimizer 0 (Adam)"; exceptions become CheckpointErrors that name it.
 
     Raises:
-        CheckpointError: for any exception in the block, which stays its cause. Errors of this package pass as they are.
+        CheckpointError: for any exception in the block, which becomes its cause. Errors of this package are not
+            changed.
     """
     try:
         yield
@@ -68,7 +69,7 @@ def naming(path: Any) -> Iterator[None]:
 
 
 def shown_error(error: BaseException) -> str:
-    """Return the text of ``error``, in one line and cut where it is long."""
+    """Return the text of ``error``, in one line and shortened if it is long."""
     text = " ".join(str(error).split()).removesuffix(".")
     return text if len(text) <= 300 else f"{text[:297]}..."
 
@@ -93,7 +94,7 @@ def expect(value: Any, form: Form, place: str = "") -> Any:
     """Return ``value``, if it has this :data:`Form`.
 
     Raises:
-        WrongForm: it has not.
+        WrongForm: it does not have it.
     """
     parts = form if isinstance(form, tuple) else (form,)
     if value is None and None in parts:
@@ -131,14 +132,14 @@ def entry(mapping: Any, key: str, form: Form, place: str = "") -> Any:
     """Return the entry ``key`` of ``mapping``, if it has this form.
 
     Raises:
-        WrongForm: it is missing or has another, or ``mapping`` is none.
+        WrongForm: it is missing or has another form, or ``mapping`` is not a mapping.
     """
     expect(mapping, {key: form}, place)
     return mapping[key]
 
 
 def count(value: Any, place: str = "") -> int:
-    """Return ``value``, if it is a whole number from 0 on.
+    """Return ``value``, if it is a non-negative integer.
 
     Raises:
         WrongForm: it is not.
@@ -149,7 +150,7 @@ def count(value: Any, place: str = "") -> int:
 
 
 def number(value: Any, place: str = "") -> Any:
-    """Return ``value``, if it is a real number or a tensor with one.
+    """Return ``value``, if it is a real number or a tensor with one element.
 
     Raises:
         WrongForm: it is not.
@@ -163,7 +164,7 @@ def number(value: Any, place: str = "") -> Any:
 
 
 def of_length(number_of_items: int, value: Any, place: str) -> Any:
-    """Return ``value``, if it is a list or tuple of so many items.
+    """Return ``value``, if it is a list or tuple with ``number_of_items`` items.
 
     Raises:
         WrongForm: it is not.
@@ -178,12 +179,12 @@ NUMBER: Form = (Tensor, bool, int, float, number)
 
 
 def check_form(saved: Any, own: Any, place: str = "") -> None:
-    """Compare what was saved with what the part itself returns now: the same kinds at the same places.
+    """Compare a saved state with the part's present state: values at the same paths must have the same types.
 
-    Entries that only one of the two has are not looked at, and where ``own`` is ``None`` any single value will do.
+    Entries that only one of them has are ignored, and if ``own`` is ``None`` any single value is accepted.
 
     Raises:
-        WrongForm: another kind at some place.
+        WrongForm: the types differ at some path.
     """
     if own is None:
         if isinstance(expect(saved, (type(None), bool, int, float, str, Tensor), place), Tensor):
@@ -215,9 +216,9 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
                 check_form(value, own[min(index, len(own) - 1)], f"{place}[{index}]")
 
 
-# ---- what torch does not look at before it uses it -------------------------------------------------------------------
+# ---- values that torch uses without a check --------------------------------------------------------------------------
 
-# Entries of a parameter's state that its optimizer needs, by the optimizer's name; those in _LIKE_ITS_PARAMETER have
+# State entries that an optimizer needs for each parameter, by the optimizer's name; those in _LIKE_ITS_PARAMETER have
 # the parameter's shape, the others are numbers.
 _NEEDED: dict[str, tuple[str, ...]] = {
     "Adadelta": ("step", "square_avg", "acc_delta"),
@@ -238,7 +239,7 @@ _LIKE_ITS_PARAMETER = frozenset({
     "acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq", "momentum_buffer", "prev",
     "square_avg", "step_size", "sum",
 })  # fmt: skip
-# Options that some version of torch did not have yet, and that its optimizers add by themselves.
+# Options that some versions of torch lack, and that its optimizers add themselves.
 _LATER_OPTIONS = frozenset({
     "amsgrad", "capturable", "decoupled_weight_decay", "differentiable", "foreach", "fused", "initial_lr", "maximize",
     "nesterov", "param_names", "swap",
@@ -246,10 +247,10 @@ _LATER_OPTIONS = frozenset({
 
 
 def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
-    """Look at what torch's optimizers read only in their next step.
+    """Check the values that torch's optimizers read only in their next step.
 
     Raises:
-        WrongForm: something is missing, or of another kind or shape.
+        WrongForm: a value is missing, or has another type or shape.
     """
     groups, states = entry(state, "param_groups", list), entry(state, "state", Mapping)
     own_groups = optimizer.param_groups
@@ -270,7 +271,7 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
                 check_form(group[key], value, f"{place}[{key!r}]")
             elif (
                 key in optimizer.defaults and key not in _LATER_OPTIONS
-            ):  # others are what schedulers and wrappers keep
+            ):  # other entries come from schedulers and wrappers
                 raise WrongForm(f"{place}[{key!r}]", "is missing")
         for identity, parameter in zip(numbers, own["params"], strict=True):
             if expect(identity, int, f"{place}['params']") in parameters:
@@ -288,7 +289,7 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
 
 
 def _check_options(kind: type[Optimizer], group: Mapping[str, Any], own: Mapping[str, Any], place: str) -> None:
-    """Let the optimizer's constructor look at the options; its step would divide by zero, or stop."""
+    """Let the optimizer's constructor check the options; otherwise its step would divide by zero, or fail."""
     on_host = all(parameter.device.type == "cpu" for parameter in own["params"])
     for option in ("capturable", "differentiable"):
         if group.get(option) and not own.get(option) and (on_host or option == "differentiable"):
@@ -332,10 +333,10 @@ def load_states(
 
     Args:
         kind: "optimizer" or "scheduler", for messages.
-        parts: what ``configure_optimizers`` returned.
-        states: what a checkpoint holds, in the same order.
-        check: called with state and part; raises :class:`WrongForm` for a state that no such part returns.
-        load: called with part and state, after that.
+        parts: the result of ``configure_optimizers``.
+        states: the states in a checkpoint, in the same order.
+        check: called with state and part; raises :class:`WrongForm` for an invalid state.
+        load: called with part and state, afterwards.
 
     Raises:
         CheckpointError: there are more or fewer states than parts, or one does not fit its part.
@@ -354,11 +355,11 @@ def load_states(
 _BY_GROUP = frozenset({"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs"})
 
 
-_OF_OLDER_TORCH = frozenset({"verbose"})  # entries that today's schedulers do not have
+_OF_OLDER_TORCH = frozenset({"verbose"})  # entries that present schedulers do not have
 
 
 def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
-    """Load each scheduler's state, and say which arguments of its constructor the state has other values of.
+    """Load each scheduler's state, and log which constructor arguments it replaces.
 
     Raises:
         CheckpointError: a state is missing or does not fit.
@@ -377,10 +378,10 @@ def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
 
 
 def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
-    """Look at what torch's schedulers make attributes of.
+    """Check the entries that torch's schedulers set as attributes.
 
     Raises:
-        WrongForm: something is missing or of another kind, or would take the place of a method or of the optimizer.
+        WrongForm: an entry is missing or has another type, or would replace a method or the optimizer.
     """
     expect(state, Mapping, place)
     if not type(scheduler).__module__.startswith("torch.optim"):
@@ -410,7 +411,7 @@ def check_rng_state(state: Any, place: str = "") -> None:
     """Check a random state by loading it into unused generators.
 
     Raises:
-        WrongForm: a generator does not take it.
+        WrongForm: a generator refuses it.
     """
     _tried(random.Random().setstate, entry(state, "python", Sequence, place), f"{place}['python']")
     _tried(torch.Generator().set_state, entry(state, "torch", Tensor, place), f"{place}['torch']")
@@ -425,7 +426,7 @@ def check_rng_state(state: Any, place: str = "") -> None:
 
 
 def check_generators(states: Any, place: str) -> None:
-    """The same for a list of states of torch's generators, on the host or on the accelerator."""
+    """Do the same for a list of states of torch's generators, on the host or on the accelerator."""
     for index, state in enumerate(expect(states, (list, tuple), place)):
         expect(state, Tensor, f"{place}[{index}]")
         try:
@@ -440,5 +441,5 @@ def check_generators(states: Any, place: str) -> None:
 def _tried(take: Callable[[Any], Any], state: Any, place: str) -> None:
     try:
         take(state)
-    except Exception as error:  # whatever a generator raises
+    except Exception as error:  # a generator may raise anything
         raise WrongForm(place, f"is not the state of a generator: {shown_error(error)}") from error

@@ -23,12 +23,12 @@ def seed_everything(seed: int | None = None, workers: bool = False) -> int:
     """Seed python, numpy (if it is loaded) and torch, on every device; return the seed.
 
     Args:
-        seed: 0 to 2**32 - 1. ``None`` takes the environment variable ``PL_GLOBAL_SEED``, or 0 where it is unset.
-        workers: also seed each DataLoader worker from (seed, rank, worker id). The loaders themselves already give
-            workers different torch seeds; this makes python's and numpy's generators follow.
+        seed: 0 to 2**32 - 1. ``None``: the environment variable ``PL_GLOBAL_SEED``, or 0 if it is unset.
+        workers: also seed each DataLoader worker from (seed, rank, worker id). Loaders already give workers different
+            torch seeds; this also seeds python's and numpy's generators from them.
 
     Raises:
-        ConfigurationError: the seed is no integer in that range.
+        ConfigurationError: the seed is not an integer in that range.
 
     The seed is exported as ``PL_GLOBAL_SEED`` so that processes started from here use the same one.
     """
@@ -48,24 +48,26 @@ def seed_everything(seed: int | None = None, workers: bool = False) -> int:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed)
     torch.manual_seed(seed)
-    if (xla := xla_generator()) is not None:  # which torch.manual_seed does not reach
+    if (xla := xla_generator()) is not None:  # torch.manual_seed does not seed it
         xla.set_rng_state(seed)
     return seed
 
 
 def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
-    """A DataLoader's ``worker_init_fn``: python and numpy follow f(loader's base seed, rank, worker id).
+    """A DataLoader's ``worker_init_fn``: seed python and numpy from the loader's base seed, the rank and the worker id.
 
-    ``rank`` is this process's place in the data; ``None``: its rank in the job.
+    ``rank`` is the index of this process's part of the data; ``None``: its rank in the job.
 
-    On rank 0 torch is left as its DataLoader seeded it, per worker, from the base seed it drew. On the others, whose
-    loaders draw the same base seed, it follows too: or all ranks would augment their samples alike.
+    On rank 0 torch keeps the seed from its DataLoader, per worker, from the base seed that the loader drew. Other
+    ranks' loaders draw the same base seed, so there torch is seeded too: otherwise all ranks would augment their
+    samples identically.
     """
     base = torch.initial_seed() - worker_id
     rank = rank_from_environ() if rank is None else rank
     words = [base & 0xFFFFFFFF, (base >> 32) & 0xFFFFFFFF, worker_id, rank]
     mixed = 0
-    for word in words:  # one round of splitmix64 per word: neighbours in (rank, worker) end far apart
+    # one round of splitmix64 per word, so that neighbouring (rank, worker) pairs get unrelated seeds
+    for word in words:
         mixed = (mixed + word + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
@@ -85,7 +87,7 @@ def rng_state() -> dict[str, Any]:
         state["numpy"] = (name, keys.tolist(), *rest)
     if torch.accelerator.is_available():
         device = torch.get_device_module(torch.accelerator.current_accelerator())
-        if getattr(device, "is_initialized", lambda: True)():  # to ask an unused one would make this process use it
+        if getattr(device, "is_initialized", lambda: True)():  # reading an unused device would make this process use it
             state["device"] = device.get_rng_state()
     if (xla := xla_generator()) is not None:
         state["xla_generator"] = int(xla.get_rng_state())
@@ -93,7 +95,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restore what :func:`rng_state` returned."""
+    """Restore a result of :func:`rng_state`."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
@@ -105,7 +107,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
 
 
 def xla_generator() -> Any:
-    """Return torch_xla's module with ``get_rng_state`` and ``set_rng_state``; ``None`` while no XLA device is used."""
+    """Return torch_xla's module with ``get_rng_state`` and ``set_rng_state``; ``None`` if no XLA device is used."""
     library = sys.modules.get("torch_xla")
     if library is None or not library._XLAC._xla_runtime_is_initialized():
         return None
@@ -118,8 +120,8 @@ class Generators:
     """The random generators as a part of a checkpoint: ``{"model": model, "rng": engine.rng}``.
 
     Args:
-        gather: what every process has, on each of them.
-        rank: of this one.
+        gather: gathers an object of every process to all of them.
+        rank: the rank of this process.
     """
 
     def __init__(self, gather: Callable[[Any], list[Any]] = lambda own: [own], rank: int = 0) -> None:
@@ -127,14 +129,14 @@ class Generators:
         self._rank = rank
 
     def state_dict(self) -> dict[str, Any]:
-        """:func:`rng_state` of every process, which all must ask for."""
+        """Return :func:`rng_state` of every process; all must call it."""
         return {"ranks": self._gather(rng_state())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """:func:`set_rng_state` with this process's own; as many must have saved it.
+        """Call :func:`set_rng_state` with this process's own state; the number of processes must be the same.
 
         Raises:
-            CheckpointError: they were more or less.
+            CheckpointError: the number of processes differs.
         """
         everyones, processes = entry(state, "ranks", (list, tuple)), len(self._gather(None))
         if len(everyones) != processes:
@@ -148,7 +150,7 @@ class Generators:
 
 @contextmanager
 def isolate_rng() -> Iterator[None]:
-    """Context after which every random generator is as it was before."""
+    """Context that restores every random generator at its end."""
     state = rng_state()
     try:
         yield

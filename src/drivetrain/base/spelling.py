@@ -1,4 +1,4 @@
-"""What the name of a logged value says: whether it is a misspelt one of those that are known, and which is better."""
+"""Names of logged values: detect misspelt ones, and whether higher values are better."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def is_higher_better(name: Any) -> bool:
 
 
 def warn_if_misspelt(who: str, name: str | None, logged: Iterable[str]) -> None:
-    """Warn after the sanity check that ``who`` watches a ``name`` which is almost one that the validation logged."""
+    """Warn after the sanity check that ``who`` monitors a ``name`` that is similar to one that the validation
+    logged.
+    """
     if name is not None and (meant := misspelt(name, logged)) is not None:
         rank_zero_warn(
             f"{who} names {name!r}, which the sanity check did not log; it logged {meant!r}. Write {meant!r}, unless "
@@ -30,9 +32,10 @@ def warn_if_misspelt(who: str, name: str | None, logged: Iterable[str]) -> None:
 
 
 def misspelt(name: str, known: Iterable[str]) -> str | None:
-    """Return the ``known`` name that ``name`` is but for a letter or two; ``None``: it is known, or like none.
+    """Return the ``known`` name that differs from ``name`` in one or two letters; ``None`` if it is known, or similar
+    to none.
 
-    Stricter than :func:`closest`: "train_loss" and "val_loss", or "top1" and "top5", are names of two things.
+    It is stricter than :func:`closest`: "train_loss" and "val_loss", or "top1" and "top5", are different metrics.
     """
     names = set(known)
     close = None if name in names else closest(name, names)

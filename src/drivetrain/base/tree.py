@@ -1,7 +1,7 @@
 """Nested batches: move, detach, batch size, leaves.
 
-A batch is a tree: tensors (or anything with ``.to(device)``) at the leaves, and lists, tuples, named tuples, mappings
-and dataclasses above them. Every function keeps the types of the containers and passes other leaves through.
+A batch is a tree: its leaves are tensors (or objects with ``.to(device)``), its nodes lists, tuples, named tuples,
+mappings and dataclasses. Every function keeps the types of the containers and returns other leaves unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUMBERS = frozenset({int, float, bool, str, type(None)})
 class Movable(Protocol):
     """A leaf with a ``to`` method: a tensor, a PackedSequence, a graph batch, a BatchEncoding.
 
-    It may move in place; ``to`` then returns the object itself, or nothing.
+    It may move in place; ``to`` then returns the object itself, or ``None``.
     """
 
     def to(self, device: Any) -> Any: ...
@@ -32,7 +32,7 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     """Return ``tree`` with ``fn`` applied to every leaf; containers are rebuilt with their own types."""
     if isinstance(tree, Tensor):
         return fn(tree)
-    if isinstance(tree, (list, tuple)) and not hasattr(tree, "to"):  # a PackedSequence is a tuple that moves itself
+    if isinstance(tree, (list, tuple)) and not hasattr(tree, "to"):  # a PackedSequence is a tuple with its own ``to``
         items = [map_leaves(fn, item) for item in tree]
         if type(tree) is list:
             return items
@@ -44,7 +44,7 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
         if type(tree) is dict:
             return values
         rebuilt = copy.copy(tree)  # keeps a default factory, an order and other state of a mapping's subclass
-        for key, value in values.items():  # not update(), which transformers' ModelOutput forbids
+        for key, value in values.items():  # transformers' ModelOutput does not support update()
             rebuilt[key] = value  # type: ignore[index]  # a mapping that takes no items fails here, by name
         return rebuilt
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type) and not hasattr(tree, "to"):
@@ -59,9 +59,9 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
 def move(batch: Any, device: torch.device) -> Any:
     """Return ``batch`` with every leaf on ``device``.
 
-    Tensors travel without blocking the host: on a device with streams the copy is ordered before whatever the step
-    queues next. A leaf that is there already is returned as it is. One flat list or tuple of tensors, the usual batch,
-    is handled without recursion.
+    Tensors are copied without blocking the host: on a device with streams the copy is ordered before the step's later
+    operations. A leaf that is already there is returned unchanged. A flat list or tuple of tensors, the usual batch, is
+    handled without recursion.
     """
     kind = type(batch)
     if kind is list or kind is tuple:
@@ -69,7 +69,7 @@ def move(batch: Any, device: torch.device) -> Any:
             if not (isinstance(item, Tensor) and item.device == device):
                 break
         else:
-            return batch  # nothing to move: the same object, as a hand-written loop would use it
+            return batch  # nothing was moved: the same object, as in a hand-written loop
     return map_leaves(lambda leaf: _move_leaf(leaf, device), batch)
 
 
@@ -83,33 +83,33 @@ def _move_leaf(leaf: Any, device: torch.device) -> Any:
 
 
 def was_there(batch: Any, moved: Any) -> bool:
-    """Return whether ``batch`` was on the device already when :func:`move` returned ``moved`` for it.
+    """Return whether ``batch`` was already on the device when :func:`move` returned ``moved`` for it.
 
-    The same object is no proof by itself: one that moves itself in place is the same afterwards.
+    Identity alone does not show it: an object that moves itself in place is also the same afterwards.
     """
     kind = type(batch)
     return moved is batch and (kind is list or kind is tuple or isinstance(batch, Tensor))
 
 
 def dtensor() -> Any:
-    """Return torch's class ``DTensor``, whose tensors are spread over processes; ``()`` if it was not imported."""
+    """Return torch's class ``DTensor``, for tensors spread over processes; ``()`` if it was not imported."""
     return getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
 
 
 def is_dtensor(value: Any) -> bool:
-    """Whether each process has a part of ``value``."""
+    """Whether ``value`` is a DTensor, of which each process has a part."""
     return isinstance(value, dtensor())
 
 
 def first_dtensor(tree: Any) -> str | None:
-    """Return the path of a sharded tensor in lists, tuples and mappings, as :func:`leaves` names it; ``None``: none.
+    """Return the path of a DTensor in lists, tuples and mappings, as in :func:`leaves`; ``None`` if there is none.
 
-    A checkpoint holds thousands of numbers, most of them random states, so this makes no call for each.
+    A checkpoint contains thousands of numbers, most of them in random states, so there is no call for each.
     """
     if not (sharded := dtensor()):
         return None
     waiting: list[tuple[tuple[Any, ...], Any]] = [((), tree)]
-    for path, value in waiting:  # which grows meanwhile
+    for path, value in waiting:  # the list grows meanwhile
         if isinstance(value, sharded):
             return "/".join(map(str, path))
         if isinstance(value, Mapping):
@@ -120,17 +120,17 @@ def first_dtensor(tree: Any) -> str | None:
 
 
 def move_to_host(tree: Any) -> Any:
-    """Return ``tree`` with every tensor in the host's memory, cut from its graph; this waits for the device."""
+    """Return ``tree`` with every tensor in host memory, detached; this waits for the device."""
     return map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def detach(tree: Any) -> Any:
-    """Return ``tree`` with every tensor cut from its graph, so that keeping it keeps no activations alive."""
+    """Return ``tree`` with every tensor detached, so that keeping it keeps no activations alive."""
     return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def batch_sizes(tree: Any) -> Iterator[int]:
-    """The first dimension of each tensor in ``tree``, in order; 1 for a tensor without dimensions."""
+    """Yield the first dimension of each tensor in ``tree``, in order; 1 for a tensor without dimensions."""
     if isinstance(tree, Tensor):
         yield tree.shape[0] if tree.ndim else 1
     elif isinstance(tree, (str, bytes)):
@@ -147,7 +147,9 @@ def batch_sizes(tree: Any) -> Iterator[int]:
 
 
 def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    """The leaves of lists, tuples and mappings with their paths: ``("a/0", leaf)``; a bare leaf has path ``""``."""
+    """Yield the leaves of lists, tuples and mappings with their paths: ``("a/0", leaf)``; a bare leaf has path
+    ``""``.
+    """
     if isinstance(tree, Mapping):
         items: Iterator[tuple[Any, Any]] = iter(tree.items())
     elif isinstance(tree, (list, tuple)):

@@ -9,10 +9,10 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-# Texts that a YAML reader takes for nothing but a text, whatever version of YAML it knows.
+# Strings that a reader of any YAML version reads as strings.
 _PLAIN = re.compile(r"[A-Za-z_/](?:[\w./@%+=~-]|:(?=[^\s]))*(?: (?!#)(?:[\w./@%+=~-]|:(?=[^\s]))+)*")
 _WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
-# What a YAML stream must not contain as it is; lone surrogates cannot be encoded either.
+# Characters that a YAML stream must escape; lone surrogates cannot be encoded either.
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 _KEYS = (str, int, float, bool, type(None))
@@ -20,16 +20,16 @@ _LONGEST_KEY = 120  # characters; readers refuse more than 1024 bytes unless the
 
 
 def dump(values: Mapping[Any, Any]) -> str:
-    """Return ``values`` as a YAML document that every YAML reader takes as plain data.
+    """Return ``values`` as a YAML document that every YAML reader reads as plain data.
 
-    Mappings keep their order. Numbers, texts, booleans, ``None``, lists, tuples and mappings are written as what they
-    are; anything else as its ``str``.
+    Mappings keep their order. Numbers, strings, booleans, ``None``, lists, tuples and mappings keep their type; any
+    other value is written as its ``str``.
     """
     return "\n".join(_mapping(values, (id(values),))) + "\n" if values else "{}\n"
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether :func:`dump` writes ``value`` as what it is, and not as its ``str``."""
+    """Return whether :func:`dump` keeps the type of ``value``, instead of writing its ``str``."""
     if isinstance(value, Mapping):
         return all(isinstance(key, _KEYS) and is_plain(item) for key, item in value.items())
     if isinstance(value, (list, tuple)):
@@ -38,10 +38,10 @@ def is_plain(value: Any) -> bool:
 
 
 def scalar(value: Any) -> str:
-    """One number, text, boolean or ``None``; anything else as its ``str``."""
+    """Return one number, string, boolean or ``None`` as YAML; any other value as its ``str``."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):  # no number, says numpy
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):  # for numpy it is not a number
         return json.dumps(bool(value))
     if isinstance(value, numbers.Integral):
         return _whole(int(value))
@@ -49,7 +49,7 @@ def scalar(value: Any) -> str:
         number = float(value)
         if not math.isfinite(number):
             return ".nan" if math.isnan(number) else (".inf" if number > 0 else "-.inf")
-        text = repr(number)  # YAML readers take 1e-05 for a word: a float must have its point
+        text = repr(number)  # YAML readers read 1e-05 as a string: a float needs its point
         return text if "." in text else text.replace("e", ".0e")
     return _text(str(value))
 

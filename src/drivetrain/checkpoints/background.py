@@ -16,17 +16,17 @@ from drivetrain.errors import CheckpointError, ConfigurationError, shown
 
 
 class AsyncCheckpointIO(CheckpointIO):
-    """Writes checkpoints in a thread while training continues, one after the other.
+    """Writes checkpoints one after the other in a thread, while training continues.
 
-    :meth:`save_checkpoint` returns when the checkpoint's tensors are copied to host memory, which must have room for
-    them twice. A ModelCheckpoint removes and ranks files when they are written, and the end of a run waits for them. If
-    a write fails, the next save or the end of the run raises its error.
+    :meth:`save_checkpoint` returns when the checkpoint's tensors are copied to host memory, which needs room for two
+    copies. A ModelCheckpoint removes and ranks files when they are written, and the end of a run waits for them. If a
+    write fails, the next save or the end of the run raises its error.
 
     Args:
-        checkpoint_io: the store that writes and reads; ``None``: files, as without this class.
+        checkpoint_io: the store that writes and reads; ``None``: files, as by default.
 
     Raises:
-        ConfigurationError: ``checkpoint_io`` is no CheckpointIO.
+        ConfigurationError: ``checkpoint_io`` is not a CheckpointIO.
     """
 
     def __init__(self, checkpoint_io: CheckpointIO | None = None) -> None:
@@ -37,13 +37,13 @@ class AsyncCheckpointIO(CheckpointIO):
             )
         self.checkpoint_io = TorchCheckpointIO() if checkpoint_io is None else checkpoint_io
         self._thread: ThreadPoolExecutor | None = None
-        self._writes: dict[str, Future[Any]] = {}  # by path: under way, or failed and not waited for
+        self._writes: dict[str, Future[Any]] = {}  # by path: running, or failed and not waited for
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_thread": None, "_writes": {}}  # a thread stays where it runs
+        return {**self.__dict__, "_thread": None, "_writes": {}}  # a thread cannot be pickled
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Copy ``checkpoint``, and begin to write the copy to ``path``."""
+        """Copy ``checkpoint``, and start writing the copy to ``path``."""
         kept = _copied(dict(checkpoint), {})
         self._begin(path, self.checkpoint_io.save_checkpoint, kept, path, storage_options)
 
@@ -72,7 +72,7 @@ class AsyncCheckpointIO(CheckpointIO):
         return self.checkpoint_io.is_complete(path)
 
     def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
-        """Copy or link ``source``; if it is being written, afterwards, without waiting for that."""
+        """Copy or link ``source``; if it is still being written, this happens afterwards, without waiting here."""
         if self.is_durable(source):
             return self.checkpoint_io.copy(source, path, link, replaces)
         if not replaces and self.exists(path):
@@ -80,7 +80,7 @@ class AsyncCheckpointIO(CheckpointIO):
         written = self._writes[str(source)]
 
         def copy_when_written() -> None:
-            written.result()  # raises what it has raised; the thread has run it already
+            written.result()  # raises its exception; the thread has already run it
             self.checkpoint_io.copy(source, path, link)
 
         self._begin(path, copy_when_written)
@@ -126,7 +126,7 @@ class AsyncCheckpointIO(CheckpointIO):
 
 
 def _copied(value: Any, seen: dict[Any, Tensor]) -> Any:
-    """Return a copy in host memory; tensors that share their memory, such as tied weights, share it there too."""
+    """Return a copy in host memory; tensors that share memory, such as tied weights, share it in the copy."""
     if type(value) in (dict, list, tuple):
         if isinstance(value, dict):
             return {key: _copied(each, seen) for key, each in value.items()}

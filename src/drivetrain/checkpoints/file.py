@@ -23,7 +23,7 @@ from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.io import CheckpointIO, behind, unreachable
 from drivetrain.errors import CheckpointError, ConfigurationError, NoCheckpointError, RunError, described
 
-# What pickle raises on an object that it cannot write, or whose class it does not find.
+# Exceptions of pickle for an object that it cannot write, or whose class it cannot find.
 _UNPICKLABLE = (pickle.PickleError, AttributeError, TypeError, ImportError)
 
 EMPTY_PATH = (
@@ -32,23 +32,23 @@ EMPTY_PATH = (
 )
 """What to do about an empty path, for messages."""
 
-# Collects paths while no file may be replaced. Each thread has its own: a subclass that writes in another thread could
-# not say in time what it has not written.
+# Collects paths while no file may be replaced. Each thread has its own list: a subclass that writes in another thread
+# could not report in time.
 _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 
 
 class TorchCheckpointIO(CheckpointIO):
     """A file that ``torch.load(path, weights_only=True)`` reads, at a local path or at an address such as ``s3://...``.
 
-    Written to a temporary name beside the target, fsynced, renamed over it, and the directory fsynced: a reader sees
-    the old file or the new one, never a part. For an address the file is written on this machine and then uploaded as
-    one object: see :mod:`drivetrain.base.remote`. On load the CRC-32 that the zip container keeps for each record is
-    checked, because torch silently accepts flipped bits.
+    It is written under a temporary name beside the target, fsynced, renamed to the target, and the directory is
+    fsynced: a reader sees the old file or the new one, never a part. For an address the file is written on this machine
+    and then uploaded as one object: see :mod:`drivetrain.base.remote`. On load the CRC-32 of each record in the zip
+    container is checked, because torch silently accepts flipped bits.
 
-    Only plain data is read. What a checkpoint of another trainer holds besides is left out with a warning.
-    torch's older format, which has no checksums, is read too. With ``weights_only=False`` anything is: that unpickles
-    objects, and a file can bring code that runs then. Do it with your own files only. ``parity.current().pickle`` makes
-    that the default for what is no plain data.
+    Only plain data is read. Other objects in a checkpoint of another trainer are left out with a warning. torch's older
+    format, which has no checksums, is read too. With ``weights_only=False`` all objects are unpickled, and a file can
+    contain code that runs then. Use it only for your own files. ``parity.current().pickle`` makes it the default for
+    files with other data.
     """
 
     @classmethod
@@ -84,7 +84,7 @@ class TorchCheckpointIO(CheckpointIO):
                 f"TorchCheckpointIO writes local files and takes no storage_options, got {storage_options!r}. "
                 "Leave them out, or pass a CheckpointIO of your own in Trainer(plugins=[...])."
             )
-        from drivetrain.checkpoints.container import write as write_container  # only where something is written
+        from drivetrain.checkpoints.container import write as write_container  # imported only when something is written
 
         target, refused = _target(path), _refused.get()
         if isinstance(target, Path):
@@ -109,7 +109,7 @@ class TorchCheckpointIO(CheckpointIO):
             raise _unwritten(target, "a folder has this name", cure) from error
         except OSError as error:
             cure = "Free some space or choose another default_root_dir."
-            if files.is_remote(target):  # which is first written to the folder of temporary files
+            if files.is_remote(target):  # first written to the temporary folder
                 cure = "Check the address, the credentials and the connection."
                 if error.errno == errno.ENOSPC:
                     cure = "Free some space, or set the variable TMPDIR to a folder with more."
@@ -125,7 +125,7 @@ class TorchCheckpointIO(CheckpointIO):
         """Return the checkpoint at ``path``, which may also be an open binary file.
 
         Raises:
-            CheckpointError: there is none, it is damaged, or it holds what may not be read.
+            CheckpointError: it does not exist, is damaged, or contains objects that may not be read.
             ConfigurationError: ``path`` is an open file that cannot be read as bytes.
         """
         if not files.is_remote(path):
@@ -142,13 +142,13 @@ class TorchCheckpointIO(CheckpointIO):
 
             read: dict[str, Any] = move_to(sharded.read(source), map_location)
             return read
-        if isinstance(source, Path) and not os.path.isfile(source):  # unlike Path.is_file, it takes any name
+        if isinstance(source, Path) and not os.path.isfile(source):  # unlike Path.is_file, it accepts any name
             if not name:
                 raise NoCheckpointError(f"There is no checkpoint at ''. {EMPTY_PATH}")
             if os.path.isdir(source):
                 raise CheckpointError(f"{name} is a folder, and a checkpoint is a file. Pass the path of a file.")
             raise NoCheckpointError(f"There is no checkpoint at {name}. Check the path.")
-        from drivetrain.checkpoints.foreign import is_legacy, read_foreign  # only where something is read
+        from drivetrain.checkpoints.foreign import is_legacy, read_foreign  # imported only when something is read
 
         if not is_legacy(source):
             _verify(source, name)
@@ -169,17 +169,17 @@ class TorchCheckpointIO(CheckpointIO):
                 f"{name} holds objects that are no plain data, and unpickling them could run code: {_reason(error)}. "
                 "If you trust whoever wrote it, pass weights_only=False."
             ) from error
-        except Exception as error:  # whatever torch raises on a file that does not keep to its format
+        except Exception as error:  # torch may raise anything on a malformed file
             _check_location(map_location, name)
             raise CheckpointError(f"{name} is no checkpoint ({error}). Use another one.") from error
         return loaded
 
     @contextlib.contextmanager
     def _fetched(self, address: str) -> Iterator[Path]:
-        """Context with a copy on this machine of the checkpoint at ``address``.
+        """Context with a local copy of the checkpoint at ``address``.
 
         Raises:
-            CheckpointError: there is none, or the server cannot be asked.
+            CheckpointError: it does not exist, or the server cannot be reached.
         """
         from drivetrain.base import remote
 
@@ -247,9 +247,9 @@ class TorchCheckpointIO(CheckpointIO):
 
 
 def entries(path: str | Path) -> dict[str, Any]:
-    """Return the entries of the local checkpoint at ``path``; tensors are read from the disk when they are used.
+    """Return the entries of the local checkpoint at ``path``; tensors are read from disk when they are used.
 
-    Only sizes are checked. Of a checkpoint that is no plain data, torch's or a file's error is raised.
+    Only sizes are checked. If the checkpoint is not plain data, torch's or the file's error is raised.
     """
     if os.path.isdir(path):
         from drivetrain.checkpoints import sharded
@@ -266,27 +266,29 @@ def writes_files(store: CheckpointIO) -> bool:
 
 
 def reads_files(store: CheckpointIO) -> bool:
-    """Return whether ``store`` reads checkpoints as :class:`TorchCheckpointIO` does, so that :func:`entries` can."""
+    """Return whether ``store`` reads checkpoints as :class:`TorchCheckpointIO` does, so that :func:`entries` can read
+    them.
+    """
     return isinstance(store, TorchCheckpointIO) and not overrides(store, "load_checkpoint", TorchCheckpointIO)
 
 
 def refused_here() -> list[str] | None:
-    """Return the list of the block of :meth:`TorchCheckpointIO.new_files` that runs now; ``None`` outside of one."""
+    """Return the list of the running :meth:`TorchCheckpointIO.new_files` context; ``None`` outside one."""
     return _refused.get()
 
 
 def move_to(tree: Any, location: Any) -> Any:
-    """Return ``tree`` with its tensors on the device ``location``, if it is one: see ``map_location``."""
+    """Return ``tree`` with its tensors on the device ``location``, if it is a device: see ``map_location``."""
     if not isinstance(location, (str, torch.device)) or torch.device(location).type == "cpu":
         return tree
     return map_leaves(lambda leaf: leaf.to(location) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def _check_location(location: Any, name: str) -> None:
-    """Check that tensors can be made where a file could not be read to.
+    """Check that tensors can be created on the device to which a file could not be read.
 
     Raises:
-        ConfigurationError: they cannot, so the file is not the cause.
+        ConfigurationError: they cannot, so the device is the cause, not the file.
     """
     if not isinstance(location, (str, torch.device)):
         return
@@ -300,17 +302,17 @@ def _check_location(location: Any, name: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the one sentence in torch's page of advice that names the object."""
+    """Return the sentence of torch's long error message that names the object."""
     lines = [line.strip() for line in str(error).splitlines()] or [""]
     named = next((line for line in lines if line.startswith("WeightsUnpickler error:") or "GLOBAL" in line), lines[0])
     return named.removeprefix("WeightsUnpickler error:").strip().split(". ")[0].removesuffix(".")
 
 
 def _target(path: str | Path) -> Path | str:
-    """Return the file that ``path`` names, an address as text; ``~`` is the home folder.
+    """Return the file for ``path``, an address as text; ``~`` is the home folder.
 
     Raises:
-        ConfigurationError: it cannot be the name of a file.
+        ConfigurationError: it cannot be a file name.
     """
     if isinstance(path, (str, os.PathLike)) and isinstance(name := os.fspath(path), str):
         if files.is_remote(name):
@@ -335,7 +337,7 @@ def _unwritten(target: Path | str, why: str, cure: str) -> CheckpointError:
 
 
 def name_of(path: str | Path | IO[bytes]) -> str:
-    """Return what messages call a file: its path, or the path or class of an open one."""
+    """Return the name of a file for messages: its path, or the path or class of an open file."""
     if isinstance(path, (str, os.PathLike)):
         return os.fspath(path)
     name = getattr(path, "name", None)
@@ -343,10 +345,10 @@ def name_of(path: str | Path | IO[bytes]) -> str:
 
 
 def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
-    """Return ``path`` as torch and zipfile read it: a path, or an open file that begins where the checkpoint begins.
+    """Return ``path`` for torch and zipfile: a path, or an open file positioned at the checkpoint's beginning.
 
     Raises:
-        ConfigurationError: it is neither.
+        ConfigurationError: it is neither a path nor a readable file.
     """
     if isinstance(path, (str, os.PathLike)):
         return Path(files.spelled(path))
@@ -367,7 +369,7 @@ def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
 
 
 def rewound(source: Path | IO[bytes]) -> Path | IO[bytes]:
-    """Return ``source``, to be read from its beginning."""
+    """Return ``source``, rewound to its beginning."""
     if not isinstance(source, Path):
         source.seek(0)
     return source
@@ -377,12 +379,12 @@ def _verify(source: Path | IO[bytes], name: str) -> None:
     """Check the CRC-32 of each record.
 
     Raises:
-        CheckpointError: one is wrong, or the file is no container.
+        CheckpointError: one is wrong, or the file is not a zip container.
     """
     try:
         with zipfile.ZipFile(rewound(source)) as container:
             damaged = container.testzip()
-    except Exception as error:  # zipfile raises many kinds on a container whose own fields are damaged
+    except Exception as error:  # zipfile raises many exceptions if the container's own fields are damaged
         raise CheckpointError(f"{name} is no checkpoint, or was cut short ({error}). Use another one.") from error
     if damaged is not None:
         raise CheckpointError(f"{name} is damaged: the checksum of {damaged!r} is wrong. Use another one.")

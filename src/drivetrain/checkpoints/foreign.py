@@ -1,15 +1,15 @@
 """Read checkpoints that contain objects, without importing or calling anything that they name.
 
-A pickle is a small program, and this is an interpreter for it that knows only harmless instructions. Of the names that
-a file mentions it resolves those that torch's own weights-only reader resolves, and a few that stand for plain data;
-every other name becomes a :class:`Placeholder`, which takes whatever is done to it and does nothing. Why so much work:
+A pickle is a small program; this is an interpreter for it with only harmless instructions. It resolves the names in a
+file that torch's own weights-only reader resolves, and a few for plain data; every other name becomes a
+:class:`Placeholder`, which accepts all operations and does nothing. Why simpler solutions fail:
 
-- ``torch.load(weights_only=True)`` with placeholders in ``torch.serialization.safe_globals`` refuses what is done to
-  them: items set on a class derived from ``dict`` or ``list``, which is how other trainers kept hyperparameters, and
-  any name in the modules ``os`` and ``sys``.
-- ``pickle.Unpickler`` with an own ``find_class`` would let a file set attributes of torch's classes and functions.
+- ``torch.load(weights_only=True)`` with placeholders in ``torch.serialization.safe_globals`` refuses operations on
+  them: setting items on a subclass of ``dict`` or ``list``, in which other trainers stored hyperparameters, and any
+  name in the modules ``os`` and ``sys``.
+- ``pickle.Unpickler`` with its own ``find_class`` would let a file set attributes of torch's classes and functions.
 
-torch still opens the container and makes the tensors: it takes the interpreter as its ``pickle_module``.
+torch still opens the container and creates the tensors: the interpreter is passed to it as ``pickle_module``.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import torch
-from torch import _weights_only_unpickler as torch_allows  # private, and the only place of torch's allow-list
+from torch import _weights_only_unpickler as torch_allows  # private, but the only source of torch's allow-list
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import CheckpointError
 
 _LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"  # torch's, before it wrote zip files
 _ZIP_START = b"PK\x03\x04"
-_MOST_NAMES = 12  # in the warning; a file may hold thousands of objects
+_MOST_NAMES = 12  # in the warning; a file may contain thousands of objects
 
 
 class Placeholder:
-    """Replaces an object, a class or a function of a file whose name is not known to be harmless.
+    """Replaces an object, a class or a function in a file whose name is not known to be harmless.
 
     Attributes:
-        path: the name, with its module, as the file has it.
+        path: the name, with its module, as in the file.
     """
 
     path: ClassVar[str] = ""
@@ -52,7 +52,7 @@ class Placeholder:
 
 
 def is_legacy(source: Path | IO[bytes]) -> bool:
-    """Return whether it is in torch's format from before 1.6, which is no zip file and has no checksums."""
+    """Return whether it is in torch's format from before 1.6, which is not a zip file and has no checksums."""
     return _starts_with(source, _LEGACY_START)
 
 
@@ -65,12 +65,14 @@ def _starts_with(source: Path | IO[bytes], start: bytes) -> bool:
     try:
         with open(source, "rb") as stream:
             return stream.read(len(start)) == start
-    except OSError:  # whoever reads the rest of it will say so
+    except OSError:  # reading the rest will report it
         return False
 
 
 def placeholders(tree: Any) -> Iterator[tuple[str, str]]:
-    """Where in dictionaries, lists and namespaces a placeholder is, and for what: ``("a/0", "pathlib.PosixPath")``."""
+    """Yield the path of each placeholder in dictionaries, lists and namespaces, and its name: ``("a/0",
+    "pathlib.PosixPath")``.
+    """
     todo, seen = [("", tree)], set()
     while todo:
         path, value = todo.pop()
@@ -81,7 +83,7 @@ def placeholders(tree: Any) -> Iterator[tuple[str, str]]:
             value = vars(value)
         if not isinstance(value, (Mapping, list, tuple)) or id(value) in seen:
             continue
-        seen.add(id(value))  # a file may hold a list that holds itself
+        seen.add(id(value))  # a list in a file may contain itself
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         below = [(f"{path}/{key}" if path else str(key), item) for key, item in items]
         todo.extend(reversed(below))
@@ -90,18 +92,19 @@ def placeholders(tree: Any) -> Iterator[tuple[str, str]]:
 def read_foreign(
     path: str | Path | IO[bytes], map_location: Any = "cpu", name: str | None = None
 ) -> dict[str, Any] | None:
-    """Read the checkpoint at ``path``, with a :class:`Placeholder` for whatever is no plain data.
+    """Read the checkpoint at ``path``, with a :class:`Placeholder` for every value that is not plain data.
 
-    For files of other trainers, Lightning's above all, and for old ones. One warning says what was not loaded.
+    For files of other trainers, especially Lightning's, and for old files. One warning names the values that were not
+    loaded.
 
     Args:
-        path: a file that torch wrote, in its present or in its older format; also an open one.
-        map_location: where tensors are read to, as for ``torch.load``.
-        name: what messages call it; ``None``: its path.
+        path: a file that torch wrote, in its present or its older format; or an open file.
+        map_location: the device for tensors, as for ``torch.load``.
+        name: its name in messages; ``None``: its path.
 
     Returns:
-        ``None`` if it is no checkpoint of another trainer: no dictionary with a ``state_dict`` or a version of
-        Lightning's, or one of ours.
+        ``None`` if it is not a checkpoint of another trainer: not a dictionary with a ``state_dict`` or Lightning's
+        version, or one of drivetrain's.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -116,24 +119,24 @@ def read_foreign(
     )
     try:
         loaded = torch.load(_container(source), map_location=map_location, pickle_module=module, weights_only=False)
-    except Exception as error:  # whatever torch raises on a file that does not keep to its format
+    except Exception as error:  # torch may raise anything on a malformed file
         raise CheckpointError(f"{name} is no checkpoint, or was cut short ({error}). Use another one.") from error
     if not isinstance(loaded, dict) or not loaded.keys() & {"state_dict", "pytorch-lightning_version"}:
         return None
-    if "drivetrain_version" in loaded:  # whoever kept objects in one of ours on purpose also wants them back
+    if "drivetrain_version" in loaded:  # a user who stored objects in drivetrain's file wants them back
         return None
     _warn_of_placeholders(name, loaded)
     return loaded
 
 
 def _container(source: Path | IO[bytes]) -> Any:
-    """What to give to ``torch.load`` so that it does nothing but read a container of the two that are read here."""
+    """Return a file for ``torch.load`` that is certainly one of the two supported container formats."""
     if is_legacy(source):
         content = source.read_bytes() if isinstance(source, Path) else source.read()
-        return io.BytesIO(content)  # from memory, or torch would try to unpack it as a tar file first
+        return io.BytesIO(content)  # from memory: for a path, torch would first try to unpack a tar file
     if not _starts_with(source, _ZIP_START):
         raise ValueError("it is in no format of torch")
-    # As an open file: by its name, torch takes only one that is UTF-8.
+    # As an open file, because torch accepts only UTF-8 paths.
     with open(source, "rb") if isinstance(source, Path) else nullcontext(source) as stream:
         records = torch._C.PyTorchFileReader(stream).get_all_records()
         stream.seek(0)
@@ -143,7 +146,7 @@ def _container(source: Path | IO[bytes]) -> Any:
 
 
 def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
-    # The class that hyperparameters had is of no interest: here they are a dictionary.
+    # The original class of hyperparameters does not matter: here they are a dictionary.
     found = list(placeholders({key: value for key, value in checkpoint.items() if key != "hparams_type"}))
     if not found:
         return
@@ -163,7 +166,7 @@ def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
 
 
 class _Unpickler:
-    """What torch takes for ``pickle.Unpickler``; it derives a class from it and gives that a ``persistent_load``."""
+    """The replacement for ``pickle.Unpickler``; torch derives a class from it with its own ``persistent_load``."""
 
     known: ClassVar[dict[str, Any]]
     """What the names in this file became, shared by the pickles of one file."""
@@ -173,7 +176,7 @@ class _Unpickler:
     def __init__(self, file: Any, **options: Any) -> None:
         self._file = file
         self._stack: list[Any] = []
-        self._below: list[list[Any]] = []  # the stacks that marks have put aside
+        self._below: list[list[Any]] = []  # the stacks below MARK instructions
         self._memo: dict[int, Any] = {}
         self._own = _stand_ins()
         users = torch_allows._get_user_allowed_globals()  # type: ignore[no-untyped-call]
@@ -182,7 +185,7 @@ class _Unpickler:
         self._buildable = [value for value in users.values() if isinstance(value, type)]
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name in the file means; never what lies in the module of that name."""
+        """Return the object for a name in the file; never an object from the module of that name."""
         path = f"{_RENAMED.get(module, module)}.{name}"
         if path not in self.known:
             if path in self._own:
@@ -194,7 +197,7 @@ class _Unpickler:
         return self.known[path]
 
     def load(self) -> Any:
-        """Interpret one pickle; the file is left behind its last byte."""
+        """Interpret one pickle; the file is positioned after its last byte."""
         argument: Any
         for opcode, argument, _ in pickletools.genops(self._file):
             name = opcode.name
@@ -235,7 +238,7 @@ class _Unpickler:
     def _dup(self) -> None:
         self._stack.append(self._stack[-1])
 
-    # ---- containers: only those of exactly these types, because a derived one could do something ---------------------
+    # ---- containers: only of exactly these types, because a subclass could run code ----------------------------------
 
     def _tuple(self) -> None:
         items = tuple(self._since_mark())
@@ -289,7 +292,7 @@ class _Unpickler:
                 self._stack[-1][key] = value
 
     def _accepts(self, *kinds: type) -> bool:
-        """Return whether items can be put into what lies on top of the stack; a placeholder swallows them."""
+        """Return whether items can be added to the object on top of the stack; a placeholder ignores them."""
         target = self._stack[-1]
         if _placeholder_class(target) is None and type(target) not in kinds:
             raise pickle.UnpicklingError(f"a {type(target).__name__} is no container to put items into")
@@ -322,12 +325,12 @@ class _Unpickler:
             raise pickle.UnpicklingError(f"{type(function).__name__} is nothing to be called")
         for arg in args:
             if (kind := _placeholder_class(arg)) is not None:
-                return kind()  # a tensor of an unknown class, for example: it could only be made of what is not there
+                return kind()  # for example a tensor of an unknown class, which needs missing data
         return function(*args)
 
     def _newobj(self) -> None:
         args, kind = self._stack.pop(), self._stack.pop()
-        # Without __init__, as pickle does it; but a Parameter without one would share nothing with its tensor.
+        # Without __init__, as in pickle; but a Parameter created so would not share memory with its tensor.
         if (
             isinstance(kind, type)
             and id(kind) in self._callable - {id(torch.nn.Parameter)}
@@ -353,7 +356,7 @@ class _Unpickler:
                     if value is target:
                         self._memo[key] = built
         elif _placeholder_class(target) is not None or kind is dict:
-            pass  # the attributes of something that is left out, or that is a plain dictionary here
+            pass  # attributes of an object that is left out, or that is a plain dictionary here
         elif kind is OrderedDict or kind is argparse.Namespace:
             vars(target).update(state)
         elif kind is torch.Tensor:
@@ -383,17 +386,17 @@ _MAKES: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 _REMEMBERS = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
 _RECALLS = frozenset({"GET", "BINGET", "LONG_BINGET"})
-_RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # Python 2's names, which old pickle protocols keep
+_RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # Python 2's names, which old pickle protocols use
 
 
 def _placeholder_class(value: Any) -> type[Placeholder] | None:
-    """Return the class of a placeholder, which a file may name or hold an object of; ``None`` for everything else."""
+    """Return the class of a placeholder, if ``value`` is one or its object; ``None`` for everything else."""
     kind = value if isinstance(value, type) else type(value)
     return kind if issubclass(kind, Placeholder) else None
 
 
 def _is_old_sparse(kind: Any) -> bool:
-    """torch's first classes of sparse tensors: their indices are checked nowhere but in torch's own unpickler."""
+    """torch's oldest classes of sparse tensors: only torch's own unpickler checks their indices."""
     return isinstance(kind, type) and kind.__module__.startswith("torch.") and "sparse" in kind.__module__
 
 
@@ -401,7 +404,7 @@ def _is_old_sparse(kind: Any) -> bool:
 
 
 def _stand_ins() -> dict[str, Any]:
-    """Return what is made instead of the objects of these names."""
+    """Return the replacements for objects with these names."""
     return {
         "argparse.Namespace": argparse.Namespace,
         "_codecs.encode": _encode,
@@ -424,17 +427,19 @@ _WITH_ATTRIBUTE_DICT = (
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Bytes, in a pickle protocol that has none; for any other encoding Python would import the module of its name."""
+    """Return bytes from a pickle protocol that has none; for other encodings Python would import a module of that
+    name.
+    """
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"bytes are encoded as latin1, not as {encoding!r}")
     return text.encode("latin1")
 
 
 class _NumpyPart(Placeholder):
-    """A piece of numpy's that is not complete before it has been given its state."""
+    """A part of a numpy object that is incomplete until its state is set."""
 
     def built(self, state: Any) -> Any:
-        """Return the real thing, or ``self`` where there is none."""
+        """Return the numpy object, or ``self`` if there is none."""
         return self
 
 
@@ -446,13 +451,13 @@ class _Dtype(_NumpyPart):
         self.order = "="
 
     def built(self, state: Any) -> Any:
-        # Nothing else of the state: it also holds sizes and flags, which numpy would believe.
+        # The rest of the state is ignored: it contains sizes and flags that numpy would trust.
         if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "|", "="):
             self.order = state[1]
         return self
 
     def real(self) -> Any:
-        """numpy's own, or ``None`` where torch has not imported numpy: a file cannot make us import anything."""
+        """Return numpy's own object, or ``None`` if torch has not imported numpy: a file must not cause an import."""
         numpy = sys.modules.get("numpy")
         return None if numpy is None else numpy.dtype(self.order + self.code)
 
@@ -474,7 +479,7 @@ class _Scalar(_NumpyPart):
 
 
 def _dtype(code: Any, *_: Any) -> _NumpyPart:
-    """Return a type of numbers or of texts of a fixed length; of all others only that there was one is kept."""
+    """Return a dtype of numbers or of fixed-length strings; for others only a placeholder."""
     if isinstance(code, str) and re.fullmatch(r"[biufc]\d{1,2}|[SU]\d{1,6}", code):
         return _Dtype(code)
     return _Scalar()

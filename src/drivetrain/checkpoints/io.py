@@ -18,22 +18,22 @@ from drivetrain.errors import CheckpointError
 
 
 class FileAnswers:
-    """What a store answers about its checkpoints, if they are files of this machine or at addresses of fsspec.
+    """A store's answers about its checkpoints, for local files and for addresses of fsspec.
 
     A store that keeps them elsewhere overrides some of these methods.
     """
 
-    if TYPE_CHECKING:  # of the store
+    if TYPE_CHECKING:  # defined by the store
         save_checkpoint: Any
         load_checkpoint: Any
 
-    # ---- what is there -------------------------------------------------------------------------------------------
+    # ---- existing checkpoints ------------------------------------------------------------------------------------
 
     def written_at(self, path: str | Path) -> float | None:
         """Return when the checkpoint at ``path`` was written, in seconds of any clock; ``None`` if there is none.
 
         Raises:
-            CheckpointError: the server of an address cannot be asked.
+            CheckpointError: the server of an address cannot be reached.
         """
         if (remote := behind(path)) is not None:
             with unreachable(path):
@@ -45,7 +45,7 @@ class FileAnswers:
             return None
 
     def touch(self, path: str | Path) -> None:
-        """Make the checkpoint at ``path`` count as the one that was written last."""
+        """Make the checkpoint at ``path`` the most recent one."""
         wait_for(self, path)
         try:
             files.touch(path)
@@ -60,7 +60,7 @@ class FileAnswers:
         """Return the paths in ``folder`` whose name matches ``pattern``, such as ``"*.ckpt"``, in any order.
 
         Raises:
-            CheckpointError: the server of an address cannot be asked.
+            CheckpointError: the server of an address cannot be reached.
         """
         if (remote := behind(folder)) is not None:
             with unreachable(folder):
@@ -77,19 +77,19 @@ class FileAnswers:
         return True
 
     def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
-        """Copy the checkpoint ``source`` to ``path`` when it is durable; at no time is there a part of it at ``path``.
+        """Copy the checkpoint ``source`` to ``path`` after it is durable; ``path`` never contains a partial copy.
 
         Args:
-            source: a checkpoint, or one that is being written.
-            path: where to.
-            link: make a relative symbolic link instead, where the file system has them. Addresses have none.
+            source: a checkpoint, possibly still being written.
+            path: the target.
+            link: make a relative symbolic link instead, if the file system supports it. Addresses do not.
             replaces: whether another checkpoint at ``path`` may be replaced.
 
         Returns:
-            False if it may not, and there is one.
+            False if ``replaces`` is False and there is a checkpoint.
 
         Raises:
-            CheckpointError: it could not be copied; what was at ``path`` before is unchanged.
+            CheckpointError: it could not be copied; the previous checkpoint at ``path`` is unchanged.
         """
         wait_for(self, source)
         if (remote := behind(source) or behind(path)) is not None:
@@ -114,23 +114,23 @@ class FileAnswers:
             ) from error
 
     def link_target(self, path: str | Path) -> str | None:
-        """Return where the symbolic link ``path`` leads, also to nothing; ``None`` if it is no link."""
+        """Return the target of the symbolic link ``path``, even if it does not exist; ``None`` if it is not a link."""
         if files.is_remote(path):
             return None
         return os.readlink(path) if os.path.islink(path) else None
 
     def resolve(self, path: str | Path) -> str:
-        """Return the one name of a checkpoint or folder that can be reached by several, through links or ``..``."""
+        """Return the canonical name of a checkpoint or folder, after resolving links and ``..``."""
         return files.resolved(path)
 
-    # ---- when it is written --------------------------------------------------------------------------------------
+    # ---- durability ----------------------------------------------------------------------------------------------
 
     def is_durable(self, path: str | Path) -> bool:
-        """Return False while a save to ``path`` is under way, or has failed and :meth:`wait` has not raised that."""
+        """Return False while a save to ``path`` is running, or has failed and :meth:`wait` has not raised its error."""
         return True
 
     def wait(self, path: str | Path | None = None) -> None:
-        """Wait until what was last saved at ``path`` is written; ``None``: all that was saved.
+        """Wait until the last save to ``path`` is written; ``None``: all saves.
 
         Raises:
             CheckpointError: it could not be written; the message names the file. Raised once for each failure.
@@ -138,13 +138,13 @@ class FileAnswers:
 
 
 class CheckpointIO(FileAnswers, ABC):
-    """Keeps checkpoints under paths: writes, reads and removes them.
+    """Stores checkpoints under paths: writes, reads and removes them.
 
-    A subclass defines the first three methods. What the Trainer and its callbacks ask about a checkpoint besides, such
-    as whether there is one at a path, :class:`FileAnswers` answers for files of this machine, and for addresses that
-    fsspec knows, such as ``s3://bucket/run``; both are durable when :meth:`save_checkpoint` returns. A store that keeps
-    checkpoints elsewhere overrides ``written_at`` and ``find``; one that writes in the background overrides
-    ``is_durable`` and ``wait``. Everything goes through these methods. Rank 0 saves, copies and removes.
+    A subclass defines the first three methods. The other questions of the Trainer and its callbacks, such as whether a
+    path has a checkpoint, are answered by :class:`FileAnswers` for local files and for addresses that fsspec supports,
+    such as ``s3://bucket/run``; both are durable when :meth:`save_checkpoint` returns. A store that keeps checkpoints
+    elsewhere overrides ``written_at`` and ``find``; one that writes in the background overrides ``is_durable`` and
+    ``wait``. All access goes through these methods. Rank 0 saves, copies and removes.
     """
 
     @classmethod
@@ -160,13 +160,13 @@ class CheckpointIO(FileAnswers, ABC):
 
     @abstractmethod
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write ``checkpoint`` to ``path``, or begin to: it is written when ``is_durable`` says so.
+        """Write ``checkpoint`` to ``path``, or start to: it is written when ``is_durable`` returns True.
 
-        Until then :meth:`load_checkpoint` and ``written_at`` know what was at ``path`` before. Training changes
-        the tensors of ``checkpoint`` in place, so a store that writes later copies them before it returns.
+        Until then :meth:`load_checkpoint` and ``written_at`` refer to the previous checkpoint at ``path``. Training
+        changes the tensors of ``checkpoint`` in place, so a store that writes later copies them before it returns.
 
         Raises:
-            CheckpointError: it could not be written; what was at ``path`` before is still there, complete.
+            CheckpointError: it could not be written; the previous checkpoint at ``path`` is complete.
         """
 
     @abstractmethod
@@ -177,16 +177,16 @@ class CheckpointIO(FileAnswers, ABC):
 
         Args:
             path: its name in this store.
-            map_location: where its tensors are read to, as for ``torch.load``.
-            weights_only: ``None`` or True: plain data only. False: everything, which runs what code the file brings.
+            map_location: the device for its tensors, as for ``torch.load``.
+            weights_only: ``None`` or True: plain data only. False: everything, which runs code that the file contains.
 
         Raises:
-            CheckpointError: there is none, it is damaged, or it holds what may not be read.
+            CheckpointError: it does not exist, is damaged, or contains objects that may not be read.
         """
 
     @abstractmethod
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Delete the checkpoint at ``path``; it is no error if there is none."""
+        """Delete the checkpoint at ``path``; do nothing if there is none."""
 
     def is_sharded(self, path: str | Path) -> bool:
         """Return whether ``path`` is a folder with the shards of several ranks: see ``checkpoints/sharded.py``.
@@ -197,15 +197,15 @@ class CheckpointIO(FileAnswers, ABC):
 
     @contextlib.contextmanager
     def new_files(self) -> Iterator[list[str]]:
-        """Context in which no existing checkpoint is replaced by what this thread writes.
+        """Context in which this thread's writes replace no existing checkpoint.
 
-        The list holds the paths that were not written, because another process had put something there. It stays empty
-        in a store that cannot tell.
+        It yields a list of paths that were not written, because another process had put a file there. The list stays
+        empty in a store that cannot detect this.
         """
         yield []
 
     def was_refused(self, path: str | Path) -> bool:
-        """Return whether ``path`` is in the list of the block of :meth:`new_files` that runs now."""
+        """Return whether ``path`` is in the list of the running :meth:`new_files` context."""
         return False
 
     def teardown(self) -> None:
@@ -217,7 +217,7 @@ CheckpointRegistry: Registry[CheckpointIO] = Registry("drivetrain.checkpoints", 
 
 
 def wait_for(store: FileAnswers, path: str | Path) -> None:
-    """Call ``store.wait(path)``; whatever it raises becomes a CheckpointError that names the file.
+    """Call ``store.wait(path)``; any exception becomes a CheckpointError that names the file.
 
     Raises:
         CheckpointError: the checkpoint could not be written.
@@ -233,7 +233,9 @@ def wait_for(store: FileAnswers, path: str | Path) -> None:
 
 
 def behind(path: str | Path) -> types.ModuleType | None:
-    """Return what reads and writes at the address ``path``; ``None`` for local paths and a store's own addresses."""
+    """Return the module that reads and writes at the address ``path``; ``None`` for local paths and a store's own
+    addresses.
+    """
     if not files.is_remote(path):
         return None
     from drivetrain.base import remote
@@ -243,10 +245,11 @@ def behind(path: str | Path) -> types.ModuleType | None:
 
 @contextlib.contextmanager
 def unreachable(path: str | Path) -> Iterator[None]:
-    """Context that asks for what is at an address.
+    """Context for requests to the server of an address.
 
     Raises:
-        CheckpointError: that fails. An answer of "nothing" would begin a training from the start.
+        CheckpointError: the request fails. Treating this as "no checkpoint" would start the training from the
+            beginning.
     """
     try:
         yield
@@ -259,10 +262,10 @@ def unreachable(path: str | Path) -> Iterator[None]:
 
 
 def newest_first(store: CheckpointIO, paths: Iterable[str]) -> list[str]:
-    """Sort ``paths`` by when their checkpoints were written; those that are gone come last.
+    """Sort ``paths`` by the time when their checkpoints were written; missing ones come last.
 
-    Object stores know times in whole seconds. Of equal times the later name comes first, in which numbers count as
-    numbers: "last-v1" before "last", "epoch=10" before "epoch=9".
+    Object stores record times in whole seconds. If times are equal, the later name comes first, with numbers compared
+    as numbers: "last-v1" before "last", "epoch=10" before "epoch=9".
     """
     times = {path: store.written_at(path) for path in paths}
 

@@ -1,4 +1,4 @@
-"""Plain data as JSON, with references in the place of tensors."""
+"""Plain data as JSON, with references in place of tensors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _MAPPINGS: dict[type, str] = {OrderedDict: "ordered", Counter: "counter"}
 
 
 def encode(value: Any, name_of: Callable[[tuple[Any, ...], Tensor], str], path: tuple[Any, ...] = ()) -> Any:
-    """Return ``value`` as data that JSON keeps exactly.
+    """Return ``value`` as data that JSON preserves exactly.
 
     Args:
-        value: what ``plain.encode`` returned.
-        name_of: returns the name under which a tensor at this path is stored.
-        path: where it is in the whole.
+        value: a result of ``plain.encode``.
+        name_of: returns the name under which the tensor at a path is stored.
+        path: the path of ``value`` in the checkpoint.
 
     Raises:
-        CheckpointError: it is an object that JSON cannot keep.
+        CheckpointError: it contains an object that JSON cannot represent.
     """
     kind = type(value)
     if kind in _AS_IS or (kind is float and math.isfinite(value)):
@@ -62,7 +62,7 @@ def encode(value: Any, name_of: Callable[[tuple[Any, ...], Tensor], str], path: 
 def _encoded(
     items: Iterable[tuple[Any, Any]], name_of: Callable[[tuple[Any, ...], Tensor], str], path: tuple[Any, ...]
 ) -> list[Any]:
-    # A random state is hundreds of numbers: no call for each.
+    # A random state has hundreds of numbers, so there is no call for each.
     return [item if type(item) in _AS_IS else encode(item, name_of, (*path, key)) for key, item in items]
 
 
@@ -70,11 +70,11 @@ def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
     """Reverse :func:`encode`.
 
     Args:
-        value: what JSON returned.
-        tensor: returns the tensor of a name.
+        value: data parsed from JSON.
+        tensor: returns the tensor with a name.
 
     Raises:
-        WrongForm: :func:`encode` has not made it.
+        WrongForm: ``value`` is not a result of :func:`encode`.
     """
     if isinstance(value, list):
         return [decode(item, tensor) for item in value]

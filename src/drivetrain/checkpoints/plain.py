@@ -1,11 +1,11 @@
 """Values as data that ``torch.load(weights_only=True)`` reads, and back.
 
-What is no such data by itself (a path, an enum, an array of numpy) becomes a dictionary of two entries,
-``{"__drivetrain__": kind, "value": data}``. Reading one back imports nothing and calls nothing that the file names.
+Other values (a path, an enum, a numpy array) become a dictionary with two entries, ``{"__drivetrain__": kind, "value":
+data}``. Reading one imports nothing and calls nothing that the file names.
 
-That an encoded value can be read again holds by construction and is not tried: it consists of the types in ``_AS_IS``,
-of the containers that torch's restricted reader knows, and of tensors; only tensors of other classes or with attributes
-of their own are tried, one of each sort.
+Encoded values are readable by construction and are not tested: they consist of the types in ``_AS_IS``, of the
+containers that torch's restricted reader supports, and of tensors; only tensors of other classes or with their own
+attributes are tested, one for each combination.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from drivetrain.errors import CheckpointError, shown
 MARKER = "__drivetrain__"
 
 _LONGEST_TEXT = 200  # characters of a description
-_MOST_BITS = 2000  # the restricted reader knows integers of up to 255 bytes
+_MOST_BITS = 2000  # the restricted reader supports integers of up to 255 bytes
 _AS_IS = frozenset({type(None), bool, float, str, complex, bytearray, torch.device, torch.Size})
 _KEYS = frozenset({type(None), bool, float, str})
 _NAMED_BY_TORCH = (torch.dtype, torch.layout, torch.memory_format, torch.qscheme)
@@ -47,18 +47,18 @@ def encode(
 ) -> Any:
     """Return ``value`` as data that loads without running code; :func:`decode` reverses it.
 
-    Lists, tuples, sets, deques and dictionaries keep their structure and their kind; subclasses of ``dict`` and
-    ``list`` become the plain kind. Tensors are passed on, never copied, and so is the memory of numpy's arrays.
+    Lists, tuples, sets, deques and dictionaries keep their structure and type; subclasses of ``dict`` and ``list``
+    become plain ones. Tensors and the memory of numpy arrays are never copied.
 
     Args:
-        value: anything.
-        where: its place in the checkpoint, for messages; "" where the keys of ``value`` say it.
-        describe: put a description in the place of what cannot be stored, and warn once, naming all of them.
-        noted: where to note their places instead of warning.
+        value: any value.
+        where: its path in the checkpoint, for messages; "" if the keys of ``value`` are the beginning of paths.
+        describe: replace values that cannot be stored with descriptions, and warn once, naming all of them.
+        noted: a list for their paths, instead of a warning.
         references: whether classes and functions may be stored by name.
 
     Raises:
-        CheckpointError: something cannot be stored, or contains itself; the message names its place.
+        CheckpointError: a value cannot be stored, or contains itself; the message names its path.
     """
     encoder = _Encoder(where, references, describe)
     encoded = encoder.run(value)
@@ -73,19 +73,19 @@ def encode(
 
 
 def decode(value: Any, where: str, noted: list[str] | None = None, references: bool = True) -> Any:
-    """Reverse :func:`encode`. Containers are rebuilt, tensors are passed on.
+    """Reverse :func:`encode`. Containers are rebuilt, and tensors are returned unchanged.
 
-    A class, a function or an enum is looked for in modules that are imported already. Where it is not found, and
-    where only a description was stored, a :class:`Described` comes back, with one warning that names all of them.
+    A class, a function or an enum is looked up in modules that are already imported. If it is not found, or only a
+    description was stored, it becomes a :class:`Described`, with one warning that names all of them.
 
     Args:
         value: what was read.
-        where: its place in the checkpoint, for messages.
-        noted: where to note the places of descriptions instead of warning.
-        references: whether names of classes and functions are followed.
+        where: its path in the checkpoint, for messages.
+        noted: a list for the paths of descriptions, instead of a warning.
+        references: whether names of classes and functions are resolved.
 
     Raises:
-        CheckpointError: it was not made by :func:`encode`, or by that of a newer version.
+        CheckpointError: it is not a result of :func:`encode`, or a newer version wrote it.
     """
     decoder = _Decoder(where, references)
     decoded = decoder.run(value)
@@ -97,7 +97,7 @@ def decode(value: Any, where: str, noted: list[str] | None = None, references: b
 
 
 def warn_of_descriptions(noted: Iterable[str]) -> None:
-    """Warn once of the values of which only descriptions could be restored."""
+    """Warn once about values of which only descriptions could be restored."""
     if places := ", ".join(noted):
         rank_zero_warn(
             f"Of some values in the checkpoint only a description comes back: {places}. Import the modules that define "
@@ -106,14 +106,14 @@ def warn_of_descriptions(noted: Iterable[str]) -> None:
 
 
 def descriptions(value: Any) -> Iterator[Described | Placeholder | type[Placeholder]]:
-    """Return all descriptions in what :func:`decode` returned, and the placeholders of objects that were not read."""
+    """Return all descriptions in a result of :func:`decode`, and the placeholders of objects that were not read."""
     seen: set[int] = set()
     waiting = [value]
     while waiting:
         item = waiting.pop()
         if isinstance(item, (Described, Placeholder)) or (isinstance(item, type) and issubclass(item, Placeholder)):
             yield item
-        elif id(item) not in seen and not configs.is_config(item):  # which has plain values only
+        elif id(item) not in seen and not configs.is_config(item):  # a config contains only plain values
             seen.add(id(item))
             if isinstance(item, Mapping):
                 waiting += [*item.keys(), *item.values()]
@@ -125,11 +125,11 @@ def descriptions(value: Any) -> Iterator[Described | Placeholder | type[Placehol
                 waiting += [item.start, item.stop, item.step]
 
 
-# ---- a walk through a value ------------------------------------------------------------------------------------------
+# ---- traversing a value ----------------------------------------------------------------------------------------------
 
 
 class _Walk:
-    """Knows where it is, visits what is shared once, so that it stays shared, and notices what contains itself."""
+    """Tracks the current path, visits shared objects once, so that they stay shared, and detects cycles."""
 
     def __init__(self, where: str, references: bool) -> None:
         self.references = references
@@ -165,14 +165,14 @@ class _Walk:
         return result
 
     def place(self) -> str:
-        """Return where it is: ``callbacks['Mine']['history'][3]``."""
+        """Return the current path: ``callbacks['Mine']['history'][3]``."""
         steps = self._steps
-        if not self._where and steps:  # a first step "['lr']" reads lr
+        if not self._where and steps:  # a first step "['lr']" is shown as lr
             return "".join([steps[0].removeprefix("['").removesuffix("']"), *steps[1:]])
         return self._where + "".join(steps) or "The value"
 
     def passes(self, value: Any) -> bool:
-        """Return whether ``value`` stays as it is; asked of every leaf, so it is fast."""
+        """Return whether ``value`` needs no encoding; called for every leaf, so it is fast."""
         raise NotImplementedError
 
     def visit(self, value: Any) -> Any:
@@ -181,9 +181,7 @@ class _Walk:
     def entries(self, mapping: Mapping[Any, Any]) -> dict[Any, Any]:
         passes, below = self.passes, self.below
         return {
-            key: item
-            if passes(item)
-            else below(f"[{_text_of(key)}]", item)  # the place is written down only where needed
+            key: item if passes(item) else below(f"[{_text_of(key)}]", item)  # the path is only built if needed
             for key, item in mapping.items()
         }
 
@@ -195,11 +193,11 @@ class _Walk:
 
 
 def _is_row_of_numbers(sequence: Iterable[Any]) -> bool:
-    """Whether they are integers of 64 bits: a random state holds 625, and a checkpoint several random states."""
+    """Whether they are 64-bit integers: a random state has 625, and a checkpoint has several random states."""
     return {*map(type, sequence)} == {int} and min(sequence) >= -(2**63) and max(sequence) < 2**63
 
 
-# ---- there -----------------------------------------------------------------------------------------------------------
+# ---- encoding --------------------------------------------------------------------------------------------------------
 
 
 def _marked(kind: str, value: Any) -> dict[str, Any]:
@@ -222,7 +220,7 @@ def _plain_key(key: Any) -> bool:
 def _text_of(value: Any) -> str:
     try:
         text = " ".join(repr(value).split())
-    except Exception as error:  # whatever a user's __repr__ raises
+    except Exception as error:  # a user's __repr__ may raise anything
         return f"(its repr raised {type(error).__name__})"
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."
 
@@ -240,7 +238,7 @@ def _loads_again(value: Any) -> bool:
         torch.save(value, buffer)
         buffer.seek(0)
         torch.load(buffer, weights_only=True)
-    except Exception:  # whatever pickling a user's object raises
+    except Exception:  # pickling a user's object may raise anything
         return False
     return True
 
@@ -250,7 +248,7 @@ class _Encoder(_Walk):
         super().__init__(where, references)
         self._describe = describe
         self._tried: dict[Any, bool] = {}
-        self._sharded = dtensor()  # what becomes of one, the strategy decides, which all ranks ask to save
+        self._sharded = dtensor()  # the strategy decides about them, when all ranks save
 
     def passes(self, value: Any) -> bool:
         kind = type(value)
@@ -260,11 +258,12 @@ class _Encoder(_Walk):
             return True
         if kind is int:
             return bool(value.bit_length() < _MOST_BITS)
-        return kind in _AS_IS or (kind is bytes and len(value) > 0)  # the restricted reader knows no empty bytes
+        # the restricted reader does not support empty bytes
+        return kind in _AS_IS or (kind is bytes and len(value) > 0)
 
     def visit(self, value: Any) -> Any:
         kind = type(value)
-        if kind is dict or kind is OrderedDict:  # most are
+        if kind is dict or kind is OrderedDict:  # the most frequent types
             return self._mapping(value)
         if (found := values.ENCODERS.get(kind)) is not None:
             return _marked(found[0], found[1](value))
@@ -273,7 +272,7 @@ class _Encoder(_Walk):
         if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
             name = name_of(value) if self.references else None
             return self._refused(value) if name is None or find_open(name) is None else _marked("reference", name)
-        if configs.is_config(value):  # itself a mapping or a sequence
+        if configs.is_config(value):  # a config is itself a mapping or a sequence
             return _marked("omegaconf", self.walk(configs.state_of(value)))
         if isinstance(value, Mapping):
             return self._mapping(value)
@@ -292,7 +291,7 @@ class _Encoder(_Walk):
 
     def _rest(self, value: Any) -> Any:
         if isinstance(value, (datetime, time)) and type(value) in (datetime, time):
-            if type(value.tzinfo) in (type(None), timezone):  # another time zone is an object with rules of its own
+            if type(value.tzinfo) in (type(None), timezone):  # other time zones are objects with their own rules
                 return _marked(type(value).__name__, (value.isoformat(), value.fold))
         elif isinstance(value, _NAMED_BY_TORCH):
             if value not in self._tried:
@@ -314,10 +313,10 @@ class _Encoder(_Walk):
 
     def _enum(self, member: Enum) -> Any:
         kind = type(member)
-        name, label = name_of(kind), member._name_  # a class may have given its members a name of its own
+        name, label = name_of(kind), member._name_  # an enum may override the ``name`` of its members
         if name is not None and label is not None and kind.__members__.get(label) is member:
             return _marked("enum", (name, label))
-        if name is not None and isinstance(member, Flag):  # several at once: they have no name, or not one of their own
+        if name is not None and isinstance(member, Flag):  # combined flags have no name, or not a unique one
             return _marked("enum", (name, int(member.value)))
         return self._refused(member)
 
@@ -326,7 +325,7 @@ class _Encoder(_Walk):
         entries = self.entries(mapping)
         if kind is not defaultdict and MARKER not in entries and _plain_keys(entries):
             rebuilt = entries if kind is dict else kind(entries)
-            if kind is OrderedDict and vars(mapping):  # a state_dict keeps the versions of its modules there
+            if kind is OrderedDict and vars(mapping):  # a state_dict stores the versions of its modules there
                 vars(rebuilt).update(self.below(".__dict__", vars(mapping)))
             return rebuilt
         pairs = [[self.below(f"[{_text_of(key)}]", key), item] for key, item in entries.items()]
@@ -353,7 +352,7 @@ class _Encoder(_Walk):
         return self._refused(collection)
 
     def _is_tensor_that_loads(self, tensor: Tensor) -> bool:
-        # Trying one means writing it into memory: once for tensors of one class with attributes of the same types.
+        # The test writes it to memory, once for tensors of one class whose attributes have the same types.
         attributes = tuple(sorted((key, repr(type(item))) for key, item in vars(tensor).items()))
         sort = (type(tensor), attributes)
         if sort not in self._tried:
@@ -361,7 +360,7 @@ class _Encoder(_Walk):
         return self._tried[sort]
 
 
-# ---- and back --------------------------------------------------------------------------------------------------------
+# ---- decoding --------------------------------------------------------------------------------------------------------
 
 
 def _enum(payload: Any) -> Any:
@@ -371,7 +370,7 @@ def _enum(payload: Any) -> Any:
         if isinstance(label, str) and label in kind.__members__:
             return kind.__members__[label]
         if isinstance(label, int) and issubclass(kind, Flag):
-            with contextlib.suppress(ValueError):  # it has other members now
+            with contextlib.suppress(ValueError):  # its members have changed
                 return kind(label)
     return Described(f"enum {name}", str(label))
 
@@ -380,7 +379,7 @@ def _namedtuple(payload: Any) -> Any:
     name, items = payload
     kind = find(name)
     if issubclass(type(kind), type) and issubclass(kind, tuple) and len(getattr(kind, "_fields", ())) == len(items):
-        return tuple.__new__(kind, items)  # not the class's own __new__
+        return tuple.__new__(kind, items)  # bypasses the class's own __new__
     return Described(f"namedtuple {name}", _text_of(tuple(items)))
 
 
@@ -430,7 +429,7 @@ _WALKED = frozenset({dict, OrderedDict, Counter, list, tuple})
 
 
 class _Decoder(_Walk):
-    _inside = 0  # how many marked values it is in: their own lists are no places that anybody knows
+    _inside = 0  # the number of enclosing marked values: their internal lists are not shown in paths
 
     def passes(self, value: Any) -> bool:
         return type(value) not in _WALKED

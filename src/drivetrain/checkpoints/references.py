@@ -1,4 +1,4 @@
-"""Classes and functions by name: looked up in modules that are imported already; nothing is imported or called."""
+"""Classes and functions by name: looked up in modules that are already imported; nothing is imported or called."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-# Code of the field calls what a checkpoint names with arguments from the same checkpoint, optimizer_cls(**kwargs),
-# and with subprocess.Popen in that place a file would run a program after all. So of these packages, which everybody
-# has and in which such classes and functions lie, only the modules below are open.
+# Libraries may call what a checkpoint names with arguments from the same checkpoint, optimizer_cls(**kwargs), and with
+# subprocess.Popen as the class a file would run a program after all. So of these packages, which contain such classes
+# and functions and are always available, only the modules below are allowed.
 _CLOSED = frozenset({*sys.stdlib_module_names, "drivetrain", "numpy", "torch"})
 _OPEN_MODULES = (
     "cmath", "collections", "datetime", "decimal", "fractions", "math", "pathlib", "uuid",
@@ -23,10 +23,10 @@ _OPEN_NAMES = frozenset(
 
 
 def find(name: str) -> Any:
-    """The class or function called ``name``, as "module:Outer.Inner"; ``None`` if none of the imported modules has it.
+    """Return the class or function for ``name``, "module:Outer.Inner"; ``None`` if no imported module defines it.
 
-    Only dictionaries are read, so that no property, no ``__getattr__`` of a module or of a metaclass and thereby no
-    import of a lazy module happens. It must lie where it was defined: what a module merely imported is not its own.
+    Only dictionaries are read, so that no property or ``__getattr__`` of a module or metaclass runs, which could import
+    a lazy module. It must be defined in that module: a name that the module has only imported does not count.
     """
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)
@@ -42,25 +42,29 @@ def find(name: str) -> Any:
 
 
 def find_open(name: str) -> Any:
-    """Return the same, for an object that code may call later: ``None`` also where such modules are closed to files."""
+    """Do :func:`find` for an object that code may call later: ``None`` also for modules that are not allowed for
+    files.
+    """
     found = find(name)
     return found if found is not None and _is_open(name, found) else None
 
 
 def name_of(obj: Any) -> str | None:
-    """The name under which :func:`find` gives exactly ``obj``, a class or a function; ``None`` if there is none."""
+    """Return the name for which :func:`find` returns exactly ``obj``, a class or a function; ``None`` if there is
+    none.
+    """
     name = f"{getattr(obj, '__module__', None)}:{getattr(obj, '__qualname__', None)}"
     return name if find(name) is obj else None
 
 
 def _is_class(obj: Any) -> bool:
-    return issubclass(type(obj), type)  # isinstance would ask the object itself
+    return issubclass(type(obj), type)  # isinstance would call the object itself
 
 
 def _is_open(name: str, found: Any) -> bool:
     module = name.partition(":")[0]
     if module.partition(".")[0] not in _CLOSED or name in _OPEN_NAMES:
         return True
-    if module == "numpy":  # its types of numbers, and not memmap, which can write files
+    if module == "numpy":  # numpy's number types, but not memmap, which can write files
         return _is_class(found) and issubclass(found, sys.modules["numpy"].generic)
     return any(module == opened or module.startswith(f"{opened}.") for opened in _OPEN_MODULES)

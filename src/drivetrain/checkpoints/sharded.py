@@ -1,4 +1,4 @@
-"""A checkpoint as a folder: each process writes its shards of the tensors, and a manifest that is written last.
+"""A checkpoint as a folder: each process writes its shards of the tensors, and a manifest is written last.
 
 ::
 
@@ -10,8 +10,8 @@
 The folder may also be at an address such as ``s3://bucket/model.ckpt``: each process uploads its own files.
 
 Nothing in it is pickled. The eight digits are new in every save: the files of the last checkpoint stay until the new
-manifest has replaced the old one, so that a crash leaves one of the two complete. A folder without a manifest is no
-checkpoint. Tensors are called as in ``torch.distributed.checkpoint``, by the names of the module's parameters.
+manifest has replaced the old one, so after a crash one of the two is complete. A folder without a manifest is not a
+checkpoint. Tensors have the names of ``torch.distributed.checkpoint``, from those of the module's parameters.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ class Piece:
     """A part of a tensor in a file.
 
     Attributes:
-        file: its name.
-        at: where the bytes begin in it. crc32: their checksum.
-        offsets, shape: which part of the tensor.
+        file: the file's name.
+        at: the offset of the bytes in it. crc32: their checksum. offsets, shape: which part of the tensor.
     """
 
     file: str
@@ -68,7 +67,7 @@ class Piece:
 
 @dataclass
 class Stored:
-    """What the manifest says of a tensor."""
+    """The manifest's entry for a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -77,14 +76,14 @@ class Stored:
 
 @dataclass
 class Written:
-    """What one process has written: its files with sizes in bytes and checksums, and its parts of tensors."""
+    """The output of one process: its files with sizes in bytes and checksums, and its parts of tensors."""
 
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     tensors: dict[str, Stored] = field(default_factory=dict)
 
 
 def written_of(folder: Path, plain: Mapping[str, Any]) -> Written:
-    """Return what ``dataclasses.asdict`` and JSON have made of a :class:`Written` in ``folder``."""
+    """Return the :class:`Written` in ``folder`` from its ``dataclasses.asdict`` after JSON."""
     return Written(dict(plain["files"]), _tensors(folder, plain))
 
 
@@ -92,16 +91,16 @@ def written_of(folder: Path, plain: Mapping[str, Any]) -> Written:
 
 
 def place(path: str | os.PathLike[str]) -> Folder:
-    """Return what the functions here take for ``path``: an address as text, a local folder as a ``Path``."""
+    """Return ``path`` in the form for these functions: an address as text, a local folder as a ``Path``."""
     return files.absolute(path) if files.is_remote(path) else Path(files.spelled(path))
 
 
 def prepare(path: Folder, new: bool) -> None:
-    """Make the folder of a checkpoint; at an address, look whether it is free.
+    """Create the folder of a checkpoint; at an address, check that it is free.
 
     Raises:
-        FileExistsError: ``new`` was requested, and there is something.
-        OSError: it cannot be made, or there is a file of this name.
+        FileExistsError: ``new`` was requested, and the path exists.
+        OSError: it cannot be created, or a file has this name.
     """
     if isinstance(path, str):
         if new and (files.is_file(path) or files.names(path)):
@@ -113,7 +112,7 @@ def prepare(path: Folder, new: bool) -> None:
     if new:
         path.mkdir()
     elif path.is_symlink():
-        path.unlink()  # a link to another checkpoint, which stays
+        path.unlink()  # a link to another checkpoint, which is kept
         path.mkdir()
     else:
         try:
@@ -126,9 +125,9 @@ def write_tensors(folder: Folder, name: str, parts: Iterable[tuple[str, Tensor, 
     """Write one process's parts of tensors into the file ``name``.
 
     Args:
-        folder: of the checkpoint.
-        name: of the file.
-        parts: for each the tensor's name, the part in host memory or on a device, the whole shape, and which part.
+        folder: the checkpoint's folder.
+        name: the file's name.
+        parts: for each part, the tensor's name, the part on host or device, the complete shape, and the position.
 
     Raises:
         OSError: it could not be written.
@@ -136,7 +135,7 @@ def write_tensors(folder: Folder, name: str, parts: Iterable[tuple[str, Tensor, 
     written, at, total = Written(), 0, 0
     with files.replacing(_in(folder, name), durable=True) as stream:
         for tensor_name, part, whole, (offsets, shape) in parts:
-            on_host = part.detach().resolve_conj().resolve_neg().cpu().contiguous()  # a copy only where it must be one
+            on_host = part.detach().resolve_conj().resolve_neg().cpu().contiguous()  # copies only if necessary
             content = _memory_of(on_host)
             padding = bytes(-at % _ALIGNMENT)
             stream.write(padding)
@@ -152,29 +151,29 @@ def write_tensors(folder: Folder, name: str, parts: Iterable[tuple[str, Tensor, 
 
 
 def list_all(written: Written, tensors: Mapping[str, Tensor]) -> None:
-    """List every tensor of the checkpoint, also those of which this process has written nothing."""
+    """List every tensor of the checkpoint, including those of which this process has written nothing."""
     for name, tensor in tensors.items():
         written.tensors.setdefault(name, Stored(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)))
 
 
 def _memory_of(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor in host memory, which must stay referenced while they are used."""
+    """Return the bytes of a tensor in host memory, which must stay referenced while they are used."""
     if not tensor.numel():
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
 def commit(folder: Folder, save: str, tree: Any, everyones: Sequence[Written]) -> None:
-    """Write what is no tensor, and then the manifest; afterwards remove the files of earlier saves.
+    """Write the plain data, then the manifest; afterwards remove the files of earlier saves.
 
     Args:
-        folder: of the checkpoint.
-        save: the digits of this save, with which the names of its files begin.
-        tree: plain data, with references in the place of tensors: see :mod:`json_tree`.
-        everyones: what each process has written.
+        folder: the checkpoint's folder.
+        save: the digits of this save, the prefix of its file names.
+        tree: plain data, with references in place of tensors: see :mod:`json_tree`.
+        everyones: the output of each process.
 
     Raises:
-        CheckpointError: this process does not see a file of another one.
+        CheckpointError: this process does not see another process's file.
         OSError: a file could not be written.
     """
     content = json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
@@ -206,7 +205,7 @@ def commit(folder: Folder, save: str, tree: Any, everyones: Sequence[Written]) -
 
 
 def discard(folder: Folder, save: str) -> None:
-    """Remove the files of a save that has failed, and the folder if it is empty then."""
+    """Remove the files of a failed save, and the folder if it is then empty."""
     with contextlib.suppress(OSError):
         for name in files.names(folder):
             if name.startswith(f"{save}."):
@@ -226,7 +225,7 @@ def _size(file: Path | str) -> int | None:
 
 
 def _remove_folder(folder: Folder) -> None:
-    """Remove a local folder that is empty; a folder at an address ends with the last object in it, or stays empty."""
+    """Remove an empty local folder; at an address, a folder ends with its last object, or stays empty."""
     if isinstance(folder, Path):
         folder.rmdir()
 
@@ -240,7 +239,7 @@ def _remove_others(folder: Folder, kept: Iterable[str]) -> None:
 
 
 def _own_files(folder: Folder) -> Iterator[str]:
-    """The names of files that look like those of a save, whichever it was."""
+    """Return the names of files that look like those of any save."""
     for name in files.names(folder):
         digits, _, rest = name.partition(".")
         if len(digits) == 8 and rest.endswith((".bin", "state.json")) and set(digits) <= set("0123456789abcdef"):
@@ -265,14 +264,14 @@ def read(path: Folder, lazy: tuple[str, ...] = ()) -> Any:
 
     Args:
         path: the folder.
-        lazy: with which letters the names of tensors begin that are left where they are, as :class:`StoredTensor`.
+        lazy: prefixes of tensor names; tensors with such a name are not read, but returned as :class:`StoredTensor`.
 
     Raises:
         CheckpointError: a file is missing or damaged.
     """
     manifest = _manifest(path)
     tensors = _tensors(path, manifest)
-    for name, record in manifest["files"].items() if "" in lazy else ():  # no tensor is read: is its file there?
+    for name, record in manifest["files"].items() if "" in lazy else ():
         if _size(_in(path, name)) != record["size"]:
             raise CheckpointError(f"{_in(path, name)} is missing or was cut short. Use another checkpoint.")
     content = _content(path, manifest, entry(manifest, "state", str))
@@ -325,7 +324,7 @@ def _tensors(path: Folder, manifest: Mapping[str, Any]) -> dict[str, Stored]:
 
 
 def _read(file: Path | str, at: int = 0, length: int | None = None) -> bytes:
-    """The bytes of a file; that there is none is a FileNotFoundError."""
+    """Return bytes of a file; if there are none, raise FileNotFoundError."""
     try:
         return files.read(file, at, length)
     except FileNotFoundError:
@@ -337,7 +336,7 @@ def _read(file: Path | str, at: int = 0, length: int | None = None) -> bytes:
 
 
 def _content(path: Folder, manifest: Mapping[str, Any], name: str) -> bytes:
-    """A whole file, after a check of its size and checksum."""
+    """Return a complete file, after a check of its size and checksum."""
     record = manifest["files"].get(name, {})
     try:
         content = _read(_in(path, name))
@@ -373,7 +372,7 @@ def verify(path: Folder) -> None:
 
 @contextlib.contextmanager
 def fetched(address: str) -> Iterator[Path]:
-    """Context with a copy on this machine of the checkpoint at ``address``, which has the same name.
+    """Context with a local copy of the checkpoint at ``address``, which has the same name.
 
     Raises:
         CheckpointError: a file is missing or cannot be read.
@@ -398,7 +397,7 @@ def _tensor(path: Folder, name: str, stored: Stored, lazy: bool) -> Tensor:
 
 
 class StoredTensor(Tensor):
-    """A tensor in the files of a checkpoint. Any operation on it reads it; :meth:`part` reads what it needs."""
+    """A tensor in a checkpoint's files: any operation reads all of it, :meth:`part` only the needed bytes."""
 
     folder: Folder
     called: str
@@ -429,14 +428,14 @@ class StoredTensor(Tensor):
         return self.whole().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def whole(self) -> Tensor:
-        """Read all of it."""
+        """Read the complete tensor."""
         return self.part((0,) * self.ndim, tuple(self.shape))
 
     def part(self, offsets: Sequence[int], shape: Sequence[int]) -> Tensor:
         """Read the part that begins at ``offsets`` and has this ``shape``.
 
         Raises:
-            CheckpointError: a file is missing or damaged, or no process has written some of it.
+            CheckpointError: a file is missing or damaged, or no process has written a part of it.
         """
         found, filled = torch.empty(tuple(shape), dtype=self.dtype), 0
         for piece in self.stored.pieces:
@@ -476,19 +475,19 @@ class StoredTensor(Tensor):
         return torch.frombuffer(content, dtype=torch.uint8).view(self.dtype).reshape(piece.shape)
 
 
-# ---- as one thing ----------------------------------------------------------------------------------------------------
+# ---- operations on the whole checkpoint ------------------------------------------------------------------------------
 
 
 def remove(path: Folder) -> None:
-    """Delete the checkpoint; what else is in its folder stays."""
-    files.remove(_in(path, MANIFEST))  # first: without it, the rest is none
+    """Delete the checkpoint; other files in its folder stay."""
+    files.remove(_in(path, MANIFEST))  # first: without it, the rest is not a checkpoint
     _remove_others(path, ())
     with contextlib.suppress(OSError):
         _remove_folder(path)
 
 
 def copy(source: Folder, path: Folder, replaces: bool) -> bool:
-    """Copy the checkpoint; its manifest comes last. Return whether it may be there: see ``CheckpointIO.copy``."""
+    """Copy the checkpoint; return False if ``path`` may not be replaced: see ``CheckpointIO.copy``."""
     try:
         prepare(path, new=not replaces)
     except FileExistsError:

@@ -1,7 +1,7 @@
-"""Single values that torch's restricted reader refuses, as data that it reads: paths, times, numbers, numpy's arrays.
+"""Values that torch's restricted reader refuses, as data that it reads: paths, times, numbers, numpy arrays.
 
-``ENCODERS`` has those that can be told by their exact type: the kind under which they are stored, and what of them.
-``DECODERS`` makes them again; on data that does not fit they raise what Python raises.
+``ENCODERS`` has an entry for each exact type: the kind under which its values are stored, and their data. ``DECODERS``
+creates the values again; on wrong data they raise Python's exceptions.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import torch
 
 @dataclass(frozen=True, repr=False)
 class Described:
-    """What a checkpoint still says about a value that it does not hold, or that cannot be found again here.
+    """A description of a value that a checkpoint does not contain, or that cannot be found here.
 
     Attributes:
-        type: the name of its class, or of what it refers to.
-        text: its ``repr``, cut where it is long.
+        type: the name of its class, or of the referenced object.
+        text: its ``repr``, shortened if it is long.
     """
 
     type: str
@@ -52,7 +52,7 @@ def _elapsed(value: timedelta) -> tuple[int, int, int]:
 
 
 ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
-    # A Path comes back as one of the machine that reads it.
+    # A Path is decoded as a Path of the machine that reads it.
     **{kind: ("path", lambda value: ("Path", str(value))) for kind in (PosixPath, WindowsPath)},
     **{kind: ("path", lambda value: (type(value).__name__, str(value))) for kind in (PurePosixPath, PureWindowsPath)},
     bytes: ("bytes", list),
@@ -78,7 +78,7 @@ def _fraction(text: str) -> Fraction:
     return Fraction(numerator, denominator)
 
 
-# ---- numpy: only if it is imported already ---------------------------------------------------------------------------
+# ---- numpy: only if it is already imported ---------------------------------------------------------------------------
 
 _NUMBERS = "biufc"
 _TEXTS = "SU"
@@ -86,29 +86,29 @@ _TIMES = "mM"
 
 
 def encode_numpy(value: Any) -> tuple[str, list[Any]] | None:
-    """Kind and data of an array or a number of numpy; ``None`` for anything else, and for arrays of objects."""
+    """Return kind and data of a numpy array or number; ``None`` for anything else, and for arrays of objects."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(value, (numpy.generic, numpy.ndarray)) or not _is_storable(value.dtype):
         return None
     if isinstance(value, numpy.generic):
         return "numpy number", [value.dtype.str, int(value.view("i8")) if value.dtype.kind in _TIMES else value.item()]
-    if type(value) is not numpy.ndarray:  # a masked array or a matrix is more than its numbers
+    if type(value) is not numpy.ndarray:  # a masked array or a matrix has more than its numbers
         return None
     flat = numpy.ascontiguousarray(value).reshape(-1)
     if not flat.flags.writeable:
-        flat = flat.copy()  # torch shares memory only with arrays that may be written
+        flat = flat.copy()  # torch shares memory only with writable arrays
     data = torch.from_numpy(flat.view(numpy.uint8)) if flat.nbytes else torch.empty(0, dtype=torch.uint8)
     return "numpy array", [value.dtype.str, list(value.shape), data]
 
 
 def _is_storable(dtype: Any) -> bool:
-    # "g" and "G" are the long doubles, which differ from machine to machine
+    # "g" and "G" are long doubles, which differ between machines
     return dtype.kind in _NUMBERS + _TEXTS + _TIMES and dtype.char not in "gG"
 
 
 def _numpy_type(text: str) -> Any:
     dtype = sys.modules["numpy"].dtype(_typed(str, text))
-    if not _is_storable(dtype):  # above all no objects, whose addresses would come from the file
+    if not _is_storable(dtype):  # especially no objects, whose addresses would come from the file
         raise TypeError(f"dtype {text} is not stored in checkpoints")
     return dtype
 

@@ -1,4 +1,4 @@
-"""One local file, for checkpoints whose tensors are on XLA devices."""
+"""Local checkpoint files, for tensors on XLA devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.checkpoints.file import TorchCheckpointIO
 class XLACheckpointIO(TorchCheckpointIO):
     """Writes the files of :class:`TorchCheckpointIO`, with tensors in host memory and omegaconf's nodes as plain data.
 
-    Such a file can be read on a machine without torch_xla.
+    These files can be read on a machine without torch_xla.
     """
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -24,7 +24,7 @@ class XLACheckpointIO(TorchCheckpointIO):
 
 
 def _for_a_file(tree: Any) -> Any:
-    if is_config(tree):  # itself a mapping or a sequence
+    if is_config(tree):  # a config is itself a mapping or a sequence
         return as_plain(tree)
     if type(tree) in (dict, list, tuple):
         items = ((key, _for_a_file(value)) for key, value in tree.items()) if type(tree) is dict else None

@@ -1,4 +1,4 @@
-"""How the processes of a job start: one file per way."""
+"""How the processes of a job are started: one file per launcher."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ _MODULES = {
 }
 __all__ = list(_MODULES)
 
-if not TYPE_CHECKING:  # a type checker would take any name for one of these
+if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
     __getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -1,4 +1,4 @@
-"""How long ranks may go on when one of them has failed, or was asked to end."""
+"""How long other ranks may run after one has failed or was asked to end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from drivetrain.launchers.board import SAVE_BEGINS_S, SAVES, SAVING, Board
 
-_SAVED_S = 1.0  # for a rank that has saved to end
+_SAVED_S = 1.0  # seconds for a rank to end after its save
 
 
 @dataclass(eq=False, repr=False)
@@ -17,14 +17,15 @@ class Ending:
     """When the launching process kills the ranks that still run.
 
     Args:
-        board: of the ranks of this machine; ``None``: there is none.
-        stop_timeout_s: seconds that ranks have to save.
-        echo_s: seconds in which the rank that broke an exchange reports it, after one that has lost the exchange.
-        clock: in seconds; never goes back.
+        board: the board of this machine's ranks; ``None``: there is none.
+        stop_timeout_s: seconds for the ranks to save.
+        echo_s: seconds to wait for the report of the rank that caused the failure, after a rank that only lost its
+            connection has failed.
+        clock: a monotonic clock, in seconds.
 
     Attributes:
-        deadline: the time, by that clock; ``inf``: not at all.
-        by_signal: the ranks have ``stop_timeout_s`` until then, because a signal has asked one to end.
+        deadline: the time of the kill, by that clock; ``inf``: never.
+        by_signal: a signal has asked a rank to end, so the ranks have ``stop_timeout_s``.
     """
 
     board: Board | None
@@ -36,12 +37,12 @@ class Ending:
     _saves_until: float = field(default=math.inf, init=False)
 
     def look(self, running: Sequence[int], *, asked: bool, failed: bool) -> bool:
-        """Look at the ranks, of which some have ended as they should not; return whether this is the first time.
+        """Update the deadline when ranks have failed or were asked to end; return whether this is the first call.
 
         Args:
-            running: local ranks that have not ended.
-            asked: a signal has asked one to end.
-            failed: one has failed by itself: not because a signal came, or because it lost another.
+            running: the local ranks that still run.
+            asked: whether a signal has asked one to end.
+            failed: whether one has failed by itself, not because of a signal or of another rank.
         """
         now, first = self.clock(), self.deadline == math.inf
         saves = self.board is not None and self.board.any(SAVES, running)

@@ -1,4 +1,4 @@
-"""Whether this process can be copied: a copy has its memory, but neither its threads nor its devices."""
+"""Whether this process can be forked: a fork has its memory, but neither its threads nor its devices."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _CURE = 'Use start_method="spawn" or "forkserver", or launch before anything is 
 
 
 def check_fork(threads: int | None, timeout_s: float) -> None:
-    """See that what a copy would do works in one.
+    """Check that a fork of this process can compute.
 
     Args:
-        threads: that the copies give torch; ``None``: as many as this process.
-        timeout_s: a parallel operation takes milliseconds; a copy without the threads that it waits for hangs for ever.
+        threads: the number of torch's threads in the forks; ``None``: as in this process.
+        timeout_s: a parallel operation takes milliseconds, but a fork that waits for missing threads hangs forever.
 
     Raises:
-        ConfigurationError: it does not.
+        ConfigurationError: it cannot.
     """
     current = torch.accelerator.current_accelerator()
     if current is not None and getattr(torch.get_device_module(current), "is_initialized", bool)():
@@ -44,7 +44,7 @@ def check_fork(threads: int | None, timeout_s: float) -> None:
 
 
 def _compute(threads: int | None) -> None:
-    """Large enough that torch divides the work among its threads."""
+    """Run an operation that is large enough for torch to use its threads."""
     if threads is not None:
         torch.set_num_threads(threads)
     x = torch.ones(512, 512, requires_grad=True)

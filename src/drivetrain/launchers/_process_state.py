@@ -1,4 +1,4 @@
-"""What a process passes on to those it starts: variables, switches, random state."""
+"""State that a process passes to those that it starts: variables, switches, random state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from drivetrain.base.seed import set_rng_state
 
 T = TypeVar("T")
 
-# Where torch keeps its choice between float32 and TF32, in its newer terms.
+# torch's newer switches for float32 or TF32.
 _FP32_PRECISION = (
     "", "cuda.matmul", "cudnn", "cudnn.conv", "cudnn.rnn", "mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn",
 )  # fmt: skip
@@ -27,7 +27,7 @@ _FP32_PRECISION = (
 class ProcessState:
     """The process-wide state that a program may have set before its processes start.
 
-    A device's generators are only seeded: to read them would make this process, which is no rank, use the device.
+    A device's generators are only seeded: reading them would make this launching process use the device.
     """
 
     environ: dict[str, str]
@@ -36,14 +36,14 @@ class ProcessState:
     deterministic: tuple[bool, bool, bool]  # on, warn only, fill uninitialized memory
     cudnn: tuple[bool, bool, bool]  # enabled, benchmark, deterministic
     fp32_precision: dict[str, str]
-    matmul_precision: str | None  # the same in torch's older terms; None where the newer ones say more
+    matmul_precision: str | None  # torch's older switch; None if the newer ones contain more
     cudnn_tf32: bool | None
     default_dtype: torch.dtype
     parity: parity.Parity
 
     @classmethod
     def current(cls) -> ProcessState:
-        """As it is here and now."""
+        """Return the state of this process."""
         rng: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
         if (numpy := sys.modules.get("numpy")) is not None:
             rng["numpy"] = numpy.random.get_state()
@@ -62,11 +62,11 @@ class ProcessState:
         )
 
     def apply(self, ranks: Mapping[str, str]) -> None:
-        """Make this process like that one, but for ``ranks``, the variables that say who it is."""
+        """Apply the state to this process, except ``ranks``, the variables with its rank."""
         os.environ.update({**self.environ, **ranks})
         torch.manual_seed(self.seed)
         set_rng_state(self.rng)
-        if self.deterministic != _deterministic():  # to set it imports torch's compiler, which takes seconds
+        if self.deterministic != _deterministic():  # setting it imports torch's compiler, which takes seconds
             on, warn_only, fill = self.deterministic
             torch.use_deterministic_algorithms(on, warn_only=warn_only)
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
@@ -77,9 +77,9 @@ class ProcessState:
         parity.use(self.parity)
 
     def _apply_fp32_precision(self) -> None:
-        """torch refuses to answer in its older terms once the newer ones were used for what those can say too."""
+        """Set torch's switches for float32; torch refuses its older switches after the newer ones were used."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the older terms: whoever used them has been told
+            warnings.simplefilter("ignore")  # torch warned the program about the older switches when it used them
             if self.matmul_precision not in (None, _unless_mixed(torch.get_float32_matmul_precision)):
                 torch.set_float32_matmul_precision(self.matmul_precision)
             if self.cudnn_tf32 not in (None, _unless_mixed(lambda: torch.backends.cudnn.allow_tf32)):

@@ -1,7 +1,7 @@
-"""The life of a process in an actor of Ray; imported only where Ray is used.
+"""A process in a Ray actor; imported only if Ray is used.
 
-What travels is pickled by Ray's cloudpickle, which takes along what no module holds: classes of the program's own file
-or of a notebook.
+Objects are pickled by Ray's cloudpickle, which includes classes that are in no importable module: those of the
+program's own file or of a notebook.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from drivetrain.launchers.ray import Seat, hides_devices
 
 @dataclass(frozen=True)
 class Origin:
-    """The launching process, as far as the others are to be like it.
+    """The state of the launching process that the actors get.
 
     Attributes:
         node: Ray's id of its machine.
-        directory: that it works in.
-        path: where it finds modules.
+        directory: its working directory.
+        path: its ``sys.path``.
         argv: its command line.
         state: its variables, switches and random state.
     """
@@ -53,7 +53,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended that should not have."""
+    """How a failed process ended."""
 
     failure: Failure
     exit_code: int
@@ -63,7 +63,7 @@ class RayActor:
     """One process of the job."""
 
     def seat(self) -> Seat:
-        """Where it is."""
+        """Return the actor's machine, process and devices."""
         context = ray.get_runtime_context()
         reserved = [set(ids) for ids in context.get_accelerator_ids().values() if ids]
         hiding = {
@@ -72,11 +72,11 @@ class RayActor:
         return Seat(context.get_node_id(), ray.util.get_node_ip_address(), free_port(), os.getpid(), hiding)
 
     def run(self, variables: Mapping[str, str], threads: str | None, origin: bytes, call: bytes) -> bytes | Ended:
-        """Become a rank and call the function: its result, of rank 0, or how it failed.
+        """Become a rank and call the function; return rank 0's result, or the failure.
 
         Args:
-            variables: that say who it is.
-            threads: ``OMP_NUM_THREADS``; ``None``: as Ray has set it.
+            variables: the environment variables with its rank.
+            threads: ``OMP_NUM_THREADS``; ``None``: Ray's value.
             origin: an :class:`Origin`.
             call: the function, its arguments and keyword arguments.
         """
@@ -91,12 +91,12 @@ class RayActor:
 
 
 def _handle_signals() -> None:
-    """Let signals do here what they do in a process of Python's own; a fit then saves after SIGTERM and SIGINT.
+    """Restore Python's default signal handling, so that a fit saves after SIGTERM and SIGINT.
 
-    Ray ends its processes at once after SIGTERM, and lets them block SIGINT. The launching process passes both on, so
-    that each comes once: the terminal sends them to a whole group, which this process leaves.
+    Ray ends its processes at once after SIGTERM, and lets them block SIGINT. The launching process forwards both; this
+    process leaves its process group, so that it does not also get the terminal's signal.
     """
-    with suppress(OSError):  # it leads a group already
+    with suppress(OSError):  # it already leads a group
         os.setsid()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -112,15 +112,15 @@ def send_signal(pids: Sequence[int], number: int) -> None:
 
 
 def packed(value: Any, what: str, cure: str) -> bytes:
-    """``value`` pickled for another process, perhaps of another machine.
+    """Return ``value`` pickled for another process, perhaps on another machine.
 
     Args:
-        value: tensors in it go by value, and come to be in host memory.
+        value: tensors in it are pickled by value, and unpickled in host memory.
         what: the value's name in a message.
-        cure: what to do where it cannot be pickled.
+        cure: what to do if it cannot be pickled.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: it cannot be pickled.
     """
     stream = io.BytesIO()
     try:
@@ -131,7 +131,7 @@ def packed(value: Any, what: str, cure: str) -> bytes:
 
 
 class _Portable(cloudpickle.Pickler):  # type: ignore[misc]  # Ray is not installed where types are checked
-    """Writes tensors by value, to be in host memory; those that are views of one memory stay so; it travels once."""
+    """Pickles tensors by value, for host memory; views of one storage stay views, and the storage is written once."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
@@ -140,15 +140,15 @@ class _Portable(cloudpickle.Pickler):  # type: ignore[misc]  # Ray is not instal
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):
             return super().reducer_override(obj)
-        if obj.device.type not in (HOST.type, "meta") and type(obj) is torch.Tensor:  # also what is in a Parameter
+        if obj.device.type not in (HOST.type, "meta") and type(obj) is torch.Tensor:  # also those inside a Parameter
             obj = obj.detach().to(HOST).requires_grad_(obj.requires_grad)
         return child.by_value(obj, self._memories)
 
 
 def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -> None:
-    """The process that the launching one would have started here."""
+    """Make this process like one that the launching process would have started here."""
     state = origin.state
-    if ray.get_runtime_context().get_node_id() != origin.node:  # what the variables say of paths and such is its own
+    if ray.get_runtime_context().get_node_id() != origin.node:  # on its own machine; another machine has its own paths
         missing = {name: value for name, value in state.environ.items() if name not in os.environ}
         state = replace(state, environ=missing)
     if os.path.isdir(origin.directory):
@@ -156,7 +156,7 @@ def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -
     sys.argv[:] = origin.argv
     sys.path.extend(entry for entry in origin.path if entry not in sys.path)
     state.apply({**variables, **({} if threads is None else {"OMP_NUM_THREADS": threads})})
-    if threads is not None and threads.isdigit():  # torch has read the variable already
+    if threads is not None and threads.isdigit():  # torch has already read the variable
         torch.set_num_threads(int(threads))
 
 
@@ -177,6 +177,7 @@ def _ended(error: BaseException) -> Ended:
         summary = "ended before its function returned; what it wrote stands above."
         return Ended(Failure(time.monotonic(), summary, "Return in place of calling sys.exit()."), code)
     failure = child.failure_of(error)
-    with suppress(Exception):  # then it has no more than pickle has made of it
-        failure = replace(failure, exception=cloudpickle.dumps(error))  # its class may be the program's own
+    with suppress(Exception):  # otherwise it keeps the state from pickling
+        # its class may be defined in the program's own file
+        failure = replace(failure, exception=cloudpickle.dumps(error))
     return Ended(failure, 1)

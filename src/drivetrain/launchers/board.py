@@ -1,8 +1,8 @@
 """What a rank shows to the process that watches it: integers in shared memory, and a report of its failure.
 
-The integers are the loops' own slot, so that they cost a step no call. The files lie in a folder that only this user
-may enter. The launching process makes it before the ranks start and removes it when they have ended; where another
-launcher has started the ranks, local rank 0 makes it, and the watcher that it starts removes it.
+The integers are the loops' own slot, so that they add no call to a step. The files are in a folder that only this user
+may enter. The launching process creates it before the ranks start and removes it after they have ended; if another
+launcher has started the ranks, local rank 0 creates it, and the watcher that it starts removes it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _SIZE = 8 * _WORDS  # bytes
 
 
 class Sheet:
-    """One rank's part of the board, in that rank.
+    """One rank's part of the board, in that rank's process.
 
     Args:
-        folder: of the board.
-        local_rank: of this process.
+        folder: the board's folder.
+        local_rank: the local rank of this process.
     """
 
     def __init__(self, folder: Path, local_rank: int) -> None:
@@ -58,12 +58,12 @@ class Sheet:
             faulthandler.enable(self._stacks)
 
     def forget_failure(self) -> None:
-        """Remove what an earlier run has written about its failure, which the program has survived."""
+        """Remove the report of an earlier run's failure, which the program has survived."""
         for kind in ("failure", "collective"):
             (self.folder / f"{self.local_rank}.{kind}").unlink(missing_ok=True)
 
     def note_run_folder(self, path: str) -> None:
-        """Write where the logs of the run are, for the process that watches."""
+        """Write the folder of the run's logs, for the watching process."""
         (self.folder / _RUN).write_text(os.path.abspath(path))
 
     def note_collective(self, text: str) -> None:
@@ -76,29 +76,29 @@ def _note_collective(folder: Path, local_rank: int, text: str) -> None:
 
 
 def _namespace() -> int:
-    """Return the number of the namespace of processes, which containers may have; 0 where there are none."""
+    """Return the id of the process namespace, as containers have; 0 if there are none."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return 0
 
 
-_own: list[Sheet] = []  # of this process
+_own: list[Sheet] = []  # the sheet of this process
 
 
 def join_board(folder: Path, local_rank: int) -> Sheet:
-    """Return this rank's part of a board that it was not started with, from now on also by :func:`own_sheet`."""
+    """Return this rank's sheet of a board that exists already; :func:`own_sheet` then returns it too."""
     _own[:] = [Sheet(folder, local_rank)]
     return _own[0]
 
 
 def own_sheet() -> Sheet | None:
-    """Return this rank's part of the board; ``None``: it has joined none, and was started with none."""
+    """Return this rank's sheet of the board; ``None``: it was not started with one, and has joined none."""
     folder = os.environ.pop(BOARD, "")
     if folder and "LOCAL_RANK" in os.environ:
         try:
             _own[:] = [Sheet(Path(folder), int(os.environ["LOCAL_RANK"]))]
-        except (OSError, ValueError):  # that of a job which has ended
+        except (OSError, ValueError):  # the board of a job that has ended
             return None
         keep_sockets_in(Path(folder))
     return _own[0] if _own else None
@@ -108,9 +108,9 @@ class Board:
     """The board in the process that watches the ranks.
 
     Args:
-        folder: which is there, empty, and held by this process.
-        ranks: global ranks of the processes of this machine.
-        world_size: of the job.
+        folder: an existing empty folder that this process holds.
+        ranks: the global ranks of this machine's processes.
+        world_size: the number of processes in the job.
     """
 
     def __init__(self, folder: Path, ranks: Sequence[int], world_size: int) -> None:
@@ -123,10 +123,10 @@ class Board:
 
     @classmethod
     def found(cls, folder: Path) -> Board:
-        """Return the board that another process has made.
+        """Return the board that another process has created.
 
         Raises:
-            OSError, ValueError: there is none, or not yet.
+            OSError, ValueError: it does not exist, or is not complete.
         """
         described = json.loads((folder / DESCRIPTION).read_text())
         board = cls.__new__(cls)
@@ -144,11 +144,11 @@ class Board:
             return ""
 
     def words(self, local_rank: int) -> Sequence[int]:
-        """Return the integers of a rank, dead or alive; also when something has cleaned the temporary folder."""
+        """Return the integers of a rank, dead or alive, even after the temporary folder was cleaned."""
         return tuple(self._slots[local_rank])
 
     def pid(self, local_rank: int) -> int:
-        """Return the process of a rank; 0: it has not begun, or runs in a container of its own."""
+        """Return the process id of a rank; 0: it has not begun, or runs in its own container."""
         words = self.words(local_rank)
         return words[PID] if words[NAMESPACE] == _namespace() else 0
 
@@ -157,7 +157,7 @@ class Board:
         return any(self.words(each)[word] for each in local_ranks)
 
     def place(self, local_rank: int) -> str:
-        """Return where a rank was, to go on after its name."""
+        """Return where a rank was, as text that follows its name."""
         words = self.words(local_rank)
         if not words[SHOWN]:
             collective = self._collective(local_rank)
@@ -168,11 +168,11 @@ class Board:
         return f"{where}, after {words[BATCHES]} batches had begun, in step {words[STEP]}{collective}"
 
     def places(self, but: int | None = None) -> list[str]:
-        """Return a line for each rank, except the local rank ``but``: where it was."""
+        """Return a line for each rank with its position, except the local rank ``but``."""
         return [f"Rank {rank} was {self.place(each)}." for each, rank in enumerate(self.ranks) if each != but]
 
     def left_its_run(self, local_rank: int) -> bool:
-        """Return whether a rank, which has ended, did so in the middle of a run."""
+        """Return whether a rank that has ended did so in the middle of a run."""
         words = self.words(local_rank)
         return bool(words[SHOWN] and words[PHASE])
 
@@ -183,11 +183,11 @@ class Board:
     def _collective(self, local_rank: int) -> str:
         try:
             return f", {(self.folder / f'{local_rank}.collective').read_text()}"
-        except OSError:  # it has noted none
+        except OSError:  # it has written none
             return ""
 
     def stacks(self, local_rank: int) -> str:
-        """Return the stacks that a rank wrote when a signal such as SIGSEGV killed it; "" where it has written none."""
+        """Return the stacks that a rank wrote when a signal such as SIGSEGV killed it; "" if there are none."""
         try:
             return (self.folder / f"{local_rank}.stacks").read_text(errors="replace")
         except OSError:
@@ -197,10 +197,10 @@ class Board:
         """Return the report on a job in which a rank has failed.
 
         Args:
-            local_rank: which has failed first.
-            pid: of its process.
-            end: how it has ended, to go on after its name.
-            text: its traceback; "" where it has written none.
+            local_rank: the local rank that failed first.
+            pid: its process id.
+            end: how it ended, as text that follows its name.
+            text: its traceback; "" if it has written none.
         """
         lines = [f"Rank {self.ranks[local_rank]} of {self.world_size} (process {pid}) {end} {self.place(local_rank)}."]
         lines += self.places(but=local_rank)

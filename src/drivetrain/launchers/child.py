@@ -1,7 +1,7 @@
-"""The life of a started process: it becomes what it is told to be, calls the function, and reports.
+"""A started process: it applies its state, calls the function, and reports.
 
-Reports are files in a folder that only this user may enter, written by one process of the job and read by another;
-pickle is as safe there as the program itself.
+Reports are files in a folder that only this user may enter, written by one process of the job and read by another, so
+unpickling them is as safe as the program itself.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ from drivetrain.launchers.tracebacks import place_of_user, traceback_of_user
 
 T = TypeVar("T")
 
-_PLAIN_DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # makes torch.load refuse all else, whatever its caller says
+# makes torch.load refuse everything else, despite weights_only=False
+_PLAIN_DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 class Sealed(Generic[T]):
-    """A value on its way into another process, opened there when that process is ready for it.
+    """A value for another process, unpickled there when that process is ready.
 
-    Where it is pickled, tensors go by value: torch would move them into shared memory, where replicas train each
-    other's weights and the host's limits are low. Those that are there already stay shared.
+    Tensors are pickled by value: torch would move them into shared memory, where replicas would train each other's
+    weights and the host's limits are low. Tensors that are already in shared memory stay shared.
     """
 
     _pickled: bytes = b""
@@ -55,7 +56,7 @@ class Sealed(Generic[T]):
         self._value = value
 
     def open(self) -> T:
-        """The value; user code may be imported here."""
+        """Return the value; this may import user code."""
         if not self._pickled:
             return self._value
         value: T = pickle.loads(self._pickled)
@@ -75,7 +76,7 @@ class Sealed(Generic[T]):
 
 
 class _ByValue(ForkingPickler):
-    """Writes tensors by value; those that are views of one memory stay so, and it travels once."""
+    """Pickles tensors by value; views of one storage stay views, and the storage is written once."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
@@ -92,7 +93,7 @@ class _ByValue(ForkingPickler):
 
 
 class _Trail(pickle._Pickler):
-    """Pickles into nothing, in Python, where what is being pickled can be followed: ``held`` ends at what failed."""
+    """A Python pickler without output that records the path of objects: ``held`` ends at the object that failed."""
 
     def __init__(self) -> None:
         super().__init__(SimpleNamespace(write=len), pickle.HIGHEST_PROTOCOL)
@@ -110,7 +111,7 @@ class _Trail(pickle._Pickler):
 
 
 def _holder(value: Any) -> str:
-    """Which attribute of which object cannot be pickled, as the end of a sentence; "" if no object holds it."""
+    """Return which attribute of which object cannot be pickled, as the end of a sentence; "" if no object holds it."""
     trail = _Trail()
     with suppress(Exception):
         trail.dump(value)
@@ -118,7 +119,7 @@ def _holder(value: Any) -> str:
     for at in reversed(range(len(held) - 2)):
         if isinstance(held[at], (Mapping, list, tuple, set, frozenset, partial)):
             continue
-        for state in range(at + 1, min(at + 3, len(held) - 1)):  # it is the object's, or in a pair beside its slots
+        for state in range(at + 1, min(at + 3, len(held) - 1)):  # its dictionary, or a pair of that and its slots
             name = _key(held[state], held[state + 1]) if type(held[state]) is dict else None
             if not isinstance(name, str):
                 continue
@@ -131,7 +132,7 @@ def _holder(value: Any) -> str:
 
 
 def _key(container: Any, item: Any) -> Any:
-    """Where ``item`` is in a mapping or a sequence; ``None``: not there."""
+    """Return the key or index of ``item`` in a container; ``None`` if it is not in it."""
     if not isinstance(container, (Mapping, list, tuple)):
         return None
     items = container.items() if isinstance(container, Mapping) else enumerate(container)
@@ -139,10 +140,10 @@ def _key(container: Any, item: Any) -> Any:
 
 
 def _check_main(obj: Any) -> None:
-    """Check that a new Python can import a class or function of ``__main__``.
+    """Check that a new Python process can import a class or function of ``__main__``.
 
     Raises:
-        ConfigurationError: the program is no file: a notebook, or an interactive session.
+        ConfigurationError: the program is not a file, but a notebook or an interactive session.
     """
     main = sys.modules.get("__main__")
     if in_notebook():
@@ -158,7 +159,7 @@ def _check_main(obj: Any) -> None:
 
 
 def by_value(tensor: torch.Tensor, memories: dict[tuple[int, torch.dtype], torch.TypedStorage]) -> tuple[Any, ...]:
-    """How ``tensor`` is pickled with its values; ``memories`` are those that travel already, for views of one."""
+    """Return how to pickle ``tensor`` by value; ``memories`` are the storages already written, for views."""
     make, arguments, *rest = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
     if arguments and isinstance(arguments[0], torch.TypedStorage):
         memory, *others = arguments
@@ -170,12 +171,12 @@ def by_value(tensor: torch.Tensor, memories: dict[tuple[int, torch.dtype], torch
 
 @dataclass(frozen=True)
 class Place:
-    """Who a process is.
+    """The rank and the settings of a process.
 
     Attributes:
-        variables: as a launcher exports them.
-        threads: for torch's operations; ``None``: as the variables say.
-        folder: for reports.
+        variables: environment variables, as a launcher exports them.
+        threads: the number of torch's threads; ``None``: from the variables.
+        folder: the folder for reports.
     """
 
     local_rank: int
@@ -188,13 +189,13 @@ Call = tuple[Any, tuple[Any, ...], Mapping[str, Any]]
 
 
 def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
-    """What a started process does. It ends with exit code 1 if the function raises."""
+    """Run a started process. It ends with exit code 1 if the function raises."""
     if sys.platform == "linux":
-        _prctl_pr_set_pdeathsig(signal.SIGKILL)  # no process is left when the launching process dies
+        _prctl_pr_set_pdeathsig(signal.SIGKILL)  # the process must not outlive the launching process
         launcher = multiprocessing.parent_process()
-        if launcher is not None and not launcher.is_alive():  # it died while this one was being imported
+        if launcher is not None and not launcher.is_alive():  # it died while this process was starting
             os._exit(128 + signal.SIGTERM)
-        os.setsid()  # it passes signals on, so that each comes once: the terminal sends them to a whole group
+        os.setsid()  # the launcher forwards signals; without its own session this process would also get the terminal's
     try:
         state.open().apply(place.variables)
         if place.threads is not None:
@@ -214,7 +215,7 @@ def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
 
 
 def own_parameters() -> None:
-    """Take the parameters and buffers of this process's modules out of shared memory, which other replicas see."""
+    """Move the parameters and buffers of this process's modules out of shared memory, which other replicas use."""
     copies: dict[int, torch.UntypedStorage] = {}
     for module in gc.get_objects():
         if not issubclass(type(module), nn.Module) or "_parameters" not in vars(module):
@@ -231,7 +232,7 @@ def own_parameters() -> None:
 
 
 def write_result(folder: Path, result: Any) -> None:
-    """Write what the first process's function returned, as checkpoints are written.
+    """Write the function's result in the first process, in the form of checkpoints.
 
     Raises:
         ConfigurationError: it cannot be pickled.
@@ -247,8 +248,8 @@ def write_result(folder: Path, result: Any) -> None:
 
 
 def read_result(folder: Path) -> Any:
-    """What the first process's function returned; its tensors are in host memory."""
-    forced = os.environ.pop(_PLAIN_DATA_ONLY, None)  # meant for files of others: this one is this program's own
+    """Return the function's result from the first process; its tensors are in host memory."""
+    forced = os.environ.pop(_PLAIN_DATA_ONLY, None)  # meant for files from others; this one was written by this program
     try:
         return torch.load(folder / "0.result", map_location="cpu", weights_only=False)
     finally:
@@ -262,13 +263,13 @@ def has_finished(folder: Path, local_rank: int) -> bool:
 
 
 def write_failure(folder: Path, local_rank: int, error: BaseException) -> None:
-    """Write what this process says about its end; the first time counts."""
+    """Write why this process ends; only the first call has an effect."""
     if not (folder / f"{local_rank}.failure").exists():
         files.write(folder / f"{local_rank}.failure", pickle.dumps(failure_of(error)))
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Return what is reported of a process that ends by ``error``."""
+    """Return the report for a process that ends with ``error``."""
     try:
         pickled = pickle.dumps(error)
     except Exception:
@@ -285,7 +286,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def follows(error: BaseException | None) -> bool:
-    """Whether an exchange broke, usually because the process at the other end did; or another rank said it failed."""
+    """Whether ``error`` follows from another rank's failure: a broken exchange, or a report of that rank."""
     declared = (PeerError, *([torch.distributed.DistError] if hasattr(torch.distributed, "DistError") else []))
     while error is not None:
         broken = any(words in text_of(error) for words in ("closed by peer", "reset by peer", "gloo"))

@@ -1,4 +1,4 @@
-"""Somebody else has started the processes: torchrun, a cluster, or a launcher one level up."""
+"""Processes that torchrun, a cluster or another launcher has started."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from drivetrain.launchers.launcher import Launcher
 
 
 class ExternalLauncher(Launcher):
-    """Calls the function: this process is a rank already. Its exceptions are its own."""
+    """Calls the function: this process is already a rank. Exceptions are not changed."""
 
     is_external = True
     is_interactive_compatible = True
 
     def __init__(self) -> None:
-        """Nothing is started, so nothing need be known."""
+        """It starts nothing, so it needs no arguments."""
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What a process writes about its failure, for the process that watches it. This file is imported without torch."""
+"""The report of a process on its failure, for the process that watches it. This file is imported without torch."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class RemoteTraceback(Exception):
 
 @dataclass(frozen=True)
 class Failure:
-    """How a process ended that should not have.
+    """How a failed process ended.
 
     Attributes:
-        when: seconds on the machine's clock, to tell which process failed first.
-        summary: what it did, to go on after its name.
-        cure: what to do about it, if that is known.
-        follows: whether it looks like the echo of another process's failure.
+        when: seconds on the machine's clock, to determine which process failed first.
+        summary: what happened, as text that follows its name.
+        cure: what to do about it, if known.
+        follows: whether it seems to follow from another process's failure.
         interrupted: whether it was Ctrl-C.
-        traceback: of its exception, as text.
-        exception: pickled; empty where there is none, or it cannot be.
+        traceback: the traceback of its exception, as text.
+        exception: pickled; empty if there is none, or it cannot be pickled.
     """
 
     when: float
@@ -38,14 +38,14 @@ class Failure:
     exception: bytes = b""
 
     def cause(self) -> BaseException | None:
-        """The exception with its traceback; the traceback alone where the exception does not travel."""
+        """Return the exception with its traceback, or only the traceback if the exception cannot be unpickled."""
         if not self.traceback:
             return None
         trace = RemoteTraceback(self.traceback)
-        has_lines = "Traceback (most recent" in self.traceback  # else it repeats the exception
+        has_lines = "Traceback (most recent" in self.traceback  # otherwise it repeats the exception
         try:
             exception = pickle.loads(self.exception)
-        except Exception:  # some classes cannot be made again from what they pickle
+        except Exception:  # some exception classes cannot be unpickled
             return trace
         if not isinstance(exception, BaseException):
             return trace
@@ -54,7 +54,7 @@ class Failure:
 
 
 def read_failure(folder: Path, local_rank: int) -> Failure | None:
-    """What that process said about its end; ``None`` where it could say nothing."""
+    """Return that process's failure; ``None`` if it could not write one."""
     try:
         failure: Failure = pickle.loads((folder / f"{local_rank}.failure").read_bytes())
     except FileNotFoundError:
@@ -63,5 +63,5 @@ def read_failure(folder: Path, local_rank: int) -> Failure | None:
 
 
 def first_of(failures: Mapping[int, Failure]) -> int:
-    """Return which of these ranks has failed first, and not because another one had."""
+    """Return which of these ranks failed first, and not because of another rank."""
     return min(failures, key=lambda rank: (failures[rank].follows, failures[rank].when))

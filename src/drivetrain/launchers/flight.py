@@ -1,7 +1,7 @@
-"""Read traces of torch's Flight Recorder, its record of each rank's collectives: who waits in which; who is missing.
+"""Read traces of torch's Flight Recorder, its record of collectives: which ranks wait in which, and which are missing.
 
-torch records them by default, also for Gloo. A trace is the JSON that torch writes, with the members of each group,
-which torch does not always know there. This file reads traces without torch.
+torch records collectives by default, also for Gloo. A trace is torch's JSON, with the members of each group added,
+which torch does not always have there. This file reads traces without torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 Trace = Mapping[str, Any]
 
-# Collectives to which each rank must bring a tensor of the same shape.
+# Collectives that need a tensor of the same shape from each rank.
 _SAME_SHAPES = ("all_reduce", "allreduce", "broadcast", "reduce_scatter")
 
 
@@ -24,12 +24,12 @@ class Collective:
 
     Attributes:
         group: name of its process group.
-        description: what the group is for; "" where nothing was said.
-        number: of the collective in its group, from 1.
+        description: torch's description of the group; "" if there is none.
+        number: the collective's number in its group, from 1.
         name: such as "gloo:all_reduce".
         shapes: of its input.
         since: when it began, in seconds of the machine's clock.
-        between_two: it is a send or a receive, of which the trace does not name the other rank.
+        between_two: whether it is a send or a receive, for which the trace does not name the other rank.
     """
 
     group: str
@@ -52,7 +52,7 @@ class Collective:
 
 
 def taken() -> bytes:
-    """Return the trace of this process, in which torch was imported."""
+    """Return the trace of this process, which must have imported torch."""
     c10d, dist = sys.modules["torch._C._distributed_c10d"], sys.modules["torch.distributed"]
     dump = getattr(c10d, "_dump_fr_trace_json", None)
     trace = json.loads(dump()) if dump is not None else {}
@@ -67,13 +67,13 @@ def taken() -> bytes:
 
 
 def waits_in(trace: Trace | None) -> Collective | None:
-    """Return the oldest collective that has begun on this rank and has not ended; ``None`` where there is none."""
+    """Return the oldest unfinished collective of this rank; ``None`` if there is none."""
     active = [each for each in (trace or {}).get("entries", ()) if not each["retired"]]
     return _collective(min(active, key=lambda each: int(each["time_created_ns"]))) if active else None
 
 
 def last(trace: Trace | None, group: str | None = None) -> Collective | None:
-    """Return the collective that began last on this rank, or in one of its groups; ``None`` where there was none."""
+    """Return this rank's most recent collective, optionally of one group; ``None`` if there was none."""
     entries = [each for each in (trace or {}).get("entries", ()) if group in (None, each["process_group"][0])]
     if group is not None:
         entries = [each for each in entries if not each["is_p2p"]]
@@ -81,12 +81,12 @@ def last(trace: Trace | None, group: str | None = None) -> Collective | None:
 
 
 def missing(collective: Collective, trace: Trace, traces: Mapping[int, Trace | None]) -> dict[int, str]:
-    """Return the ranks that a collective waits for, each with what its trace says about it.
+    """Return the ranks for which a collective waits, each with an explanation from its trace.
 
     Args:
-        collective: in which a rank waits.
-        trace: of this rank.
-        traces: of the ranks by their numbers; ``None``: that rank has given none.
+        collective: a collective in which a rank waits.
+        trace: the trace of this rank.
+        traces: the traces of the ranks by their numbers; ``None``: that rank has given none.
     """
     found: dict[int, str] = {}
     if collective.between_two:
@@ -101,14 +101,14 @@ def missing(collective: Collective, trace: Trace, traces: Mapping[int, Trace | N
 
 
 def _absence(collective: Collective, other: Trace) -> str:
-    """Return why a rank with the trace ``other`` is not in this collective; "" if it is there, or has been."""
+    """Return why a rank with the trace ``other`` is not in this collective; "" if it is, or was."""
     reached = last(other, collective.group)
     if reached is None:
         return "has begun no collective of this group"
     if reached.number < collective.number:
         return f"has not come to it: its last one there was {reached}"
     same = _numbered(other, collective.group, collective.number)
-    if same is None:  # it is so long ago that it was dropped
+    if same is None:  # it is so long ago that the record was dropped
         return ""
     if same.name != collective.name:
         return f"has called another: {same}"

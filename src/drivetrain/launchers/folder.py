@@ -1,4 +1,4 @@
-"""The folder in which the processes of a job report to the one that has started them; it is removed in every case."""
+"""The folder in which a job's processes report to the process that started them; it is always removed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ DESCRIPTION, HELD = "board.json", "held"
 
 _NAMES = re.compile(r"drivetrain-[a-z0-9_]{8,12}")
 _SHELL = "/bin/sh"
-_REMOVES = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'  # when its input ends, or says so
-_LONGEST_SOCKET = 103  # characters of a socket's path on every system; Linux allows 107
+_REMOVES = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'  # at the end of its input, or when asked
+_LONGEST_SOCKET = 103  # characters in a socket's path that every system supports; Linux allows 107
 _NAME_OF_SOCKET = len("/listener-12345678")
 
 
@@ -33,14 +33,14 @@ _NAME_OF_SOCKET = len("/listener-12345678")
 def job_folder() -> Iterator[Path]:
     """Context with a new folder that only this user may enter.
 
-    A shell waits beside this process, on a pipe that closes when this process ends, and then removes the folder: so it
-    goes too when this process is killed. Where there is no shell, as on Windows, the folder stays then. If the shell is
-    killed as well, the next job of this user on this machine removes it.
+    A shell waits beside this process, on a pipe that closes when this process ends, and then removes the folder, even
+    if this process is killed. Without a shell, as on Windows, the folder remains in that case. If the shell is killed
+    too, this user's next job on this machine removes it.
     """
     sweep()
     folder = Path(tempfile.gettempdir(), f"drivetrain-{secrets.token_hex(6)}")
     held = None
-    remover = _start_remover(folder)  # before there is anything to remove: this process may be killed at any moment
+    remover = _start_remover(folder)  # first, because this process may be killed at any time
     try:
         folder.mkdir(mode=0o700)
         held = hold(folder)
@@ -55,15 +55,14 @@ def job_folder() -> Iterator[Path]:
 
 
 def hold(folder: Path) -> int | None:
-    """Keep ``folder`` as long as this process lives, or a copy of it; return what to close to let it go.
+    """Lock ``folder`` while this process or a fork of it lives; return an object to close to release it.
 
-    The lock tells :func:`sweep` that the job runs; it needs no numbers of processes, which other machines and
-    containers have too. Cleaners of temporary folders that respect locks, such as systemd-tmpfiles, leave the folder
-    alone.
+    The lock shows :func:`sweep` that the job runs; process ids would be ambiguous across machines and containers.
+    Cleaners of temporary folders that respect locks, such as systemd-tmpfiles, do not remove the folder.
     """
     if sys.platform == "win32":
         return None
-    with suppress(OSError):  # a file system without locks: then no other process can take it either
+    with suppress(OSError):  # a file system without locks: then no other process can lock it either
         end = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(end, fcntl.LOCK_SH)
@@ -75,16 +74,16 @@ def hold(folder: Path) -> int | None:
 
 
 def sweep() -> None:
-    """Remove the folders of this user's jobs in which every process was killed, also those that remove the folder.
+    """Remove the folders of this user's jobs whose processes were all killed, including those that remove folders.
 
-    So ends a job whose cluster kills all that it has started, as when SLURM requeues it.
+    This happens when a cluster kills everything that a job has started, as SLURM does before it requeues.
     """
     if sys.platform == "win32":
         return
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if _NAMES.fullmatch(entry.name):
-                with suppress(OSError, ValueError):  # it is another user's, it is held, or it has gone meanwhile
+                with suppress(OSError, ValueError):  # it belongs to another user, is locked, or was removed meanwhile
                     _remove_if_left(Path(entry.path))
 
 
@@ -96,7 +95,7 @@ def _remove_if_left(folder: Path) -> None:
         if os.fstat(end).st_uid != os.geteuid():
             return
         fcntl.flock(end, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        described = json.loads((folder / DESCRIPTION).read_text())  # written when the folder is held already
+        described = json.loads((folder / DESCRIPTION).read_text())  # written after the folder is locked
         if isinstance(described, dict) and described.get(HELD):
             shutil.rmtree(folder, ignore_errors=True)
     finally:
@@ -107,16 +106,16 @@ def _start_remover(folder: Path) -> subprocess.Popen[bytes] | None:
     if not os.path.exists(_SHELL):
         return None
     words = [_SHELL, "-c", _REMOVES, "drivetrain", str(folder)]
-    nowhere: Any = subprocess.DEVNULL  # the output of the program may be a pipe, whose reader waits for its end
+    nowhere: Any = subprocess.DEVNULL  # the program's output may be a pipe, whose reader waits for its end
     return subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, cwd="/", start_new_session=True
     )
 
 
 def keep_sockets_in(folder: Path) -> None:
-    """Let what ``multiprocessing`` makes for this process and its loaders' workers lie in ``folder``.
+    """Put temporary files of ``multiprocessing``, for this process and its loaders' workers, into ``folder``.
 
-    A worker that sends tensors listens at a socket in a folder of its own, which stays when the worker is killed.
+    A worker that sends tensors listens at a socket in its own folder, which remains if the worker is killed.
     """
     config = getattr(current_process(), "_config", None)
     if isinstance(config, dict) and len(str(folder)) + _NAME_OF_SOCKET <= _LONGEST_SOCKET:

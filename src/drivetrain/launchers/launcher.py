@@ -1,4 +1,4 @@
-"""The contract of a launcher: how the processes of one machine start, and how their work comes back."""
+"""The contract of a launcher: it starts the processes of one machine and returns their results."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ _LOOPBACK = (DEFAULT_ADDRESS, "localhost", "::1")
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel; the packages of one may be imported anywhere."""
+    """Whether this process is a notebook's kernel; importing a notebook's packages alone does not count."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and ("ipykernel" in sys.modules or "google.colab" in sys.modules)
 
 
 def was_started() -> bool:
-    """Whether this program has started this very process as a rank; its children inherit the variable."""
+    """Whether this program has started this process as a rank; child processes inherit the variable."""
     return os.environ.get(LAUNCHER) == str(os.getppid())
 
 
 class Launcher(ABC):
     """Runs a function once in each process of this machine.
 
-    A new launcher is a file in this folder, or in a package of its own, with one such class: it gives itself names in
+    A new launcher is a file in this folder, or in a package, with one subclass: it registers names in
     :meth:`register_launchers`, and each is a value of a strategy's ``start_method``.
 
     Args:
-        environment: who this machine is in the job.
-        num_processes: of this machine.
-        num_nodes: machines.
+        environment: provides this machine's place in the job.
+        num_processes: the number of processes on this machine.
+        num_nodes: the number of machines.
     """
 
     is_external: bool = False
@@ -100,40 +100,41 @@ class Launcher(ABC):
         devices: Sequence[torch.device],
         **options: Any,
     ) -> Launcher:
-        """Return the launcher of a job: an instance of this class, or another where that is right.
+        """Return the launcher of a job: an instance of this class, or of another class if that fits.
 
         Args:
-            environment: who this machine is in the job.
-            num_processes: of this machine.
-            num_nodes: machines.
-            devices: of this machine, one for each process.
-            options: what the class was registered with.
+            environment: provides this machine's place in the job.
+            num_processes: the number of processes on this machine.
+            num_nodes: the number of machines.
+            devices: this machine's devices, one for each process.
+            options: the arguments with which the class was registered.
         """
         return cls(environment, num_processes, num_nodes, **options)
 
     @abstractmethod
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call ``function(*args, **kwargs)`` in every process; return what the first one of this machine returned.
+        """Call ``function(*args, **kwargs)`` in every process; return the result of this machine's first process.
 
-        When it raises, none of its processes is left.
+        If it raises, all of its processes have ended.
 
         Raises:
-            LaunchError: one of them failed.
+            LaunchError: a process failed.
         """
 
 
 class _Launchers(Registry[Launcher]):
     def check_arguments(self, start: str, cls: type[Launcher], init_params: Mapping[str, Any]) -> None:
-        if next(owner for owner in cls.__mro__ if "for_job" in vars(owner)) is Launcher:  # else it takes what it likes
+        # otherwise its constructor may have any arguments
+        if next(owner for owner in cls.__mro__ if "for_job" in vars(owner)) is Launcher:
             super().check_arguments(start, cls, init_params)
 
     def endings(self, installed: bool) -> dict[str, str]:
-        """Return the start methods by the endings of strategies' names that mean them; no package is imported.
+        """Return the start methods by the suffixes of strategy names that select them; no package is imported.
 
-        An ending belongs to drivetrain's own launcher, if one has it.
+        If several launchers have the same suffix, drivetrain's own launcher gets it.
 
         Args:
-            installed: also those of packages whose launcher was not asked for yet.
+            installed: include launchers of installed packages that were not used yet.
         """
         found: dict[str, str] = {}
         self._files()
@@ -146,10 +147,10 @@ class _Launchers(Registry[Launcher]):
         return found
 
     def of(self, start_method: str, owner: str) -> Entry[Launcher]:
-        """Return the launcher of this name; ``owner`` is what the message calls the one that asks for it.
+        """Return the launcher with this name; ``owner`` is the name of the caller for the message.
 
         Raises:
-            ConfigurationError: there is none.
+            ConfigurationError: the name is unknown.
         """
         if not isinstance(start_method, str):
             raise ConfigurationError(
@@ -170,11 +171,11 @@ LauncherRegistry = _Launchers("drivetrain.launchers", "launcher", "launcher", by
 
 
 class LaunchError(DrivetrainError):
-    """A process failed, and the job with it. Its own exception, where there was one, is the ``__cause__``.
+    """A process failed, and the job with it. The exception in that process, if there was one, is the ``__cause__``.
 
     Attributes:
         rank: global rank of the process that failed first.
-        exit_code: what it ended with; ``-n`` means signal n.
+        exit_code: its exit code; ``-n`` means signal n.
     """
 
     def __init__(self, message: str, rank: int, exit_code: int) -> None:
@@ -187,10 +188,10 @@ class LaunchError(DrivetrainError):
 
 
 def variables_of(environment: ClusterEnvironment, num_processes: int, num_nodes: int) -> Iterator[dict[str, str]]:
-    """The environment variables that tell each process of this machine who it is.
+    """Return the environment variables with the rank of each process of this machine.
 
-    ``OMP_NUM_THREADS``, each one's share of the processors, is among them where the user has not set it. On one machine
-    the processes meet at a loopback address, also where ``MASTER_ADDR`` is left from a job on several.
+    They include ``OMP_NUM_THREADS``, each process's share of the processors, unless the user has set it. On one machine
+    the processes meet at a loopback address, even if ``MASTER_ADDR`` remains from a job on several machines.
     """
     node, threads = environment.node_rank(), threads_each(num_processes)
     address = environment.main_address
@@ -209,7 +210,7 @@ def variables_of(environment: ClusterEnvironment, num_processes: int, num_nodes:
 
 
 def threads_each(num_processes: int) -> int | None:
-    """Each process's share of the processors; ``None`` where the user has decided."""
+    """Return each process's share of the processors; ``None`` if the user has set it."""
     if "OMP_NUM_THREADS" in os.environ:
         return None
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

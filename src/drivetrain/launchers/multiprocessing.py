@@ -1,4 +1,4 @@
-"""This program starts the processes itself, as copies or as new Pythons that get its objects."""
+"""This program starts the processes itself, by fork or as new Python processes that get its objects."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who
 from drivetrain.launchers.watch import Watch
 
 _PROBE_S = 10.0
-_POLL_S = 0.5  # a signal may have come that gives the processes a deadline
-_ECHO_S = 1.0  # when an exchange breaks in one process, the one that broke it is about to report
+_POLL_S = 0.5  # a signal may have come, which sets a deadline
+_ECHO_S = 1.0  # when a process loses its connection, the process that caused it reports within this time
 
 
 class MultiProcessingLauncher(Launcher):
-    """One new process per device, started by ``torch.multiprocessing``; this one only waits, and is no rank.
+    """One new process per device, started by ``torch.multiprocessing``; this process only waits, and is not a rank.
 
-    Each process gets the environment variables that say who it is (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``,
-    ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, and ``MASTER_PORT``, which is chosen here), this process's
-    random state and torch's switches, and its share of the processors as ``OMP_NUM_THREADS`` where that is
-    not set. With "spawn" and "forkserver" the function and its arguments are pickled: each process has its own copy of
-    every tensor. With "fork" they are there already. What was put into shared memory on purpose stays shared, except
-    the parameters and buffers of modules: replicas that shared their weights would each train them.
+    Each process gets the environment variables with its rank (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``,
+    ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, and ``MASTER_PORT``, which is chosen here), this process's random state and
+    torch's switches, and its share of the processors as ``OMP_NUM_THREADS`` unless that is set. With "spawn" and
+    "forkserver" the function and its arguments are pickled: each process has its own copy of every tensor. With "fork"
+    they are inherited. Tensors that the program has put into shared memory stay shared, except the parameters and
+    buffers of modules: replicas that shared their weights would each train them.
 
     Args:
-        environment: who this machine is in the job.
-        num_processes: of this machine.
-        num_nodes: machines; the program is started once on each.
+        environment: provides this machine's place in the job.
+        num_processes: the number of processes on this machine.
+        num_nodes: the number of machines; the program is started once on each.
         start_method: "spawn" starts a new Python for each process, which imports the program's file again: it needs an
             ``if __name__ == "__main__":``. "fork" copies this process, also in notebooks, but only before a device or
             torch's threads were used here. "forkserver" copies a clean process, and pickles like "spawn".
-        interrupt_grace_s: seconds that the processes have to end by themselves after an interrupt which comes before
-            all of them run; later they have those of ``stop_timeout_s``.
+        interrupt_grace_s: seconds for the processes to end after an interrupt before all of them run; later they have
+            ``stop_timeout_s``.
 
     Raises:
-        ConfigurationError: there is no such start method, here or at all.
+        ConfigurationError: the start method is unknown, or not supported here.
     """
 
     endings: ClassVar = {"fork": ("fork", "notebook")}
@@ -83,13 +83,13 @@ class MultiProcessingLauncher(Launcher):
         self.interrupt_grace_s = interrupt_grace_s
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run it in all processes; the first one's result comes back as a copy, its tensors in host memory.
+        """Run it in all processes; return a copy of the first process's result, with tensors in host memory.
 
         Raises:
-            ConfigurationError: the arguments cannot be pickled, or a copy of this process would hang.
+            ConfigurationError: the arguments cannot be pickled, or a fork of this process would hang.
             LaunchError: a process failed; the others were killed at once.
-            KeyboardInterrupt: here or in a process, when all have ended.
-            SIGTERMException: likewise, after SIGTERM.
+            KeyboardInterrupt: after an interrupt here or in a process, when all have ended.
+            SIGTERMException: the same after SIGTERM.
         """
         threads = threads_each(self.num_processes)
         if self.start_method == "fork":
@@ -133,7 +133,9 @@ class MultiProcessingLauncher(Launcher):
     # ---- while they run ------------------------------------------------------------------------------------------
 
     def _wait(self, processes: Sequence[Any], board: Board, sent: Sent) -> None:
-        """Until all have ended well, or one has not; if they were asked to end, until all have saved and ended."""
+        """Wait until all have ended normally, or one has failed; if they were asked to end, until all have saved and
+        ended.
+        """
         folder = board.folder
         failed: dict[int, Failure] = {}
         watch, ending = Watch(board), Ending(board, self.stop_timeout_s, _ECHO_S)
@@ -153,7 +155,7 @@ class MultiProcessingLauncher(Launcher):
                     asked = [rank for rank in failed if self._was_asked(processes[rank], failed[rank])]
                     by_itself = any(not failed[rank].follows for rank in failed.keys() - set(asked))
                     if ending.look(list(running.values()), asked=bool(asked), failed=by_itself) and asked:
-                        _send(processes, signal.SIGTERM)  # without effect on a rank that ends already
+                        _send(processes, signal.SIGTERM)  # has no effect on a rank that is already ending
             if ending.by_signal or time.monotonic() >= sent.deadline:
                 late = {rank: processes[rank].pid for rank in running.values()}
                 say_who_is_killed(board, late, min(sent.limit_s, self.stop_timeout_s))
@@ -171,7 +173,8 @@ class MultiProcessingLauncher(Launcher):
     def _raise(self, local_rank: int, process: Any, failure: Failure, board: Board) -> None:
         if failure.interrupted or process.exitcode in (128 + signal.SIGINT, -signal.SIGINT):
             raise KeyboardInterrupt
-        if process.exitcode in (128 + signal.SIGTERM, -signal.SIGTERM):  # the latter before the Trainer handles it
+        # the latter before the Trainer handles the signal
+        if process.exitcode in (128 + signal.SIGTERM, -signal.SIGTERM):
             raise SIGTERMException
         rank = self.environment.node_rank() * self.num_processes + local_rank
         message = (
@@ -187,10 +190,10 @@ class MultiProcessingLauncher(Launcher):
 
 @contextmanager
 def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
-    """What becomes ready when a process ends, and its number.
+    """Return objects to wait on, by local rank: each is ready when its process ends.
 
-    Python's own sentinel is a pipe that the process's children hold open too: a killed rank would seem to live as long
-    as its loader's workers. Linux has something that speaks of the process alone.
+    Python's own sentinel is a pipe that the process's children keep open too: a killed rank would seem to live as long
+    as its loader's workers. On Linux, a pidfd refers to the process alone.
     """
     with ExitStack() as stack:
         ends: dict[Any, int] = {}
@@ -206,7 +209,7 @@ def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
 
 
 def _silent(exit_code: int) -> Failure:
-    """The failure of a process that could not report."""
+    """Return the failure of a process that could not report."""
     now = time.monotonic()
     if name := {-known.value: known.name for known in signal.Signals}.get(exit_code):
         cure = "If you did not send it, the system ran out of memory: use smaller batches or fewer loader workers."
@@ -233,10 +236,11 @@ def _wait_for_all(processes: Sequence[Any], seconds: float) -> None:
 
 @contextmanager
 def _early_variables(place: child.Place) -> Iterator[None]:
-    """What a process must know before its first line of user code, when it imports the program's file again.
+    """Set the variables that a process needs before its first line of user code, when it imports the program's file
+    again.
 
-    That is its rank, so that it does not say what rank 0 says. It is not yet told that it was started: a
-    program's file without a guard would go on as a rank, in place of the error that Python has for that.
+    This is its rank, so that only rank 0 logs. The variable that marks a started process is not set yet: a program's
+    file without a guard would continue as a rank, instead of getting Python's error for it.
     """
     early = {name: place.variables[name] for name in ("RANK", "OMP_NUM_THREADS") if name in place.variables}
     before = {name: os.environ.get(name) for name in early}

@@ -1,9 +1,9 @@
-"""A rank whose launching process was killed ends, also if its main thread never comes back from a collective; and so do
-the loader's workers of a rank that was killed, also if they never come back from their data set.
+"""End a rank whose launching process was killed, even if its main thread waits in a collective forever; and end the
+loader's workers of a killed rank, even if they hang in their data set.
 
-The system sends such a rank SIGTERM. While a run is under way Python handles it in the main thread, which may wait in a
-collective for ever. So a thread waits for the end of the launching process, gives the main thread some time, and kills
-the rank. Until then it costs nothing. Linux only.
+The system sends such a rank SIGTERM. During a run, Python handles it in the main thread, which may wait in a collective
+forever. So a thread waits for the end of the launching process, gives the main thread some time, and kills the rank.
+Until then it costs nothing. Linux only.
 
 This file is imported without torch.
 """
@@ -20,17 +20,17 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_ENDS_S = 10.0  # that a rank has to end which saves nothing
+_ENDS_S = 10.0  # seconds for a rank that saves nothing to end
 _POLL_S = 0.1
-_WORKER = "pt_data_worker"  # what torch calls the workers of a DataLoader
+_WORKER = "pt_data_worker"  # torch's name for the workers of a DataLoader
 
 
 class _Grace:
-    """How long this process may live on without its launching process.
+    """How long this process may outlive its launching process.
 
     Attributes:
-        seconds: from the end of the launching process on.
-        followed: the launching process, whose end a thread awaits.
+        seconds: counted from the end of the launching process.
+        followed: the launching process for whose end a thread waits.
     """
 
     seconds = _ENDS_S
@@ -38,14 +38,14 @@ class _Grace:
 
 
 def follow(launcher: int) -> None:
-    """Let this process end with the process ``launcher``, from which it comes; a second call changes nothing."""
+    """Let this process end with its parent ``launcher``; a second call has no effect."""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open") or _Grace.followed == os.getppid():
         return
     if launcher != os.getppid():  # it has ended, or this is the child of a rank
         return
     try:
         end = os.pidfd_open(launcher)
-    except OSError:  # an old kernel, or it ends just now: then SIGTERM comes before its handler
+    except OSError:  # an old kernel, or it is just ending: SIGTERM then arrives before its handler is set
         return
     _Grace.followed = launcher
     threading.Thread(target=_await, args=(end,), name="drivetrain launcher", daemon=True).start()
@@ -53,7 +53,9 @@ def follow(launcher: int) -> None:
 
 @contextmanager
 def may_take(seconds: float) -> Iterator[None]:
-    """Context in which this process may live on for so long, because it has something to save."""
+    """Context in which this process may outlive its launching process by ``seconds``, because it has something to
+    save.
+    """
     before, _Grace.seconds = _Grace.seconds, seconds
     try:
         yield
@@ -66,14 +68,14 @@ def _await(end: int) -> None:
     poll.register(end, select.POLLIN)
     poll.poll()
     began = time.monotonic()
-    seconds = _Grace.seconds  # of the moment: the run may leave the context while it ends
+    seconds = _Grace.seconds  # read again: the run may leave the context while it ends
     while time.monotonic() < began + max(seconds, _Grace.seconds):
         time.sleep(_POLL_S)
     with suppress(OSError):  # the terminal is gone
         os.write(
             2, f"The launching process was killed {seconds:g} s ago, so process {os.getpid()} ends too.\n".encode()
         )
-    if os.getpgrp() == os.getpid():  # with what it has started
+    if os.getpgrp() == os.getpid():  # including the processes that it has started
         os.killpg(os.getpid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -81,10 +83,10 @@ def _await(end: int) -> None:
 def kill_workers(ranks: Collection[int]) -> None:
     """Kill the loaders' workers of ranks that have ended; Linux only.
 
-    A worker looks every few seconds whether its rank is there, but not while it reads a sample, which may never end.
+    A worker checks every few seconds whether its rank lives, but not while it reads a sample, which may hang.
 
     Args:
-        ranks: their processes, each of which has begun a session.
+        ranks: their process ids; each process leads a session.
     """
     if sys.platform != "linux":
         return

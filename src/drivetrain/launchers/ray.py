@@ -33,48 +33,49 @@ from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each
 from drivetrain.launchers.signals import exception_of, forwarding
 from drivetrain.launchers.watch import Watch
 
-_HERE = "local"  # Ray's word for a cluster of this machine alone
-_STORE_BYTES = 200 * 2**20  # Ray would take a third of this machine's memory
+_HERE = "local"  # Ray's name for a cluster of only this machine
+_STORE_BYTES = 200 * 2**20  # Ray's default is a third of this machine's memory
 _SOON_S = 10.0
 _POLL_S = 0.5  # a signal may have come
-_LAST_WORDS_S = 0.5  # Ray fetches what the actors print some ten times a second, as long as it is connected
-_ECHO_S = 10.0  # Ray takes seconds to notice a death; ranks that lose a partner report at once
+_LAST_WORDS_S = 0.5  # Ray fetches the actors' output about ten times a second, while it is connected
+_ECHO_S = 10.0  # Ray takes seconds to detect a death; ranks that lose a connection report at once
 _CURE = "Make it where it is used: in setup, in configure_model, or in another hook, which run in each process."
 _DIED = "If you did not kill it, its machine is gone or ran out of memory: use smaller batches or fewer loader workers."
-_OF_RAY = re.compile("_group_|node:|memory")  # resources that a job does not ask for
-_NOT_CALLED_GPU = ("HPU", "NPU", "TPU")  # what Ray schedules under the name that torch has for it, in capitals
+_OF_RAY = re.compile("_group_|node:|memory")  # resources that a job does not request
+_NOT_CALLED_GPU = ("HPU", "NPU", "TPU")  # Ray schedules these under torch's name for them, in capitals
 
 
 class RayLauncher(Launcher):
-    """Actors of Ray, which get this process's objects; this one only waits, and is no rank.
+    """Ray actors, which get this process's objects; this process only waits, and is not a rank.
 
-    Where the program is not connected to Ray, it is for the time of the call: to the cluster at ``address``, or to one
-    of this machine alone, which takes seconds to start. Call ``ray.init`` before to keep one from call to call, or to
-    send modules to other machines: ``runtime_env={"working_dir": "."}``. What is at the top level of the program's file
-    or of a notebook travels by itself.
+    If the program is not connected to Ray, it connects during the call: to the cluster at ``address``, or to a new one
+    of only this machine, which takes seconds to start. Call ``ray.init`` before to keep a connection between calls, or
+    to send modules to other machines: ``runtime_env={"working_dir": "."}``. Classes and functions of the program's file
+    or of a notebook are sent automatically.
 
-    Every machine runs ``num_processes`` actors. Ranks are consecutive on a machine, and begin on this one if it takes
-    part. Each process gets the environment variables that say who it is, this one's random state, torch's switches,
-    its directory, its command line, its path to modules after the usual ones, and a copy of every tensor. On this
-    machine it has this one's other variables too; on others, those of them that are not set there. It has
-    ``OMP_NUM_THREADS`` threads, else as many as Ray has reserved processors for it, else, in a cluster of this machine
-    alone, its share.
+    Every machine runs ``num_processes`` actors. Ranks are consecutive on a machine, and begin on this machine if it
+    takes part. Each process gets the environment variables with its rank, this process's random state, torch's
+    switches, its working directory, its command line, its ``sys.path`` after the usual entries, and a copy of every
+    tensor. On this machine it also gets this process's other variables; on other machines only those that are not set
+    there. The number of threads is ``OMP_NUM_THREADS``, otherwise the number of processors that Ray has reserved for
+    it, otherwise, in a cluster of only this machine, its share.
 
-    Ray hides from an actor the devices that are not reserved for it. Here the actors of a machine see those of all, in
-    the order of ``LOCAL_RANK``: everybody takes that number for the device's. The plan counts the devices of the
-    machine that launches, which therefore needs as many as each of the others.
+    Ray hides from an actor the devices that are not reserved for it. Here the actors of a machine see the devices of
+    all of them, in the order of ``LOCAL_RANK``, because libraries use that number as the device's index. The plan
+    counts the devices of the launching machine, which therefore needs as many as each of the others.
 
-    Files are written where rank 0 is: let machines share the folder that is ``default_root_dir``. SIGTERM and Ctrl-C go
-    to this process or to any of the actors; this process passes them on, so that a fit saves.
+    Rank 0's machine writes the files: let machines share the folder ``default_root_dir``. SIGTERM and Ctrl-C may be
+    sent to this process or to any of the actors; this process forwards them, so that a fit saves.
 
     Args:
-        environment: who this machine is in the job.
-        num_processes: of each machine.
-        num_nodes: machines.
-        resources: what Ray reserves for each process, by Ray's names: ``{"CPU": 4, "GPU": 1}``; of what there are
-            devices, one. ``None``: ``{"CPU": 1}``.
-        address: of the cluster, as for ``ray.init``; ``None``: ``RAY_ADDRESS``, else "local", this machine alone.
-        start_timeout_s: seconds to wait for room in the cluster, where a job may have to end or a machine to come.
+        environment: provides this machine's place in the job.
+        num_processes: the number of processes on each machine.
+        num_nodes: the number of machines.
+        resources: the resources that Ray reserves for each process, by Ray's names: ``{"CPU": 4, "GPU": 1}``; at most
+            one device. ``None``: ``{"CPU": 1}``.
+        address: the cluster's address, as for ``ray.init``; ``None``: ``RAY_ADDRESS``, otherwise "local", only this
+            machine.
+        start_timeout_s: seconds to wait for resources in the cluster, until another job ends or a machine is added.
     """
 
     is_interactive_compatible = True
@@ -110,15 +111,15 @@ class RayLauncher(Launcher):
         self.start_timeout_s = start_timeout_s
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run it in all actors; rank 0's result comes back as a copy, its tensors in host memory.
+        """Run it in all actors; return a copy of rank 0's result, with tensors in host memory.
 
         Raises:
-            ConfigurationError: Ray is not installed, cannot be reached or has no room, or the arguments cannot be
-                pickled.
-            LaunchError: a process failed; the others were killed at once. Its exit code is 1 where the
-                process died: Ray does not know it.
-            KeyboardInterrupt: here or in a process, when all have ended.
-            SIGTERMException: likewise, after SIGTERM.
+            ConfigurationError: Ray is not installed, cannot be reached or has no free resources, or the arguments
+                cannot be pickled.
+            LaunchError: a process failed; the others were killed at once. Its exit code is 1 if the process died,
+                because Ray does not report it.
+            KeyboardInterrupt: after an interrupt here or in a process, when all have ended.
+            SIGTERMException: the same after SIGTERM.
         """
         ray = _imported()
         from drivetrain.launchers._ray_actor import packed
@@ -130,7 +131,7 @@ class RayLauncher(Launcher):
                 here = ray.get_runtime_context().get_node_id()
                 threads, origin, sent = self._threads(ours), _origin(here), ray.put(call)
                 with job_folder() as folder:
-                    own = sum(seat.node == here for seat in seats)  # theirs are the first ranks
+                    own = sum(seat.node == here for seat in seats)  # they are the first ranks
                     board = Board(folder, range(own), len(seats)) if own else None
                     variables = variables_for(seats, here, folder)
                     running = {
@@ -142,15 +143,15 @@ class RayLauncher(Launcher):
             self.environment.teardown()
 
     def _threads(self, ours: bool) -> str | None:
-        """Of each process, as text; ``None``: as Ray decides."""
+        """Return the number of threads of each process, as text; ``None``: Ray decides."""
         own_share = str(threads_each(self.num_processes)) if ours else None
         return os.environ.get("OMP_NUM_THREADS", own_share)
 
-    # ---- room ----------------------------------------------------------------------------------------------------
+    # ---- resources -----------------------------------------------------------------------------------------------
 
     @contextmanager
     def _cluster(self, ray: Any, payload: int) -> Iterator[bool]:
-        """A block in which Ray is connected to a cluster; whether it is one that was started for this."""
+        """Context in which Ray is connected to a cluster; yields whether the cluster was started for it."""
         if ray.is_initialized():
             yield False
             return
@@ -158,7 +159,7 @@ class RayLauncher(Launcher):
         options: dict[str, Any] = {"logging_level": logging.WARNING}
         if address == _HERE:
             needed = math.ceil(self.resources.get("CPU", 0) * self.num_processes)
-            options["num_cpus"] = max(needed, os.cpu_count() or 1)  # processes may outnumber the processors
+            options["num_cpus"] = max(needed, os.cpu_count() or 1)  # there may be more processes than processors
             options["object_store_memory"] = max(_STORE_BYTES, 2 * payload)
             options["include_dashboard"] = False
         with _handler_kept(signal.SIGTERM), ExitStack() as stack:
@@ -176,7 +177,7 @@ class RayLauncher(Launcher):
 
     @contextmanager
     def _actors(self, ray: Any, ours: bool) -> Iterator[list[Any]]:
-        """A block in which the actors live, as many on each machine."""
+        """Context in which the actors live, equally many on each machine."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         from drivetrain.launchers._ray_actor import RayActor
@@ -192,14 +193,14 @@ class RayLauncher(Launcher):
                 actors.append(kind.options(scheduling_strategy=place, **_options(self.resources)).remote())
             yield actors
         finally:
-            with suppress(ray.exceptions.RayError):  # where the cluster itself has gone
+            with suppress(ray.exceptions.RayError):  # if the cluster itself has ended
                 for actor in actors:
                     ray.kill(actor)
                 ray.util.remove_placement_group(group)
 
     def _wait_for_room(self, ray: Any, group: Any, together: Mapping[str, float], ours: bool) -> None:
         large = count_of(together, [node["Resources"] for node in ray.nodes() if node["Alive"]])
-        if large >= self.num_nodes or not ours:  # others may grow
+        if large >= self.num_nodes or not ours:  # other clusters may grow
             soon = min(_SOON_S, self.start_timeout_s)
             if group.wait(soon):
                 return
@@ -227,13 +228,13 @@ class RayLauncher(Launcher):
     # ---- while they run ------------------------------------------------------------------------------------------
 
     def _wait(self, ray: Any, running: dict[Any, _Rank], here: str, board: Board | None) -> bytes:
-        """What rank 0 has left, when all have ended well; if they were asked to end, wait until all have saved.
+        """Return rank 0's result when all have ended normally; if they were asked to end, wait until all have saved.
 
         Args:
             ray: the package.
-            running: what each rank will return.
+            running: the pending result of each rank.
             here: Ray's id of this machine.
-            board: of the ranks that are here.
+            board: the board of this machine's ranks.
         """
         first, signals = b"", list[int]()
         failed: list[_Failed] = []
@@ -273,7 +274,7 @@ class RayLauncher(Launcher):
         return first
 
     def _failure(self, rank: _Rank, end: Any, board: Board | None) -> _Failed:
-        """What to raise because of a rank that has not ended well, with where it and the others of its machine were."""
+        """Return the exception for a rank that has failed, with the positions of the ranks on its machine."""
         from drivetrain.launchers._ray_actor import Ended
 
         job = self.num_processes * self.num_nodes
@@ -296,14 +297,14 @@ class RayLauncher(Launcher):
 
 @dataclass(frozen=True)
 class Seat:
-    """Where Ray has put an actor.
+    """The machine of an actor.
 
     Attributes:
         node: Ray's id of the machine.
-        address: of the machine, for the others.
-        port: free on it.
-        pid: of the actor's process.
-        devices: the variables by which Ray hides from the actor what it has not reserved for it.
+        address: of the machine, for the other ranks.
+        port: a free port on it.
+        pid: the actor's process id.
+        devices: the variables with which Ray hides from the actor the devices that are not reserved for it.
     """
 
     node: str
@@ -322,12 +323,12 @@ class _Rank:
 
 @dataclass(frozen=True)
 class _Failed:
-    """A rank that has not ended well.
+    """A rank that has failed.
 
     Attributes:
-        error: what to raise because of it.
-        follows: it looks like the echo of another's failure.
-        asked: a signal has asked it to end.
+        error: the exception to raise.
+        follows: whether it seems to follow from another rank's failure.
+        asked: whether a signal has asked it to end.
     """
 
     error: BaseException
@@ -336,11 +337,11 @@ class _Failed:
 
 
 def variables_for(seats: Sequence[Seat], here: str, board: Path | None = None) -> list[dict[str, str]]:
-    """The environment variables that tell each actor who it is, in the order of ``seats``.
+    """Return the environment variables with each actor's rank, in the order of ``seats``.
 
-    Ranks are consecutive on a machine, those of ``here``, a machine's id, first. Each actor sees the devices of all on
-    its machine. On one machine they meet at a loopback address. Those of ``here`` show where they are in the folder
-    ``board``.
+    Ranks are consecutive on a machine, beginning with the machine ``here``. Each actor sees the devices of all actors
+    on its machine. On one machine they meet at a loopback address. Actors on ``here`` show their position on the board
+    in the folder ``board``.
     """
     nodes = sorted(dict.fromkeys(seat.node for seat in seats), key=lambda node: node != here)
     members = [[index for index, seat in enumerate(seats) if seat.node == node] for node in nodes]
@@ -365,12 +366,12 @@ def variables_for(seats: Sequence[Seat], here: str, board: Path | None = None) -
 
 
 def count_of(wanted: Mapping[str, float], nodes: Sequence[Mapping[str, float]]) -> int:
-    """How many of ``nodes`` are large enough for ``wanted``."""
+    """Return how many of ``nodes`` are large enough for ``wanted``."""
     return sum(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes)
 
 
 def resources_for(device: torch.device) -> dict[str, float]:
-    """What Ray has to reserve for a process that computes on such a device, by Ray's names."""
+    """Return the resources that Ray must reserve for a process with such a device, by Ray's names."""
     if device == HOST:
         return {"CPU": 1.0}
     name = device.type.upper()
@@ -378,17 +379,17 @@ def resources_for(device: torch.device) -> dict[str, float]:
 
 
 def hides_devices(name: str) -> bool:
-    """Whether an environment variable of this name says which devices a process may see."""
+    """Whether an environment variable of this name selects the devices that a process may see."""
     return "_VISIBLE_" in name or name == "ZE_AFFINITY_MASK"
 
 
 def _is_of_node(name: str) -> bool:
-    """Whether the variable says something of a machine or of its Ray, and not of the job."""
+    """Whether the variable describes a machine or its Ray, not the job."""
     return hides_devices(name) or name.startswith("RAY_")
 
 
 def _options(resources: Mapping[str, float]) -> dict[str, Any]:
-    """``resources`` as an actor's options; Ray has arguments of their own for some."""
+    """Return ``resources`` as an actor's options; Ray has separate arguments for some."""
     own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
     others = {name: amount for name, amount in resources.items() if name not in own}
     return {
@@ -399,7 +400,7 @@ def _options(resources: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _origin(node: str) -> bytes:
-    """This process, as the others are to be; its machine's own variables stay here."""
+    """Return the state of this process for the actors, without its machine's own variables."""
     from drivetrain.launchers._ray_actor import Origin, packed
 
     state = ProcessState.current()
@@ -421,7 +422,7 @@ def _imported() -> Any:
 
 
 def _check_answers(address: str) -> None:
-    """Ray itself would try for a quarter of an hour.
+    """Check that a process listens at the address; Ray itself would try for a quarter of an hour.
 
     Raises:
         OSError: no process listens there.
@@ -432,7 +433,7 @@ def _check_answers(address: str) -> None:
 
 
 def _pass_on(ray: Any, number: int, ranks: Sequence[_Rank], here: str) -> None:
-    """Send a signal to the processes of these ranks; on other machines than this a task of Ray does it."""
+    """Send a signal to the processes of these ranks; on other machines, by a Ray task."""
     from drivetrain.launchers._ray_actor import send_signal
 
     for node in {rank.seat.node for rank in ranks}:
@@ -446,11 +447,11 @@ def _pass_on(ray: Any, number: int, ranks: Sequence[_Rank], here: str) -> None:
 
 @contextmanager
 def _handler_kept(number: signal.Signals, without_rays: bool = False) -> Iterator[None]:
-    """Context after which the signal is handled as before, whoever has taken it over inside.
+    """Context that restores the signal's handler at its end, if code inside has replaced it.
 
     Args:
-        number: of the signal.
-        without_rays: inside, Ray does not handle it, which would end the program at once.
+        number: the signal.
+        without_rays: inside, disable Ray's handler, which would end the program at once.
     """
     before = signal.getsignal(number)
     may_set = before is not None and threading.current_thread() is threading.main_thread()

@@ -1,4 +1,4 @@
-"""The program's own command again, once per device: each process runs the whole script, and is a rank in it."""
+"""The program's own command again, once per device: each process runs the complete script as a rank."""
 
 from __future__ import annotations
 
@@ -30,26 +30,25 @@ from drivetrain.launchers.signals import Sent, forwarding, say_who_is_killed, wa
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.1
-_LAST_WORDS_S = 1.0  # for the others to fail by themselves, and to print why, when one process has failed
-_HANGS = 10**6  # in place of an exit code: no rank can go on
-_GRACE_S = 5.0  # for processes that are told to end, because another has failed
+_LAST_WORDS_S = 1.0  # seconds for the others to fail and print the reason, after one process has failed
+_HANGS = 10**6  # instead of an exit code: no rank can continue
+_GRACE_S = 5.0  # seconds for processes to end that are asked to, because another has failed
 
 
 class ScriptLauncher(Launcher):
-    """Starts the command that started this program, and supervises.
+    """Starts the command that started this program, and supervises the processes.
 
-    This process is no rank. It never returns from :meth:`launch`: it waits, and ends as the job has ended. Nothing has
-    to be pickled, and debuggers see ordinary programs; ``breakpoint()`` works on rank 0. What the script does before
-    it gets here, it does in each process.
+    This process is not a rank. It never returns from :meth:`launch`: it waits, and ends with the job's exit code.
+    Nothing has to be pickled, and debuggers see ordinary programs; ``breakpoint()`` works on rank 0. The code of the
+    script before this call runs in each process.
 
-    The processes get the environment variables that say who they are, the command line and the working directory with
-    which this one was started, whatever the script has made of ``sys.argv`` and its directory meanwhile, and
-    the environment as it is now.
+    The processes get the environment variables with their ranks, the present environment, and the command line and
+    working directory with which this process was started, even if the script has changed ``sys.argv`` or its directory.
 
     Args:
-        environment: who this machine is in the job.
-        num_processes: of this machine.
-        num_nodes: machines; the program is started once on each.
+        environment: provides this machine's place in the job.
+        num_processes: the number of processes on this machine.
+        num_nodes: the number of machines; the program is started once on each.
     """
 
     reruns_program = True
@@ -68,27 +67,27 @@ class ScriptLauncher(Launcher):
         devices: Sequence[torch.device],
         **options: Any,
     ) -> Launcher:
-        """An instance; in a process that one has started, whatever an environment of the user's says, none is: each
-        rank would start others, without end.
+        """Return an instance, but never in a process that this launcher has started, even if a user's environment asks
+        for it: each rank would start others, without end.
         """
         if was_started():
             return ExternalLauncher()
         return super().for_job(environment, num_processes, num_nodes, devices, **options)
 
     def launch(self, function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> NoReturn:
-        """Start, wait, and end this process.
+        """Start the processes, wait, and end this process.
 
         Raises:
-            ConfigurationError: there is no command that would run this program again.
-            SystemExit: always, with the job's exit code: 0; that of the process that failed first, 128 + n for a signal
-                n; 128 + n if this process was sent the signal n.
+            ConfigurationError: no command would run this program again.
+            SystemExit: always, with the job's exit code: 0; or that of the process that failed first, 128 + n for a
+                signal n; or 128 + n if this process got the signal n.
         """
         command = command_again()
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)
-        if sys.stdout is not None:  # as in a program that was started without one
+        if sys.stdout is not None:  # None in a program that was started without it
             sys.stdout.flush()
         processes: list[subprocess.Popen[bytes]] = []
-        early: list[int] = []  # signals that come before all have started
+        early: list[int] = []  # signals that arrive before all have started
         have_started = False
 
         def send(number: int) -> None:
@@ -127,15 +126,15 @@ class ScriptLauncher(Launcher):
 
 
 def _started(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a rank: in a session of its own, so that this process alone passes signals on, and each comes once."""
+    """Start a rank in its own session, so that it gets signals only from this process, each once."""
     environ = {**os.environ, **variables}
     return subprocess.Popen(command, env=environ, start_new_session=True, preexec_fn=_dies_with_launcher())
 
 
 def _dies_with_launcher() -> Callable[[], None] | None:
-    """What a process does before its program begins, so that it ends when this one is killed, at any time from then on.
+    """Return the function that a process runs first, so that it ends when this process is killed.
 
-    ``None`` where the system has no such signal.
+    ``None`` if the system has no such signal.
     """
     if sys.platform != "linux":
         return None
@@ -143,20 +142,20 @@ def _dies_with_launcher() -> Callable[[], None] | None:
 
     def follow() -> None:
         ask(signal.SIGTERM)
-        if os.getppid() != launcher:  # it went meanwhile
+        if os.getppid() != launcher:  # it has ended meanwhile
             os._exit(128 + signal.SIGTERM)
 
     return follow
 
 
 def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: int) -> int:
-    """Print which rank has failed first, where it was, and its traceback; return the exit code of the job."""
+    """Print which rank failed first, its position and its traceback; return the exit code of the job."""
     local = next(rank for rank, process in enumerate(processes) if process.returncode == code)
     failures = {rank: found for rank in range(len(processes)) if (found := read_failure(board.folder, rank))}
-    died = code < 0 or local not in failures  # without an exception, so the others follow it
+    died = code < 0 or local not in failures  # without an exception, so the others' failures follow from it
     if not died:
         local = first_of(failures)
-    if not died and failures[local].follows:  # the echo of a rank that has ended without an error
+    if not died and failures[local].follows:  # follows from a rank that has ended without an error
         left = [rank for rank, each in enumerate(processes) if each.poll() == 0 and board.left_its_run(rank)]
         if left:
             pid = processes[left[0]].pid
@@ -180,8 +179,8 @@ def _first_failure(
 ) -> int:
     """Wait until all have ended, or one has failed and the others had time to print why they fail too.
 
-    The process that failed first need not end first: the others lose their connection to it while it still prints its
-    traceback, and ending it then would cost the lines that matter. After a signal, which all of them get, they have the
+    The process that failed first need not be the first to end: the others lose their connection while it still prints
+    its traceback, and ending it then would lose the important lines. After a signal, which all of them get, they have
     time to save.
 
     Returns: the exit code of the one that ended first with another code than 0; 0: none did. _HANGS: those that run
@@ -200,7 +199,7 @@ def _first_failure(
         if first:
             asked = was_asked_to_end(first)
             if ending.look(running, asked=asked, failed=False) and asked:
-                _send(processes, signal.SIGTERM)  # without effect on a rank that ends already
+                _send(processes, signal.SIGTERM)  # has no effect on a rank that is already ending
         if not running or time.monotonic() >= min(ending.deadline, sent.deadline):
             return first
         if not first and watch is not None and (text := watch.look()):
@@ -211,11 +210,11 @@ def _first_failure(
 
 def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
     for process in processes:
-        process.send_signal(number)  # not to its workers: it needs them until it has saved
+        process.send_signal(number)  # not to its workers, which it needs until it has saved
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """End those that still run, and what they have started."""
+    """End the remaining processes, and those that they have started."""
     running = [process for process in processes if process.poll() is None]
     for number, grace_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, None)):
         for process in running:
@@ -229,9 +228,9 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def started_by_rank() -> int:
-    """Return the rank's process if a rank has started this very process, and it would join as the same rank; else 0.
+    """Return the rank's process id if a rank has started this process, which would join as the same rank; else 0.
 
-    It has inherited who it is, and where the job meets. Only Linux tells.
+    It has inherited the rank and the address of the job. This can only be detected on Linux.
     """
     parent = os.getppid()
     try:
@@ -244,10 +243,10 @@ def started_by_rank() -> int:
 
 
 def command_again() -> list[str]:
-    """The command that runs this program again, to be started where it was started.
+    """Return the command that runs this program again from its original directory.
 
     Raises:
-        ConfigurationError: it has none, or it would run another program that this one is part of.
+        ConfigurationError: it has none, or it would run a larger program that contains this one.
     """
     host = _host()
     if host is not None:
@@ -260,7 +259,7 @@ def command_again() -> list[str]:
 
 
 def _host() -> tuple[str, str] | None:
-    """What runs this program, where it is no command of its own; and the strategy to use there."""
+    """Return the host of this program, if it is not a command, and the strategy to use there."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if in_notebook():
@@ -277,17 +276,15 @@ def _host() -> tuple[str, str] | None:
 
 
 def _directory() -> str:
-    """Where this program was started, also if it has gone elsewhere since."""
+    """Return the directory in which this program was started, even if it has changed since."""
     main = sys.modules.get("__main__")
     path, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
     if path is None:
         return STARTED_IN
-    if spec is not None:  # python -m: Python looks in the working directory first
+    if spec is not None:  # python -m: Python searches the working directory first
         root = str(Path(path).parents[spec.name.count(".")])
         return root if root == sys.path[0] else STARTED_IN
-    for argument in map(
-        os.path.normpath, sys.orig_argv[1:]
-    ):  # a script's path is absolute in __main__, as of the start
+    for argument in map(os.path.normpath, sys.orig_argv[1:]):  # a script's path in __main__ is absolute, from the start
         if not os.path.isabs(argument) and path.endswith(f"{os.sep}{argument}"):
             return str(path.removesuffix(f"{os.sep}{argument}"))
     return STARTED_IN
@@ -295,7 +292,7 @@ def _directory() -> str:
 
 @contextmanager
 def _within(directory: str) -> Iterator[None]:
-    """A block in which the working directory is another."""
+    """Context with another working directory."""
     before = os.getcwd()
     os.chdir(directory)
     try:

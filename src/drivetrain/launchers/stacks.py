@@ -1,10 +1,11 @@
-"""What the ranks of a machine do at this moment: the stacks of their threads, and the collectives in which they wait.
+"""What the ranks of a machine do now: the stacks of their threads, and the collectives in which they wait.
 
-A rank answers in two ways. When a name comes through a named pipe, a thread of the rank writes the stacks and the trace
-of its collectives to a file of that name. It needs the interpreter's lock, which a rank that waits in a collective has
-released; until it is asked it costs nothing. A rank in which other code keeps the lock does not answer so. It gets a
-signal, on which Python's faulthandler writes the stacks without the lock. The signal comes second, because it may crash
-a process in which other threads run Python meanwhile; where one thread keeps the lock, no other does.
+A rank can answer by either of two methods. When a name arrives through a named pipe, a thread of the rank writes the
+stacks and the trace of its collectives to a file of that name. The thread needs the interpreter's lock, which a rank
+that waits in a collective has released; until then it costs nothing. If other code holds the lock, the thread cannot
+answer. The rank then gets a signal, on which Python's faulthandler writes the stacks without the lock. The signal is
+only the second method, because it may crash a process in which other threads run Python; if one thread holds the lock,
+no other does.
 
 This file is imported without torch.
 """
@@ -30,10 +31,10 @@ from drivetrain.base import files
 from drivetrain.launchers import flight
 from drivetrain.launchers.board import Board, own_sheet
 
-_NUMBER = getattr(signal, "SIGRTMIN", 0) + 11  # of the signal: one that neither torch nor Python uses
-_ANSWER_S = 1.0  # that a rank has to answer, before it gets the signal and after it
-_SOON_S = 0.3  # likewise, where the job ends
-_SETTLED_S = 0.1  # stacks that have not grown for so long are complete
+_NUMBER = getattr(signal, "SIGRTMIN", 0) + 11  # the signal's number, which neither torch nor Python uses
+_ANSWER_S = 1.0  # seconds for a rank to answer, before it gets the signal and after it
+_SOON_S = 0.3  # the same, when the job ends
+_SETTLED_S = 0.1  # stacks are complete if they have not grown for this time
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _ASKED, _PIPE = "asked", "ask"
 _BETWEEN = b"\n\0\n"  # in an answer, between the stacks and the trace
@@ -61,7 +62,7 @@ _open: list[object] = []
 
 
 def _answer(pipe: Path, folder: Path, local_rank: int) -> None:
-    with open(pipe, "r+b", buffering=0) as asks:  # also for writing, so that it never ends
+    with open(pipe, "r+b", buffering=0) as asks:  # also opened for writing, so that the pipe never ends
         while question := asks.read(64):
             for name in question.decode(errors="replace").split():
                 with contextlib.suppress(OSError):  # the job is over
@@ -74,7 +75,7 @@ def _write_answer(path: Path) -> None:
         faulthandler.dump_traceback(file, all_threads=True)
         try:
             trace = flight.taken()
-        except Exception as error:  # whatever another version of torch raises
+        except Exception as error:  # other versions of torch may raise anything
             trace = json.dumps({"entries": [], "members": {}, "error": repr(error)}).encode()
         file.seek(0, os.SEEK_END)
         file.write(_BETWEEN + trace)
@@ -86,14 +87,14 @@ def _write_answer(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Process:
-    """What the system knows of a process.
+    """The system's facts about a process.
 
     Attributes:
         state: its letter in Linux: "R" running, "S" waiting, "D" waiting for a disk, "T" stopped, "t" stopped by a
-            debugger, "Z" ended; "" where there is no such process, "?" where the system cannot tell.
-        traced: a debugger is attached.
-        cpu_s: seconds of processor time that it has used.
-        answers: it handles the signal that asks for its stacks, which would end another process.
+            debugger, "Z" ended; "" if there is no such process, "?" if the system cannot tell.
+        traced: whether a debugger is attached.
+        cpu_s: its processor time in seconds.
+        answers: whether it handles the signal that asks for its stacks, which would end another process.
     """
 
     state: str = "?"
@@ -108,7 +109,7 @@ class Process:
 
 
 def process(pid: int) -> Process:
-    """Return what the system knows of the process ``pid``."""
+    """Return the system's facts about the process ``pid``."""
     if sys.platform != "linux":
         return Process()
     try:
@@ -126,27 +127,27 @@ def process(pid: int) -> Process:
 
 
 def dead_ranks() -> list[int]:
-    """Return which ranks of this machine have ended, in a rank; none where it is not watched."""
+    """Return which ranks of this machine have ended, in a rank; none if it is not watched."""
     sheet = own_sheet()
     if sheet is None:
         return []
     try:
         board = Board.found(sheet.folder)
         pids = {rank: board.pid(each) for each, rank in enumerate(board.ranks)}
-    except (OSError, ValueError):  # the folder is gone, with the process that watched
+    except (OSError, ValueError):  # the folder was removed with the watching process
         return []
     return [rank for rank, pid in pids.items() if pid and process(pid).is_dead]
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank has answered.
+    """A rank's answer.
 
     Attributes:
-        pid: of its process; 0: it has not begun yet, or this process cannot see it.
-        process: what the system knows of it.
-        stacks: of its threads, the main thread's last; "" where it has written none.
-        trace: of its collectives; ``None`` where it has written none.
+        pid: its process id; 0: it has not begun yet, or this process cannot see it.
+        process: the system's facts about it.
+        stacks: those of its threads, the main thread's last; "" if it has written none.
+        trace: that of its collectives; ``None`` if it has written none.
     """
 
     pid: int
@@ -162,7 +163,7 @@ class Answer:
 
     @property
     def line(self) -> str:
-        """The innermost line of the user's code in the main thread, or of any code; "" where it is not known."""
+        """The innermost line of the user's code in the main thread, otherwise of any code; "" if unknown."""
         own = [frame for frame in self.main if is_of_user(frame[0]) and frame[1]]  # generated code has no lines
         return next((f"{file}:{line} in {name}" for file, line, name in own or self.main), "")
 
@@ -173,10 +174,10 @@ class Answer:
 
     @property
     def waits_in(self) -> flight.Collective | None:
-        """The collective in which the main thread waits; ``None`` where it does something else.
+        """The collective in which the main thread waits; ``None`` if it does something else.
 
-        A collective may be under way while the main thread does other things. It waits if its innermost line is torch's
-        or drivetrain's.
+        A collective may be running while the main thread does something else. The main thread waits if its innermost
+        line is torch's or drivetrain's.
         """
         waits = flight.waits_in(self.trace)
         inside = bool(self.main) and any(each in self.main[0][0] for each in _WAIT_IN)
@@ -193,18 +194,18 @@ _NOT_THE_USERS = (
 
 
 def is_of_user(path: str) -> bool:
-    """Return whether code in that file is the user's: none of an installed package, and not Python's own."""
+    """Return whether code in that file is the user's, not that of an installed package or of Python."""
     installed = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
     return not (installed or path.startswith(("<frozen ", *_NOT_THE_USERS)))
 
 
 def ask(board: Board, local_ranks: Sequence[int], answer_s: float = _ANSWER_S) -> list[Answer]:
-    """Return what these ranks do now; one that is stopped, or holds the interpreter's lock, answers in part.
+    """Return what these ranks do now; a rank that is stopped, or holds the interpreter's lock, answers partly.
 
     Args:
         board: of the job.
-        local_ranks: whom to ask.
-        answer_s: seconds that they have.
+        local_ranks: the ranks to ask.
+        answer_s: the seconds that they have.
     """
     pids = {each: board.pid(each) for each in local_ranks}
     found = {each: process(pid) if pid else Process() for each, pid in pids.items()}
@@ -226,7 +227,7 @@ def _wait(is_over: Callable[[], bool], seconds: float) -> None:
 
 
 def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[int, str]:
-    """Return the stacks that faulthandler writes in these ranks; "" where it could not."""
+    """Return the stacks that faulthandler writes in these ranks; "" if it could not."""
     before = {each: _size(board, each) for each in pids}
     after, grew = dict(before), time.monotonic()
     for pid in pids.values():
@@ -260,7 +261,7 @@ def _size(board: Board, local_rank: int) -> int:
 def _write(board: Board, local_rank: int, name: str) -> bool:
     try:
         pipe = os.open(board.folder / f"{local_rank}.{_PIPE}", os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:  # it has ended, or was not begun by this user
+    except OSError:  # it has ended, or belongs to another user
         return False
     try:
         os.write(pipe, f"{name}\n".encode())
@@ -279,7 +280,7 @@ def _tail(board: Board, local_rank: int, begin: int) -> str:
 
 
 def _read(path: Path, stacks: str) -> tuple[str, flight.Trace | None]:
-    """Return the stacks and the trace of an answer; the other ``stacks`` where there is none."""
+    """Return the stacks and the trace of an answer; the argument ``stacks`` if it has none."""
     try:
         written, _, text = path.read_bytes().partition(_BETWEEN)
         trace: flight.Trace = json.loads(text)

@@ -1,7 +1,7 @@
-"""Tracebacks cut to what a user has written: in reports, and where Python prints the error that ends a process.
+"""Tracebacks reduced to the user's code: in reports, and when an uncaught exception ends a process.
 
-Frames of libraries above the innermost line of the user's say nothing that a user has written. An error of drivetrain's
-own says what to do, so nothing below that line is shown of it.
+Library frames above the user's innermost line are left out. An error of drivetrain's own contains the cure, so no frame
+below that line is shown.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from drivetrain.errors import DrivetrainError
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THE_USERS = (OURS, os.path.dirname(torch.__file__), os.path.dirname(os.__file__))
-_PACKAGES = ("site-packages", "dist-packages")  # below Python's own folder, and not part of it
+_PACKAGES = ("site-packages", "dist-packages")  # inside Python's own folder, but not part of Python
 
 _Print = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
-_before: list[_Print] = []  # what prints exceptions otherwise; empty until cut_tracebacks() is called
+_before: list[_Print] = []  # the previous sys.excepthook; empty until cut_tracebacks() is called
 
 
 def is_library(path: str) -> bool:
@@ -34,14 +34,16 @@ def is_library(path: str) -> bool:
 
 
 def cut_tracebacks() -> None:
-    """Leave out of the traceback that ends this process what no user has written, from now on."""
+    """From now on, leave library frames out of the traceback of an uncaught exception."""
     if not _before:
         _before.append(sys.excepthook)
         sys.excepthook = _print_cut
 
 
 def traceback_of_user(error: BaseException) -> str:
-    """Return the traceback of ``error`` as text; where no line of drivetrain's own error is the user's, it alone."""
+    """Return the traceback of ``error`` as text; for drivetrain's own error without a user's frame, only its
+    message.
+    """
     text = traceback.TracebackException.from_exception(error)
     kept = _kept(error, [each.filename for each in text.stack])
     text.stack = traceback.StackSummary.from_list([text.stack[index] for index in kept])
@@ -49,13 +51,13 @@ def traceback_of_user(error: BaseException) -> str:
 
 
 def place_of_user(error: BaseException) -> str:
-    """Return file, line and function of the innermost line of the user's code that ``error`` passed through; or ""."""
+    """Return file, line and function of the innermost line of user code in the traceback of ``error``; or ""."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not is_library(each.filename)]
     return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
 
 
 def _kept(error: BaseException, files: Sequence[str]) -> list[int]:
-    """Return which of a traceback's frames are shown, by number; ``files`` holds the file of each."""
+    """Return the indices of a traceback's frames to show; ``files`` contains the file of each."""
     users = [index for index, file in enumerate(files) if not is_library(file)]
     if isinstance(error, DrivetrainError):
         return users
@@ -73,7 +75,7 @@ def _print_cut(kind: type[BaseException], error: BaseException, trace: Traceback
             one.__traceback__ = _cut(one)
         _before[0](kind, error, error.__traceback__)
     finally:
-        for one, found in complete:  # for a debugger, after the end
+        for one, found in complete:  # for a debugger, afterwards
             one.__traceback__ = found
 
 

@@ -1,15 +1,15 @@
-"""Notices that the ranks of a machine make no progress: says who waits where and who is missing, and may end the job.
+"""Detects that the ranks of a machine make no progress: reports which wait and which are missing, and may end the job.
 
 [Note: when a job that hangs is ended]
-A message never ends a job. The job is ended only if no rank can go on: some rank has waited in a collective for the
-whole time-out, and each rank that is missing there is dead, has been stopped for a while, or waits in another
-collective, which lacks ranks of the same kind. Or some rank waits at the end of a phase of the set-up, where all ranks
-meet, and a rank of this machine is dead or has been stopped for a while. A rank that does anything else may still come:
-it compiles, saves, prepares data, or is in a debugger. This needs Linux, and collectives that torch's Flight Recorder
-knows.
+A report alone never ends a job. The job is ended only if no rank can continue: some rank has waited in a collective for
+the complete timeout, and each rank that is missing there is dead, has been stopped for a while, or waits in another
+collective that lacks ranks in the same situation. It is also ended if some rank waits at the end of a phase of the
+set-up, where all ranks meet, and a rank of this machine is dead or has been stopped for a while. A rank that does
+anything else may still arrive: it compiles, saves, prepares data, or is in a debugger. This needs Linux, and
+collectives that torch's Flight Recorder records.
 
-It reads shared memory and /proc about once a second, in a process that is no rank, and asks the ranks nothing before
-the time-out. This file is imported without torch.
+It reads shared memory and /proc about once a second, in a process that is not a rank, and asks the ranks nothing before
+the timeout. This file is imported without torch.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from drivetrain.launchers import flight, stacks
 from drivetrain.launchers.board import BATCHES, PHASE, SAVING, SHOWN, STALL, STEP, Board
 
 _STOPPED_TIMEOUT_S = 60.0
-_BUSY = 0.1  # share of one processor from which on a rank is at work
-_LOOK_S = 1.0  # between two looks at the board
-_AGAIN_S = 10.0  # between two questions to ranks that make no progress
-_ENGINE_S = 60.0  # between two to ranks that show none
+_BUSY = 0.1  # a rank is busy above this share of one processor
+_LOOK_S = 1.0  # seconds between two reads of the board
+_AGAIN_S = 10.0  # seconds between two questions to ranks that make no progress
+_ENGINE_S = 60.0  # seconds between two questions to ranks that show no progress
 
 
 def stopped_timeout_s() -> float:
-    """Seconds that a rank may be stopped (state T, after SIGSTOP or Ctrl-Z) before it counts as dead.
+    """Return how many seconds a rank may be stopped (state T, after SIGSTOP or Ctrl-Z) before it counts as dead.
 
-    The environment variable ``DRIVETRAIN_STOPPED_TIMEOUT_S`` may say another number.
+    The environment variable ``DRIVETRAIN_STOPPED_TIMEOUT_S`` overrides it.
     """
     return float(os.environ.get("DRIVETRAIN_STOPPED_TIMEOUT_S", _STOPPED_TIMEOUT_S))
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known of a rank.
+    """The state of a rank as seen by the watch.
 
     Attributes:
-        place: phase and step.
-        answer: what it has answered.
-        is_busy: it has used the processor for a while.
-        stopped_s: seconds for which it has been stopped.
+        place: its phase and step.
+        answer: its answer.
+        is_busy: whether it has used the processor recently.
+        stopped_s: for how many seconds it has been stopped.
     """
 
     place: str
@@ -63,8 +63,8 @@ class Watch:
     Args:
         board: of the job.
         say: prints a message.
-        ask: answers for local ranks, as :func:`drivetrain.launchers.stacks.ask` does.
-        clock: in seconds; never goes back.
+        ask: returns the answers of local ranks, like :func:`drivetrain.launchers.stacks.ask`.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Watch:
         self._asks_at, self._said = 0.0, False
 
     def look(self) -> str:
-        """Look at the ranks, if it is time to; return why the job must end, or "".
+        """Check the ranks, if it is time; return why the job must end, or "".
 
-        The first time that there was no progress for so long, a message is printed.
+        When there was no progress for the timeout, it prints a report once.
         """
         now = self._clock()
         if now < self._next:
@@ -100,12 +100,13 @@ class Watch:
         progress = tuple(tuple(each[word] for word in (PHASE, BATCHES, STEP, SAVING, STALL)) for each in words)
         if progress != self._progress:
             self._progress, self._since, self._said = progress, now, False
-            self._stopped, self._cpu, self._asks_at = {}, {}, now + stall_s + look_s  # a wait begins a little later
+            # so that a wait can first reach the timeout
+            self._stopped, self._cpu, self._asks_at = {}, {}, now + stall_s + look_s
             return ""
         self._look_at_processes(now, now - self._since >= stall_s / 2)
         if now < self._asks_at:
             return ""
-        runs = any(each[SHOWN] for each in words)  # else a program that drives an Engine, which shows no progress
+        runs = any(each[SHOWN] for each in words)  # otherwise a program with an Engine, which shows no progress
         self._asks_at = now + min(_AGAIN_S if runs else _ENGINE_S, stall_s)
         return self._judge(now, stall_s, runs)
 
@@ -130,7 +131,7 @@ class Watch:
                 is_busy=when == now or answer.process.cpu_s - used_s > _BUSY * (now - when),
                 stopped_s=now - self._stopped.get(each, now),
             )
-        self._cpu = {}  # measured again from the next look on: to answer has cost the ranks some
+        self._cpu = {}  # measured again from the next check on: answering took processor time
         ends = cannot_go_on(seen, stall_s)
         longest = max(
             (time.time() - waits.since for each in seen.values() if (waits := each.answer.waits_in)), default=0
@@ -158,11 +159,11 @@ def now_of(board: Board) -> str:
     return "\n".join((*describe(seen), "", _stacks(seen)))
 
 
-# ---- who waits for whom ----------------------------------------------------------------------------------------------
+# ---- waiting and missing ranks ---------------------------------------------------------------------------------------
 
 
 def missing(seen: Mapping[int, Seen]) -> dict[int, dict[int, str]]:
-    """Return for each rank that waits in a collective the ranks that are missing there, and why."""
+    """Return for each rank that waits in a collective the missing ranks, and why they are missing."""
     traces = {rank: each.answer.trace for rank, each in seen.items()}
     found: dict[int, dict[int, str]] = {}
     for rank, each in seen.items():
@@ -173,11 +174,11 @@ def missing(seen: Mapping[int, Seen]) -> dict[int, dict[int, str]]:
 
 
 def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
-    """Return whether a rank waits for ranks that will not come. See [Note: when a job that hangs is ended].
+    """Return whether a rank waits for ranks that cannot arrive. See [Note: when a job that hangs is ended].
 
     Args:
         seen: the ranks of this machine.
-        waited_s: seconds that a rank must have waited in its collective.
+        waited_s: how many seconds a rank must have waited in its collective.
     """
     now = time.time()
     absent = missing(seen)
@@ -194,14 +195,14 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
     if lost and any(each.answer.votes for each in seen.values()):  # at the end of a phase all ranks meet
         return True
     stuck = set(waiting)
-    while True:  # take out who waits for nobody, or for a rank that may still come
+    while True:  # remove ranks that wait for none, or for a rank that may still arrive
         left = {rank for rank in stuck if absent[rank] and absent[rank].keys() <= stuck | lost}
         if left == stuck:
             return bool(stuck)
         stuck = left
 
 
-# ---- words -----------------------------------------------------------------------------------------------------------
+# ---- texts -----------------------------------------------------------------------------------------------------------
 
 
 def describe(seen: Mapping[int, Seen]) -> list[str]:
@@ -251,7 +252,7 @@ def _stacks(seen: Mapping[int, Seen]) -> str:
 
 
 def _saved(board: Board, text: str, seen: Mapping[int, Seen]) -> str:
-    """Write the message and all stacks into the run's folder; return the line that names the file."""
+    """Write the report and all stacks into the run's folder; return the line that names the file."""
     with contextlib.suppress(OSError):
         folder = Path(board.run_folder or board.folder)
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The process that watches the ranks of a machine where another launcher has started them: torchrun, srun, mpirun.
+"""The process that watches a machine's ranks if another launcher has started them: torchrun, srun, mpirun.
 
-Local rank 0 starts it. It prints a report when a rank fails, and what :mod:`drivetrain.launchers.watch` has to say. It
-ends when the ranks have ended, whichever way they did, and removes the board. It does not import torch.
+Local rank 0 starts it. It prints a report when a rank fails, and the reports of :mod:`drivetrain.launchers.watch`. When
+all ranks have ended, for whatever reason, it removes the board and ends. It does not import torch.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from drivetrain.launchers.folder import hold
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.25
-_LAST_WORDS_S = 1.0  # for the other ranks to write why they fail too
+_LAST_WORDS_S = 1.0  # seconds for the other ranks to write why they fail too
 _START = "import sys; sys.path.insert(0, {root!r}); from drivetrain.launchers.watcher import main; main({folder!r})"
 
 
 def start(folder: Path) -> None:
-    """Start the process, in a rank; Linux only. What this process was started with, such as its output, it shares.
+    """Start the process, in a rank; Linux only. It shares the rank's output.
 
-    It is in a session of its own from the beginning: a launcher that ends a rank signals the rank's whole group.
+    It has its own session from the beginning: a launcher that ends a rank signals the rank's whole process group.
     """
     root = str(Path(__file__).parents[2])
     command = [sys.executable, "-I", "-c", _START.format(root=root, folder=str(folder))]
@@ -48,9 +48,9 @@ def main(folder: str) -> None:
 
 
 def _close_inherited() -> None:
-    """Close what the rank that started this process has open, except its output.
+    """Close the file descriptors inherited from the rank that started this process, except its output.
 
-    Its connections to other ranks are among it. They must close when the rank ends, or the others wait for it.
+    They include its connections to other ranks. These must close when the rank ends, otherwise the others wait for it.
     """
     for end in map(int, os.listdir("/proc/self/fd")):
         if end > 2:
@@ -59,7 +59,7 @@ def _close_inherited() -> None:
 
 
 def _ignore_signals() -> None:
-    """Ignore what a terminal or a launcher sends: this process ends when the ranks have ended."""
+    """Ignore signals from a terminal or a launcher: this process ends when the ranks have ended."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -68,16 +68,16 @@ def _ignore_signals() -> None:
 
 
 class _Ranks:
-    """The ranks of this machine, which are no children of this process.
+    """The ranks of this machine, which are not children of this process.
 
     Args:
-        board: of the job; a rank that has joined has written its process there.
+        board: the board of the job; each rank that has joined has written its process id there.
     """
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._running: dict[int, int] = {}  # by local rank, what becomes readable when the process ends
-        self._ended: list[int] = []  # local ranks in the order in which they were seen to have ended
+        self._running: dict[int, int] = {}  # by local rank, a file descriptor that is readable when the process ends
+        self._ended: list[int] = []  # local ranks in the order in which their end was detected
         self._watch = Watch(board)
 
     def watch(self) -> None:
@@ -117,7 +117,7 @@ class _Ranks:
                     self._ended.append(rank)
 
     def _failed(self) -> list[int]:
-        """Return the local ranks that have ended by an exception, or inside of a run without one."""
+        """Return the local ranks that have ended with an exception, or inside a run without one."""
         folder, board = self._board.folder, self._board
         return [each for each in self._ended if (folder / f"{each}.failure").exists() or board.words(each)[STALL]]
 
@@ -125,7 +125,7 @@ class _Ranks:
         failures = {each: found for each in failed if (found := read_failure(self._board.folder, each))}
         own = [each for each in failures if not failures[each].follows]
         silent = [each for each in failed if each not in failures]
-        if not own:  # the others may follow one that has ended without an error
+        if not own:  # their failures may follow from a rank that has ended without an error
             silent += [each for each in self._ended if each not in failed and self._board.left_its_run(each)]
         if own or not silent:
             rank = min(own or failures, key=lambda each: failures[each].when)
@@ -144,8 +144,9 @@ class _Ranks:
 
 
 def can_watch() -> bool:
-    """Return whether this system has what the process needs, and it lives on when this rank has ended."""
-    if "drivetrain.launchers._ray_actor" in sys.modules:  # Ray kills what a rank has started, together with it
+    """Return whether this system supports the process, and it can outlive this rank."""
+    # Ray kills a rank together with the processes that it has started
+    if "drivetrain.launchers._ray_actor" in sys.modules:
         return False
     return sys.platform == "linux" and hasattr(os, "pidfd_open") and bool(sys.executable)
 

@@ -1,4 +1,4 @@
-"""torch_xla starts a process for each device of this machine."""
+"""Replicas that torch_xla starts, one for each device of this machine."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each
 _METHOD = "fork"
 _PROBE_S = 10.0
 _LOOK_EVERY_S = 0.2
-_ECHO_S = 1.0  # when an exchange breaks in one replica, the one that broke it is about to report
+_ECHO_S = 1.0  # when a replica loses its connection, the replica that caused it reports within this time
 
-# By folder, what the copies find in their memory; the number is that of torch's threads in each.
+# The calls for the forks, by folder, with the number of torch's threads.
 _calls: dict[str, tuple[child.Sealed[ProcessState], child.Sealed[child.Call], int | None]] = {}
 
 
 class XLALauncher(Launcher):
-    """Replicas that ``xmp.spawn`` starts, as copies of this process; this one only waits, and is no replica.
+    """Replicas that ``xmp.spawn`` forks from this process; this process only waits, and is not a replica.
 
-    Each replica gets the environment variables that say who it is (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``,
-    ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``), by torch_xla's numbers, its share of the processors as ``OMP_NUM_THREADS``
-    where that is not set, and this process's random state. What rank 0 of this machine returns comes back as a copy. It
-    may be called again and again. With one device nothing is started: this process is the replica.
+    Each replica gets the environment variables with its rank (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``,
+    ``LOCAL_WORLD_SIZE``), from torch_xla's numbers, its share of the processors as ``OMP_NUM_THREADS`` unless that is
+    set, and this process's random state. The result is a copy of that of this machine's rank 0. It can be called
+    repeatedly. With one device nothing is started: this process is the replica.
 
     Raises:
-        ConfigurationError: torch_xla's runtime has started in this process, and the devices belong to it; or torch has
-            used its threads here, which a copy does not have.
+        ConfigurationError: torch_xla's runtime has started in this process and owns the devices; or torch has used its
+            threads here, which a fork does not have.
         LaunchError: a replica failed.
     """
 
     is_interactive_compatible = True
     leaves_one_here = True
-    endings: ClassVar = {"xla": ()}  # "ddp_xla" would mean nothing
+    endings: ClassVar = {"xla": ()}  # there is no "ddp_xla"
 
     @classmethod
     def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
@@ -89,7 +89,7 @@ class XLALauncher(Launcher):
         check_fork(threads, _PROBE_S)
 
     def _explain(self, folder: Path, error: BaseException) -> None:
-        """Raise what has happened in a replica, if one has reported it."""
+        """Raise the failure of a replica, if one has reported it."""
         failed = {int(path.stem): read_failure(folder, int(path.stem)) for path in folder.glob("*.failure")}
         reported = {rank: failure for rank, failure in failed.items() if failure is not None}
         if not reported:
@@ -103,7 +103,7 @@ class XLALauncher(Launcher):
 
 
 def _replica(ordinal: int, folder: str) -> None:
-    """Run the call that this process, a copy, has found in memory."""
+    """Run the call that this process, a fork, has found in memory."""
     from torch_xla import runtime
 
     local_rank = int(runtime.local_ordinal())
@@ -130,7 +130,7 @@ def _refuse_threads(count: int) -> None:
 
 @contextmanager
 def _kills_the_others(folder: Path) -> Iterator[None]:
-    """A context that ends all replicas soon after one has failed: they would wait for it."""
+    """Context that ends all replicas soon after one has failed, because they would wait for it."""
     done = threading.Event()
 
     def watch() -> None:

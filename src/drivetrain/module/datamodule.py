@@ -1,4 +1,4 @@
-"""LightningDataModule: where the data of a run comes from, apart from the model."""
+"""LightningDataModule: the data of a run, separate from the model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
-    """The data of a run, apart from the model: download, split, loaders.
+    """The data of a run, separate from the model: download, split, loaders.
 
-    Override what you need: ``prepare_data`` (one process), ``setup`` (every process), the loaders, the transfer
-    hooks, ``teardown``. A loader or transfer hook defined here wins over the module's.
+    Override what you need: ``prepare_data`` (one process), ``setup`` (every process), the loaders, the transfer hooks,
+    ``teardown``. A loader or transfer hook of the datamodule takes precedence over the module's.
     """
 
     CHECKPOINT_HYPER_PARAMS_KEY = "datamodule_hyper_parameters"
@@ -33,11 +33,11 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
     trainer: Trainer | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that a checkpoint saves of the data module."""
+        """Return the data module's state for a checkpoint."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore a result of :meth:`state_dict`."""
 
     @classmethod
     def from_datasets(
@@ -71,12 +71,12 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
             return DataLoader(dataset, batch_size, shuffle=draws, num_workers=num_workers)
 
         for name, dataset in datasets.items():
-            if dataset is not None:  # on the instance, where the Trainer sees it as an override
+            if dataset is not None:  # on the instance, where the Trainer treats it as an override
                 setattr(module, f"{name}_dataloader", partial(loaders, dataset, name == "train"))
         return module
 
     def on_exception(self, exception: BaseException) -> None:
-        """The run ends by ``exception``."""
+        """Called when the run ends with ``exception``."""
 
     def __str__(self) -> str:
         lines = [f"{name}: {_described(getattr(self, name))}" for name in _HOOKS if overrides(self, name, DataHooks)]
@@ -87,16 +87,16 @@ _HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_data
 
 
 def _described(hook: Callable[[], Any]) -> str:
-    """Return the loaders that ``hook`` gives, with the number of their samples."""
+    """Return a description of the loaders from ``hook``, with their number of samples."""
     try:
         given = hook()
-    except Exception as error:  # setup has not run, for example
+    except Exception as error:  # for example because setup has not run
         return f"not there yet ({type(error).__name__}: {error})"
     return str(map_leaves(_size, given)) if isinstance(given, (list, tuple, Mapping)) else _size(given)
 
 
 class _Shown(str):
-    """A text that is printed without quotes inside of a list."""
+    """A text that is printed without quotes inside a list."""
 
     __repr__ = str.__str__
 

@@ -1,4 +1,4 @@
-"""What ``self.trainer`` is in a module that an Engine has set up."""
+"""The object ``self.trainer`` of a module that an Engine has set up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class EngineAsTrainer:
-    """The part of a Trainer's attributes that an Engine has too: ranks, device, strategy, loggers, callbacks.
+    """The attributes of a Trainer that an Engine has too: ranks, device, strategy, loggers, callbacks.
 
     Args:
         engine: the Engine that has set up the module.
@@ -17,7 +17,7 @@ class EngineAsTrainer:
 
     def __getattr__(self, name: str) -> Any:
         if name == "_engine":
-            raise AttributeError(name)  # not there yet while this object is being copied
+            raise AttributeError(name)  # missing while this object is being copied
         try:
             return getattr(self._engine, name)
         except AttributeError:

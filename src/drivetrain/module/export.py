@@ -1,4 +1,4 @@
-"""Export a module to ONNX, TorchScript and TensorRT; run a trial pass through it."""
+"""Export a module to ONNX, TorchScript and TensorRT; run a trial pass of it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class ExportMixin:
-    """Gives a module its exports. Each runs ``forward`` in evaluation mode and without gradients.
+    """Gives a module its export methods. Each runs ``forward`` in evaluation mode and without gradients.
 
-    What is exported knows no Trainer: ``self.trainer`` is ``None`` in ``forward`` there. Afterwards the module is as
-    it was, with the mode of every submodule. A file is written under another name first, so that a failure leaves an
-    older one whole; missing folders are made.
+    An exported model has no Trainer: ``self.trainer`` is ``None`` in its ``forward``. Afterwards the module is
+    unchanged, including the mode of every submodule. A file is first written under another name, so that a failure
+    keeps an older one; missing folders are created.
     """
 
     example_input_array: Any = None
@@ -43,9 +43,9 @@ class ExportMixin:
         """Return the model as ONNX.
 
         Args:
-            file_path: where to write it; large weights may go into a file beside it. Or a file that is open for
-                writing, such as ``io.BytesIO()``.
-            input_sample: the inputs, as :attr:`example_input_array`, which is the default.
+            file_path: the path; large weights may go into a file beside it. Or a file object open for writing, such as
+                ``io.BytesIO()``.
+            input_sample: the inputs, in the form of :attr:`example_input_array`, which is the default.
             **kwargs: for ``torch.onnx.export``, such as ``dynamic_shapes`` or ``opset_version``.
 
         Returns:
@@ -57,7 +57,7 @@ class ExportMixin:
         args, kwarg_inputs = _inputs(self, input_sample, "to_onnx", "input_sample")
         _require("to_onnx", *(["onnx", "onnxscript"] if kwargs.get("dynamo", True) else ["onnx"]))
         if file_path is not None and not isinstance(file_path, (str, Path)):
-            kwargs.setdefault("external_data", False)  # all goes into the one file
+            kwargs.setdefault("external_data", False)  # everything is written to the one file
         with _exportable(self) as model, _target(file_path) as target:
             return torch.onnx.export(model, args, target, kwargs=kwarg_inputs or None, **kwargs)
 
@@ -68,12 +68,12 @@ class ExportMixin:
         example_inputs: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Return the model as TorchScript, which torch itself advises against by a DeprecationWarning.
+        """Return the model as TorchScript; torch deprecates this with a DeprecationWarning.
 
         Args:
-            file_path: where to write it.
-            method: "script" compiles ``forward`` and what it calls; "trace" records one run of it.
-            example_inputs: the inputs to trace with, as :attr:`example_input_array`, which is the default.
+            file_path: the path of the file.
+            method: "script" compiles ``forward`` and the functions that it calls; "trace" records one run of it.
+            example_inputs: the inputs to trace with, in the form of :attr:`example_input_array`, which is the default.
             **kwargs: for ``torch.jit.script`` or ``torch.jit.trace``.
 
         Returns:
@@ -105,14 +105,15 @@ class ExportMixin:
         retrace: bool = False,
         **compile_kwargs: Any,
     ) -> Any:
-        """Return the model compiled by TensorRT; the module must lie on a device that TensorRT knows.
+        """Return the model compiled by TensorRT; the module must be on a device that TensorRT supports.
 
         Args:
-            file_path: where to write it.
-            input_sample: the inputs, as :attr:`example_input_array`, which is the default.
-            ir: how the model is read: "default", "dynamo" or "ts".
-            output_format: what to write: "exported_program" or "torchscript". With ``ir="ts"`` always the latter.
-            retrace: export the compiled graph once more while it is written.
+            file_path: the path of the file.
+            input_sample: the inputs, in the form of :attr:`example_input_array`, which is the default.
+            ir: how the model is captured: "default", "dynamo" or "ts".
+            output_format: the file format: "exported_program" or "torchscript". With ``ir="ts"`` it is always the
+                latter.
+            retrace: export the compiled graph once more when it is written.
             **compile_kwargs: for ``torch_tensorrt.compile``.
 
         Returns:
@@ -135,7 +136,7 @@ class ExportMixin:
 
 
 def _inputs(module: Any, sample: Any, method: str, argument: str) -> Arguments:
-    """Return ``sample`` or the module's own, on its device."""
+    """Return ``sample`` or the module's own example, on its device."""
     sample = module.example_input_array if sample is None else sample
     if sample is None:
         raise ConfigurationError(
@@ -163,7 +164,7 @@ def _require(method: str, *packages: str) -> None:
 
 @contextmanager
 def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
-    """:func:`_replacing`, and for an open file: yield another path, whose content is written there at the end."""
+    """Do :func:`_replacing`; for an open file, yield another path, whose content is written to it at the end."""
     if given is None or isinstance(given, (str, Path)):
         with _replacing(given) as path:
             yield path
@@ -180,10 +181,10 @@ def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
 
 @contextmanager
 def _replacing(path: str | Path | None) -> Iterator[str | None]:
-    """Yield where to write; when the block ends well, move what was written there, and beside it, to ``path``.
+    """Yield a temporary path; after success, move the files written there, and beside it, to ``path``.
 
     Raises:
-        OSError: no file can be at ``path``, because there is a folder, a pipe or a device.
+        OSError: ``path`` is a folder, a pipe or a device.
     """
     if path is None:
         yield None
@@ -193,29 +194,30 @@ def _replacing(path: str | Path | None) -> Iterator[str | None]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
         yield os.path.join(folder, target.name)
-        for written in sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name):  # itself comes last
+        # the file itself comes last
+        for written in sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name):
             files.move(written, target.parent / written.name)
 
 
-# ---- a pass that leaves no trace -------------------------------------------------------------------------------------
+# ---- a pass without lasting effects ----------------------------------------------------------------------------------
 
 
 @contextmanager
 def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
-    """Context in which ``module`` is in evaluation mode and without gradients, and what it logs goes nowhere.
+    """Context in which ``module`` is in evaluation mode and without gradients, and its logging is discarded.
 
-    Afterwards every submodule has its own mode, and every random generator its state, also after an exception.
+    Afterwards every submodule has its own mode, and every random generator its earlier state, also after an exception.
 
     Args:
-        module: what is to be run.
-        draws: the random generators are left as the block used them.
+        module: the module to run.
+        draws: keep the random generators' new states instead.
     """
     parts = list(module.modules())
     modes = [part.training for part in parts]
     with nullcontext() if draws else isolate_rng(), torch.no_grad(), without_logging(module):
         try:
             for part in parts:
-                part.training = False  # not eval(): other effects of a user's train() could not be undone
+                part.training = False  # not eval(): a user's train() may have other effects, which could not be undone
             yield
         finally:
             for part, mode in zip(parts, modes, strict=True):
@@ -224,7 +226,7 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
 
 @contextmanager
 def without_logging(module: nn.Module) -> Iterator[None]:
-    """Context in which what ``module`` and the modules in it log is discarded."""
+    """Context in which logging by ``module`` and its submodules is discarded."""
     books = {part: part.__dict__["_book"] for part in module.modules() if "_book" in part.__dict__}
     for part in books:
         part.__dict__["_book"] = _NoBook()
@@ -237,17 +239,17 @@ def without_logging(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> Iterator[Arguments | None]:
-    """Context in which ``forward`` may be run :func:`undisturbed`, in the precision of the module's run if it has one.
+    """Context for running ``forward`` :func:`undisturbed`, in the precision of the module's run if it has one.
 
     Args:
-        module: what is to be run; need not be a LightningModule.
-        sample: the inputs, as ``example_input_array``, which is the default.
-        draws: the random generators are left as the block used them.
+        module: the module to run; need not be a LightningModule.
+        sample: the inputs, in the form of ``example_input_array``, which is the default.
+        draws: keep the random generators' new states instead.
 
     Yields:
-        A copy of the inputs on the module's device; ``None`` if there are none, and then nothing was done.
+        A copy of the inputs on the module's device; ``None`` if there are none, and then nothing was changed.
     """
-    # Not read yet: a property of a user's class may draw random numbers.
+    # Not read yet, because a property of a user's class may draw random numbers.
     if sample is None and inspect.getattr_static(module, "example_input_array", None) is None:
         yield None
         return
@@ -265,7 +267,7 @@ def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> 
 
 
 class _NoBook:
-    """Stands for a logbook, and for each entry in it: takes whatever is logged and keeps nothing."""
+    """Replaces a logbook and its entries: accepts all logged values and keeps none."""
 
     scope = None
 
@@ -276,23 +278,23 @@ class _NoBook:
         pass
 
 
-# ---- what exporters are shown ----------------------------------------------------------------------------------------
+# ---- the module for exporters ----------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _exportable(module: Any) -> Iterator[nn.Module]:
-    """``module`` without its run, in evaluation mode, for the block."""
+    """Context that yields ``module`` without its run, in evaluation mode."""
     with undisturbed(module):
         yield detached(module)
 
 
 def detached(module: nn.Module) -> nn.Module:
-    """Return ``module`` with the same parameters and no run; it is not changed."""
+    """Return a copy of ``module`` with the same parameters and without its run."""
     return _detached(module, {})
 
 
 class _Unregistered:
-    """Keeps what classes do with their subclasses, such as listing them, from happening to those made here."""
+    """Prevents the side effects of subclassing, such as registration, for the classes created here."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         pass
@@ -300,10 +302,10 @@ class _Unregistered:
 
 @functools.cache
 def _detached_class(cls: type[Any]) -> tuple[type[Any], frozenset[str]]:
-    """Return a subclass of ``cls`` that TorchScript can inspect, and the names that this package gives its instances.
+    """Return a subclass of ``cls`` that TorchScript can inspect, and the names that this package sets on its instances.
 
-    TorchScript reads every attribute, so ``trainer`` must not raise; and it compiles every property that it is not
-    told to leave alone.
+    TorchScript reads every attribute, so ``trainer`` must not raise; and it compiles every property unless told to
+    ignore it.
     """
     ours = [base for base in cls.__mro__ if base.__module__.startswith("drivetrain.")]
     properties = [
@@ -324,11 +326,11 @@ def _detached_class(cls: type[Any]) -> tuple[type[Any], frozenset[str]]:
 
 
 def _detached(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
-    """``module`` with the same parameters and no run, and so for each such module inside; others are taken as they are.
+    """Return a copy of ``module`` with the same parameters and without its run; submodules of this kind are copied too.
 
     Args:
-        module: where to begin; it is not changed.
-        made: what was made so far, by the id of the original, so that a module in two places stays one.
+        module: the outermost module; it is not changed.
+        made: the copies made so far, by the id of the original, so that a shared submodule stays shared.
     """
     if id(module) in made:
         return made[id(module)]

@@ -1,6 +1,6 @@
-"""Checkpoints of trainable weights only: which weights are frozen, and whether a module has the same ones.
+"""Checkpoints of trainable weights only: which weights are frozen, and whether a module has the same frozen weights.
 
-Such a checkpoint holds, for each frozen parameter, a fingerprint: its shape, its type and a digest of its bytes.
+For each frozen parameter, such a checkpoint contains a fingerprint: its shape, its dtype and a digest of its bytes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[Any, dict[str, Any]]]] = We
 
 
 def frozen_parameters(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Tensor]:
-    """Return the parameters that nothing trains, by their names in a state dict.
+    """Return the parameters that are not trained, by their names in a state dict.
 
-    A parameter that an optimizer has is trained, also while its ``requires_grad`` is off.
+    An optimizer's parameter counts as trained even while its ``requires_grad`` is off.
     """
     stepped = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
     named = plain_names(dict(module.named_parameters(remove_duplicate=False)))
@@ -44,7 +44,7 @@ def without_frozen(
     """Return ``state`` without the frozen parameters of ``module``, and their fingerprints.
 
     Raises:
-        CheckpointError: ``state`` holds shards.
+        CheckpointError: ``state`` contains shards.
     """
     frozen = {name: each for name, each in frozen_parameters(module, optimizers).items() if name in state}
     if module not in _KNOWN:
@@ -66,7 +66,7 @@ def without_frozen(
 
 
 def _say_what_stays(module: nn.Module, frozen: Collection[str]) -> None:
-    """Log which parameters that require no gradient are saved all the same; an optimizer that got all has them."""
+    """Log which parameters without gradients are saved anyway, because an optimizer has them."""
     named = plain_names(dict(module.named_parameters(remove_duplicate=False)))
     stay = [name for name, each in named.items() if not each.requires_grad and name not in frozen]
     if stay:
@@ -77,7 +77,7 @@ def _say_what_stays(module: nn.Module, frozen: Collection[str]) -> None:
 
 
 def fingerprint(tensor: Tensor) -> dict[str, Any]:
-    """Return shape, type and a digest of the bytes of ``tensor``."""
+    """Return shape, dtype and a digest of the bytes of ``tensor``."""
     host = tensor.detach().cpu().contiguous()
     digest = hashlib.sha256()
     if host.numel():
@@ -86,18 +86,18 @@ def fingerprint(tensor: Tensor) -> dict[str, Any]:
 
 
 def check_base(module: nn.Module, checkpoint: Mapping[str, Any], strict: bool) -> bool:
-    """Check that ``module`` has the frozen weights that a checkpoint was trained on.
+    """Check that ``module`` has the frozen weights with which a checkpoint was trained.
 
     Args:
-        module: with its base loaded.
-        checkpoint: any.
-        strict: whether the other names must be exactly those of the module.
+        module: a module with its base weights loaded.
+        checkpoint: any checkpoint.
+        strict: whether the other names must be exactly the module's.
 
     Returns:
-        Whether the rest is to be loaded strictly: a checkpoint of trainable weights lacks names.
+        Whether to load the rest strictly: a checkpoint of trainable weights lacks names.
 
     Raises:
-        CheckpointError: the base differs, or other names do.
+        CheckpointError: the base weights or other names differ.
     """
     if FINGERPRINTS not in checkpoint:
         return strict

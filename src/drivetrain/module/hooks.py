@@ -1,6 +1,6 @@
-"""The hooks a module and a datamodule may override, where logging is allowed, and the table that calls them.
+"""The hooks of modules and datamodules, the hooks that may log, and the table that calls them.
 
-The table is built when a run starts: for each hook, the bound methods of all that override it. A hook that nothing
+The table is built when a run starts: for each hook, the bound methods of all objects that override it. A hook without
 overrides is an empty tuple, so it costs an empty ``for`` in a step.
 """
 
@@ -47,7 +47,9 @@ LOG_RULES: dict[str, LogRule] = {
 
 
 def serves_former_hook(module: Any) -> bool:
-    """In a program written for Lightning, let ``configure_sharded_model`` do the work of ``configure_model``."""
+    """Make ``configure_sharded_model`` replace ``configure_model`` in a program written for Lightning; return whether
+    it does.
+    """
     name = type(module).__name__
     served = lightning_deprecation(
         f"{name}.configure_sharded_model is the former name of the hook configure_model. Rename it."
@@ -66,19 +68,19 @@ def _not_defined(owner: Any, hook: str) -> HookError:
 
 
 class DataHooks:
-    """Hooks shared by LightningModule and LightningDataModule: where data comes from and how it travels."""
+    """Hooks shared by LightningModule and LightningDataModule: loaders and the transfer of batches."""
 
     prepare_data_per_node: bool = True
     """Whether :meth:`prepare_data` runs once per node, or once in the whole job."""
 
     def prepare_data(self) -> None:
-        """Download or write what the run needs; one process does it. Do not set attributes here."""
+        """Download or write the run's data; one process does it. Do not set attributes here."""
 
     def setup(self, stage: str) -> None:
-        """Build datasets for ``stage`` ("fit", "validate", "test", "predict"); every process calls it."""
+        """Create datasets for ``stage`` ("fit", "validate", "test", "predict"); every process calls it."""
 
     def teardown(self, stage: str) -> None:
-        """``stage`` has ended without an exception."""
+        """Called when ``stage`` has ended without an exception."""
 
     def train_dataloader(self) -> Any:
         """Return the training loader."""
@@ -89,7 +91,7 @@ class DataHooks:
         raise _not_defined(self, "val_dataloader")
 
     def test_dataloader(self) -> Any:
-        """The test loader, or a list of them."""
+        """Return the test loader, or a list of them."""
         raise _not_defined(self, "test_dataloader")
 
     def predict_dataloader(self) -> Any:
@@ -97,11 +99,11 @@ class DataHooks:
         raise _not_defined(self, "predict_dataloader")
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Change the batch on the host, before it moves."""
+        """Change the batch on the host, before it is moved."""
         return batch
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move the batch; by default every tensor in the tree, and every leaf that has ``.to``.
+        """Move the batch; by default every tensor in the tree, and every leaf with a method ``to``.
 
         Returns:
             The batch on the device; ``None`` if it was moved in place.
@@ -117,111 +119,111 @@ class ModelHooks:
     """The hooks of a LightningModule. By default they do nothing, unless their docstring says otherwise."""
 
     def on_fit_start(self) -> None:
-        """The model is on the device and the optimizers exist."""
+        """Called when the model is on the device and the optimizers exist."""
 
     def on_fit_end(self) -> None:
-        """Training is over and the strategy is torn down."""
+        """Called when training is over and the strategy is torn down."""
 
     def on_train_start(self) -> None:
-        """The first epoch is about to begin."""
+        """Called before the first epoch."""
 
     def on_train_end(self) -> None:
-        """The last epoch has ended."""
+        """Called after the last epoch."""
 
     def on_train_epoch_start(self) -> None:
-        """A training epoch begins; the loader's iterator does not exist yet."""
+        """Called when a training epoch begins, before the loader's iterator is created."""
 
     def on_train_epoch_end(self) -> None:
-        """A training epoch has ended; values logged here are seen by the monitoring callbacks."""
+        """Called when a training epoch has ended; callbacks with a monitored value see values logged here."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-        """A training batch is on the device. Return -1 to skip the rest of the epoch."""
+        """Called when a training batch is on the device. Return -1 to skip the rest of the epoch."""
         return None
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """A training batch is done; ``outputs`` as for ``Callback.on_train_batch_end``."""
+        """Called after a training batch; ``outputs`` as for ``Callback.on_train_batch_end``."""
 
     def on_validation_start(self) -> None:
-        """Validation begins; the module is in evaluation mode."""
+        """Called when validation begins; the module is in evaluation mode."""
 
     def on_validation_end(self) -> None:
-        """Validation has ended and its metrics are logged."""
+        """Called when validation has ended and its metrics are logged."""
 
     def on_validation_epoch_start(self) -> None:
-        """The pass over the validation loaders begins."""
+        """Called before the pass over the validation loaders."""
 
     def on_validation_epoch_end(self) -> None:
-        """The pass over the validation loaders has ended; its values may still be logged here."""
+        """Called after the pass over the validation loaders; its values may still be logged here."""
 
     def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """A validation batch is on the device."""
+        """Called when a validation batch is on the device."""
 
     def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """A validation batch is done."""
+        """Called after a validation batch."""
 
     def on_test_start(self) -> None:
-        """Testing begins; the module is in evaluation mode."""
+        """Called when testing begins; the module is in evaluation mode."""
 
     def on_test_end(self) -> None:
-        """Testing has ended and its metrics are logged."""
+        """Called when testing has ended and its metrics are logged."""
 
     def on_test_epoch_start(self) -> None:
-        """The pass over the test loaders begins."""
+        """Called before the pass over the test loaders."""
 
     def on_test_epoch_end(self) -> None:
-        """The pass over the test loaders has ended; its values may still be logged here."""
+        """Called after the pass over the test loaders; its values may still be logged here."""
 
     def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """A test batch is on the device."""
+        """Called when a test batch is on the device."""
 
     def on_test_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """A test batch is done."""
+        """Called after a test batch."""
 
     def on_predict_start(self) -> None:
-        """Prediction begins; the module is in evaluation mode."""
+        """Called when prediction begins; the module is in evaluation mode."""
 
     def on_predict_end(self) -> None:
-        """Prediction has ended."""
+        """Called when prediction has ended."""
 
     def on_predict_epoch_start(self) -> None:
-        """The pass over the prediction loaders begins."""
+        """Called before the pass over the prediction loaders."""
 
     def on_predict_epoch_end(self) -> None:
-        """The pass over the prediction loaders has ended."""
+        """Called after the pass over the prediction loaders."""
 
     def on_predict_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """A prediction batch is on the device."""
+        """Called when a prediction batch is on the device."""
 
     def on_predict_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """A prediction batch is done."""
+        """Called after a prediction batch."""
 
     def on_validation_model_train(self) -> None:
-        """Called after validation only if overridden; otherwise every submodule gets back the mode it had."""
+        """Called after validation only if overridden; otherwise every submodule's mode is restored."""
 
     def on_test_model_train(self) -> None:
-        """Called after testing only if overridden; otherwise every submodule gets back the mode it had."""
+        """Called after testing only if overridden; otherwise every submodule's mode is restored."""
 
     def on_before_zero_grad(self, optimizer: Optimizer) -> None:
-        """The gradients of the last window are about to be cleared, after this window's first ``training_step``."""
+        """Called before the gradients of the last window are cleared, after this window's first ``training_step``."""
 
     def on_before_backward(self, loss: Tensor) -> None:
-        """``loss``, divided by the number of accumulated batches, is about to be differentiated."""
+        """Called before the backward pass of ``loss``, which is divided by the number of accumulated batches."""
 
     def on_after_backward(self) -> None:
-        """The gradients of this batch have been added."""
+        """Called when the gradients of this batch have been added."""
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """The gradients are complete, in their true scale and not clipped yet: inspect norms here."""
+        """Called when the gradients are complete, unscaled and not yet clipped: inspect norms here."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """``checkpoint`` is complete but not written: add to it or change it."""
+        """Called when ``checkpoint`` is complete but not written: add to it or change it."""
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """``checkpoint`` was read; the module has not taken its weights yet."""
+        """Called when ``checkpoint`` was read, before the module loads its weights."""
 
 
 class HookParty(Protocol):
-    """What the loops know of a callback; the contract is :class:`drivetrain.callback.Callback`."""
+    """The members of a callback that the loops use; the contract is :class:`drivetrain.callback.Callback`."""
 
     position: Literal["first", "any", "last"]
     monitors: bool
@@ -237,26 +239,26 @@ class HookParty(Protocol):
 class HookTable:
     """The hooks of one run, each bound to the callbacks, module and strategy that override it.
 
-    Order: callbacks as listed, the module, the strategy. At ``on_train_epoch_end`` the callbacks that
-    monitor metrics come after the module, so that they see what it logs there. Those that save come after it also at
-    ``on_train_batch_end`` and ``on_validation_end``: what the module still did there would be missing in the file.
+    Order: callbacks as listed, the module, the strategy. At ``on_train_epoch_end`` the callbacks with a monitored value
+    come after the module, so that they see the values that it logs there. Callbacks that save come after it also at
+    ``on_train_batch_end`` and ``on_validation_end``, so that the file contains the module's changes there.
 
     Attributes:
-        spans: puts the actions of a profiler around hooks: a :class:`drivetrain.loops.spans.Spans`; ``None`` without.
-        completes: hooks in which an exception is raised only after all parties were called. In a fit with a callback
-            that saves on exceptions these are the hooks that end a batch, a validation or an epoch: the checkpoint is
-            then of a moment at which all parties have seen that end, and a resumed run need not repeat it.
-        observers: objects that look at the run and change nothing of it. One that has a method of a hook's name is
-            called, without arguments, after all parties of that hook, outside of steps. They are also called in phases
-            that have no hook: ``nothing_trained``, ``window_without_step(output)``, ``before_validation`` (of a fit),
-            ``batches_ended`` and ``epoch_closed`` (of an epoch of training, before its end hooks and after all of it),
-            ``values_left(rows)`` and ``logged_nan(names, step)`` (of the log), ``results_agreed(stage)``.
+        spans: measures hooks as actions of a profiler: a :class:`drivetrain.loops.spans.Spans`; ``None`` without one.
+        completes: hooks in which an exception is raised only after all overrides were called. In a fit with a callback
+            that saves on exceptions these are the hooks that end a batch, a validation or an epoch: in the checkpoint
+            all of them have then run, and a resumed run need not repeat them.
+        observers: objects that observe the run without changing it. A method with the name of a hook is called, without
+            arguments, after all overrides of that hook, outside steps. Observers are also called in phases without a
+            hook: ``nothing_trained``, ``window_without_step(output)``, ``before_validation`` (in a fit),
+            ``batches_ended`` and ``epoch_closed`` (before a training epoch's end hooks, and after the epoch is
+            complete), ``values_left(rows)`` and ``logged_nan(names, step)`` (of the log), ``results_agreed(stage)``.
 
     Args:
         trainer, module, callbacks, strategy: the parties; callbacks get ``(trainer, module)`` first.
         bases: the classes whose methods count as "not overridden": of the module, of callbacks; and the class of the
             callbacks that save.
-        book: told which hook is running, so that ``self.log`` knows its defaults.
+        book: gets the running hook, which determines the defaults of ``self.log``.
     """
 
     def __init__(
@@ -283,7 +285,7 @@ class HookTable:
         return self._book.scope_for(_group(hook), hook, LOG_RULES.get(hook), dataloader_idx)
 
     def stateful_callbacks(self) -> list[HookParty]:
-        """Return the callbacks that have a state, without those that save: their states describe files."""
+        """Return the callbacks with a state, except those that save: their states describe files."""
         return [
             callback
             for callback in self.callbacks
@@ -291,28 +293,28 @@ class HookTable:
         ]
 
     def bind(self, hook: str, dataloader_idx: int | None = None) -> tuple[Call, ...]:
-        """Return what to call for ``hook``: nothing, or one callable that calls all overrides in order."""
+        """Return the callables for ``hook``: none, or one that calls all overrides in order."""
         before, after = self._callback_calls(hook)
-        if after and hook == "on_train_epoch_end":  # they judge by what the module has logged in this very hook
+        if after and hook == "on_train_epoch_end":  # they use values that the module logs in this hook
             after = [lambda *_: self._book.agree_on_epoch("train"), *after]
         calls = [*before, *self._module_calls(hook), *after, *self._strategy_calls(hook)]
         bound = (self._scoped(hook, calls, dataloader_idx),) if calls else ()
         return bound if self.spans is None else cast("tuple[Call, ...]", self.spans.around(hook, bound))
 
     def bind_callbacks(self, hook: str) -> tuple[Call, ...]:
-        """Return the callbacks' part of ``hook`` alone."""
+        """Return only the callbacks' overrides of ``hook``."""
         before, after = self._callback_calls(hook)
         return (self._scoped(hook, [*before, *after]),) if before or after else ()
 
     def bind_method(self, name: str) -> Call | None:
-        """Return the module's own ``name`` if it is overridden; it logs as that hook."""
+        """Return the module's method ``name`` if it is overridden; its logging belongs to that hook."""
         if not overrides(self._module, name, self._module_base):
             return None
         method = self._measured(self._module, "LightningModule", name)
         return self._book.within(self.scope(name), method)
 
     def bind_batch_start(self) -> Call | None:
-        """Return the module's ``on_train_batch_start`` and after it, unless that skips the rest, the strategy's."""
+        """Return the module's ``on_train_batch_start``, followed by the strategy's unless the first returns -1."""
         own, others = self.bind_method("on_train_batch_start"), self._strategy_calls("on_train_batch_start")
         if not others:
             return own
@@ -330,15 +332,15 @@ class HookTable:
         return next((type(owner).__name__ for owner, _ in self.overriders(name)), "")
 
     def overriders(self, name: str) -> Iterator[tuple[Any, type]]:
-        """The module and the callbacks that override ``name``, each with the base class whose method that is."""
+        """Yield the module and the callbacks that override ``name``, each with the base class that defines it."""
         parties = [(self._module, self._module_base), *((each, self._callback_base) for each in self.callbacks)]
         return (pair for pair in parties if hasattr(pair[1], name) and overrides(pair[0], name, pair[1]))
 
     def check_takes_index(self, word: str) -> None:
-        """Check that the hooks around each batch take ``dataloader_idx``, because there are several loaders.
+        """Check that the hooks around each batch accept ``dataloader_idx``, because there are several loaders.
 
         Args:
-            word: in the names of the hooks: "validation", "test" or "predict".
+            word: the stage in the hooks' names: "validation", "test" or "predict".
 
         Raises:
             ConfigurationError: one does not.
@@ -356,7 +358,7 @@ class HookTable:
                     ) from None
 
     def call(self, hook: str, *args: Any) -> None:
-        """Bind and call at once, for hooks outside of the step."""
+        """Bind and call a hook, outside of the step."""
         for bound in self.bind(hook):
             bound(*args)
         self.notify(hook)
@@ -367,11 +369,11 @@ class HookTable:
             observe(*args)
 
     def bind_observers(self, phase: str) -> tuple[Call, ...]:
-        """Return what :meth:`notify` calls."""
+        """Return the calls that :meth:`notify` makes."""
         return tuple(getattr(each, phase) for each in self.observers if hasattr(each, phase))
 
     def call_callbacks(self, hook: str, *args: Any) -> None:
-        """The same for the callbacks' part."""
+        """Bind and call the callbacks' overrides."""
         for bound in self.bind_callbacks(hook):
             bound(*args)
 
@@ -398,7 +400,7 @@ class HookTable:
         return [self._measured(self._strategy, "Strategy", hook)] if overrides(self._strategy, hook, Strategy) else []
 
     def _measured(self, owner: Any, kind: str, hook: str) -> Call:
-        """Return the method; with a profiler, as an action."""
+        """Return the method; with a profiler, measured as an action."""
         method: Call = getattr(owner, hook)
         return method if self.spans is None else cast("Call", self.spans.of_hook(owner, kind, hook, method))
 
@@ -410,7 +412,7 @@ class HookTable:
 
 
 def _call_all(calls: Sequence[Call], *args: Any) -> None:
-    """Call all of ``calls``, then raise the first exception that one of them raised."""
+    """Call all of ``calls``, then raise the first exception among theirs."""
     first: BaseException | None = None
     for call in calls:
         try:
@@ -432,13 +434,14 @@ def _group(hook: str) -> str:
 def bind_transfer(
     module: Any, datamodule: Any, strategy: Strategy, book: Logbook, convert: Call | None = None, spans: Any = None
 ) -> tuple[Call, Call | None]:
-    """How a batch gets to the device: ``(move, hooks)``. ``convert`` brings its numbers into the run's precision.
+    """Return how a batch is moved to the device: ``(move, hooks)``. ``convert`` converts its numbers to the run's
+    precision.
 
-    With ``spans``, a profiler sees either of them as the action "batch_to_device".
+    With ``spans``, a profiler measures either of them as the action "batch_to_device".
 
-    ``move(batch)`` may run as early as the batch is there. ``hooks(batch, dataloader_idx)`` is set instead where the
-    module or the datamodule overrides a transfer hook, or the strategy ``batch_to_device``; it must run in its
-    documented place, right before the batch's start hooks. A hook of the datamodule wins over the module's.
+    ``move(batch)`` may run as soon as the batch is fetched. If the module or the datamodule overrides a transfer hook,
+    or the strategy ``batch_to_device``, ``hooks(batch, dataloader_idx)`` is set instead; it must run at its documented
+    point, right before the batch's start hooks. A hook of the datamodule takes precedence over the module's.
     """
     device = strategy.root_device
     names = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -460,7 +463,7 @@ def bind_transfer(
     def by_hooks(batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         batch = before(batch, dataloader_idx)
         moved = transfer(batch, device, dataloader_idx)
-        return after(batch if moved is None else moved, dataloader_idx)  # None: it has moved in place
+        return after(batch if moved is None else moved, dataloader_idx)  # None: it was moved in place
 
     strategy.driver.transfer = by_hooks
     through = by_hooks if own is None else own

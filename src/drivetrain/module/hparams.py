@@ -1,4 +1,4 @@
-"""Hyperparameters of a module or a data module: collected where they are given, kept for checkpoints and loggers."""
+"""Hyperparameters of a module or a data module: collected from constructors, saved for checkpoints and loggers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean
 
-# What the __init__ that @dataclass writes finds in an argument whose default a factory is still to make.
+# The value that the generated __init__ of a @dataclass gets for an argument with a default factory.
 _FACTORY_DEFAULT: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", object())
 
 
@@ -29,7 +29,7 @@ _described: ContextVar[tuple[type, dict[str, Any]] | None] = ContextVar("describ
 
 
 class _MissingHyperparameter(AttributeError, KeyError):
-    """What is to be deleted is neither an attribute nor a key."""
+    """An attribute or key to delete that does not exist."""
 
     __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
@@ -40,19 +40,19 @@ def _no_hyperparameter(known: Mapping[Any, Any], name: str) -> str:
 
 
 class AttributeDict(dict[str, Any]):
-    """A dictionary whose keys are attributes too: ``d.lr`` is ``d["lr"]``.
+    """A dictionary with its keys as attributes: ``d.lr`` is ``d["lr"]``.
 
-    A key with the name of a method of ``dict``, such as "items", is available in brackets only. A copy by
-    ``copy.deepcopy`` shares the values that cannot be copied.
+    A key with the name of a method of ``dict``, such as "items", is available only in brackets. ``copy.deepcopy``
+    shares the values that cannot be copied.
 
     Raises:
-        AttributeError: there is no such key; the message suggests the likeliest one.
+        AttributeError: the key does not exist; the message suggests the most similar one.
     """
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
-        if name.startswith("__"):  # copy, pickle and inspect ask for many of these
+        if name.startswith("__"):  # copy, pickle and inspect read many of these
             raise AttributeError(name)
         raise AttributeError(_no_hyperparameter(self, name))
 
@@ -76,10 +76,10 @@ class AttributeDict(dict[str, Any]):
 
 
 class HyperparametersMixin:
-    """Gives a module or a data module :meth:`save_hyperparameters` and what it keeps.
+    """Gives a module or a data module :meth:`save_hyperparameters` and its attributes.
 
-    Nothing here needs ``nn.Module.__init__`` to have run: everything lies in the instance's ``__dict__``, so that it
-    is pickled and copied with the object.
+    It does not need ``nn.Module.__init__``: all values are in the instance's ``__dict__``, so that they are pickled and
+    copied with the object.
     """
 
     _hparams_name: str | None = None
@@ -99,25 +99,25 @@ class HyperparametersMixin:
         logger: bool = True,
         given_hparams: Mapping[str, Any] | None = None,
     ) -> None:
-        """Keep the arguments of ``__init__``, for checkpoints, for loggers and in :attr:`hparams`.
+        """Save the arguments of ``__init__``, for checkpoints, for loggers and in :attr:`hparams`.
 
-        Call it in ``__init__``, before or after ``super().__init__()``, or in the ``__post_init__`` of a dataclass.
-        The values are those that the arguments have when it is called. Called in the ``__init__`` of a base class it
-        sees the arguments of the derived classes too, and theirs win. Further calls add to what is kept.
+        Call it in ``__init__``, before or after ``super().__init__()``, or in the ``__post_init__`` of a dataclass. The
+        values are those that the arguments have at the call. In the ``__init__`` of a base class it also sees the
+        arguments of the derived classes, which take precedence. Further calls add to the saved values.
 
-        In an object that LightningCLI builds, the values are those of the configuration: an object among the arguments
+        For an object that LightningCLI builds, the values are those of the configuration: an argument that is an object
         is described by its ``class_path`` and ``init_args``.
 
         Args:
-            *args: nothing: every argument, ``**kwargs`` one by one, ``*args`` not at all. Names: only those. One
-                mapping, namespace or dataclass: its items, as the hyperparameters; names beside it have no effect.
-            ignore: names to leave out, and to forget if a base class has saved them.
-            frame: where to look for ``__init__``, outwards; ``None``: from the caller on.
+            *args: nothing: every argument, each entry of ``**kwargs``, but not ``*args``. Names: only those. One
+                mapping, namespace or dataclass: its items are the hyperparameters; additional names have no effect.
+            ignore: names to leave out, and to remove if a base class has saved them.
+            frame: the frame from which to search for ``__init__``, outwards; ``None``: the caller.
             logger: whether the Trainer passes them to the loggers.
-            given_hparams: the arguments, if they are known already; then no frame is inspected.
+            given_hparams: the arguments, if they are already known; then no frame is inspected.
 
         Raises:
-            ConfigurationError: an unknown name, an object of another type, more than one object, or a call outside of
+            ConfigurationError: an unknown name, an object of another type, more than one object, or a call outside
                 ``__init__`` without an object.
         """
         objects = [arg for arg in args if not isinstance(arg, str)]
@@ -137,8 +137,8 @@ class HyperparametersMixin:
                     f"{type(self).__name__} called save_hyperparameters with an object and with names, {names}. The "
                     "items of the object are saved, and names have no effect beside it. Leave them out."
                 )
-            # An object that came as an argument goes back as one when the class is built from a checkpoint; where a
-            # derived class passed it on, under the name it has there.
+            # An object that was passed as one argument is passed as one again when the class is built from a
+            # checkpoint; if a derived class passed it to its base, under the derived class's name for it.
             passed = [key for key, value in (arguments or {}).items() if value is objects[0]]
             name = passed[-1] if passed else name
         else:
@@ -164,25 +164,25 @@ class HyperparametersMixin:
         own["_log_hyperparams"] = logger
 
     def remove_ignored_hparams(self, ignore_list: list[str]) -> None:
-        """Forget the hyperparameters of these names."""
+        """Remove the hyperparameters with these names."""
         for key in ignore_list:
             self.hparams.pop(key, None)
             self.__dict__.get("_hparams_initial", {}).pop(key, None)
 
     @property
     def hparams(self) -> Any:
-        """The hyperparameters, an :class:`AttributeDict`; change them as you like (``self.hparams.lr = 1``).
+        """The hyperparameters, an :class:`AttributeDict`, which may be changed (``self.hparams.lr = 1``).
 
-        After ``save_hyperparameters(config)`` with a DictConfig of OmegaConf, they are that config.
+        After ``save_hyperparameters(config)`` with a DictConfig of OmegaConf, it is that config.
         """
         found: Any = self.__dict__.get("_hparams")
-        if found is None:  # not setdefault, which torch.compile of torch 2.9 cannot trace
+        if found is None:  # torch.compile of torch 2.9 cannot trace setdefault
             found = self.__dict__["_hparams"] = AttributeDict()
         return found
 
     @property
     def hparams_initial(self) -> AttributeDict:
-        """A copy of the hyperparameters as they were saved; modules among them are not copied."""
+        """A copy of the hyperparameters at the time of saving; modules among them are not copied."""
         return _snapshot(self.__dict__.get("_hparams_initial", {}))
 
 
@@ -193,7 +193,7 @@ def is_config(value: Any) -> bool:
 
 @contextmanager
 def described_hyperparameters(cls: type, values: dict[str, Any]) -> Iterator[None]:
-    """Context in which an object of ``cls`` that is built saves ``values`` as its hyperparameters."""
+    """Context in which a new object of ``cls`` saves ``values`` as its hyperparameters."""
     token = _described.set((cls, values))
     try:
         yield
@@ -201,11 +201,13 @@ def described_hyperparameters(cls: type, values: dict[str, Any]) -> Iterator[Non
         _described.reset(token)
 
 
-# ---- where the values come from --------------------------------------------------------------------------------------
+# ---- the source of the values ----------------------------------------------------------------------------------------
 
 
 def _init_arguments(obj: Any, frame: types.FrameType | None) -> dict[str, Any] | None:
-    """The arguments of every ``__init__`` of ``obj`` that is running, derived classes last; ``None`` if none is."""
+    """Return the arguments of every running ``__init__`` of ``obj``, derived classes last; ``None`` if none is
+    running.
+    """
     found: dict[str, Any] | None = None
     for code, values in _init_frames(obj, frame):
         names, _, keywords = inspect.getargs(code)
@@ -218,7 +220,9 @@ def _init_arguments(obj: Any, frame: types.FrameType | None) -> dict[str, Any] |
 
 
 def _init_frames(obj: Any, frame: types.FrameType | None) -> Iterator[tuple[types.CodeType, dict[str, Any]]]:
-    """Every running ``__init__`` of ``obj``, from ``frame`` outwards; decorators and helpers may stand between."""
+    """Yield the frame of every running ``__init__`` of ``obj``, from ``frame`` outwards, skipping decorators and
+    helpers.
+    """
     while frame is not None:
         code = frame.f_code
         if code.co_name == "__init__" and code.co_argcount and frame.f_locals.get(code.co_varnames[0]) is obj:
@@ -242,7 +246,7 @@ def _chosen(cls: str, arguments: dict[str, Any] | None, names: tuple[str, ...]) 
 
 
 def _items(*args: Any) -> dict[str, Any]:
-    """Return the items of the one object in ``args``."""
+    """Return the items of the single object in ``args``."""
     obj = args[0]
     if len(args) == 1:
         if is_config(obj) and isinstance(obj, Mapping):
@@ -263,7 +267,7 @@ def _items(*args: Any) -> dict[str, Any]:
 
 
 def _snapshot(values: Mapping[str, Any]) -> AttributeDict:
-    """Return a deep copy, except for modules: a second set of weights would be a high price for a record."""
+    """Return a deep copy, except for modules, whose weights would be copied too."""
     memo: dict[int, Any] = {}
     return AttributeDict(
         {key: value if isinstance(value, nn.Module) else _copied(value, memo) for key, value in values.items()}
@@ -271,11 +275,13 @@ def _snapshot(values: Mapping[str, Any]) -> AttributeDict:
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """A deep copy of ``value``, or ``value`` itself if it cannot be copied: a lock, a file, a tensor with a graph."""
+    """Return a deep copy of ``value``, or ``value`` itself if it cannot be copied: a lock, a file, a tensor with a
+    graph.
+    """
     known = set(memo)
     try:
         return copy.deepcopy(value, memo)
-    except Exception:  # whatever copying a user's object raises
-        for key in set(memo) - known:  # halves of copies, which another value might be given
+    except Exception:  # copying a user's object may raise anything
+        for key in set(memo) - known:  # incomplete copies, which another value could get
             del memo[key]
         return value

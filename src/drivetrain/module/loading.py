@@ -47,7 +47,7 @@ else:
                 return bound
             name, cls = bound.__name__, type(instance).__name__
 
-            def refuse(*args, **kwargs):  # when called, not when looked up: inspection looks at every attribute
+            def refuse(*args, **kwargs):  # raises at the call, not at the lookup: inspection reads every attribute
                 raise _CalledOnInstance(
                     f"{name} was called on an instance of {cls}, and it returns a new one and leaves this one as it "
                     f"is. Call it on the class: model = {cls}.{name}(...)."
@@ -56,15 +56,16 @@ else:
             return refuse
 
 
-# torch's load_state_dict makes attributes out of what it is given, and calls some of them: from a file, no functions.
+# torch's load_state_dict sets its argument's entries as attributes and calls some of them, so functions from a file are
+# refused.
 PARTS_WITHOUT_REFERENCES = frozenset({"optimizer_states", "lr_schedulers"})
 HYPERPARAMETERS = frozenset({"hyper_parameters", "datamodule_hyper_parameters"})
-_CONFIG = "omegaconf"  # the type of hyperparameters that are the plain data of a configuration
+_CONFIG = "omegaconf"  # marks hyperparameters that are the plain data of a configuration
 _PARTS_OF_A_RUN = PARTS_WITHOUT_REFERENCES | HYPERPARAMETERS | {"callbacks", "loops", "restart", "rng"}
 
 
 class _CalledOnInstance(ConfigurationError, TypeError):
-    """Also a TypeError, which is what calling a thing in the wrong way is in Python."""
+    """Also a TypeError, as for other wrong calls in Python."""
 
 
 class LoadableMixin:
@@ -92,25 +93,25 @@ class LoadableMixin:
         """Construct an object from the hyperparameters in the checkpoint, and load its state.
 
         A module's ``configure_model`` and ``on_load_checkpoint`` are called before its weights are loaded. A file
-        without hyperparameters is accepted, and for a module also a bare state dict.
+        without hyperparameters is accepted, and for a module also a plain state dict.
 
         Args:
-            checkpoint_path: a file that the Trainer wrote, or such a file opened for reading bytes. Both are read with
-                the same checks.
-            map_location: where the weights are read to, as for ``torch.load``, and the module moved; ``None``: they are
-                read to the host, and the module stays where ``__init__`` builds it.
+            checkpoint_path: a file that the Trainer wrote, or a file object opened for reading bytes. Both are read
+                with the same checks.
+            map_location: the device to which the weights are read, as for ``torch.load``, and the module is moved;
+                ``None``: weights are read to the host, and the module stays where ``__init__`` builds it.
             hparams_file: hyperparameters that replace those in the checkpoint: a ``.yaml`` file, or a ``.csv`` file
                 with a key and a value in each row.
-            strict: whether the weights must be exactly those of the module; ``None``: as its ``strict_loading`` says.
-            weights_only: ``None`` or True: only plain data is read. False: everything is
-                unpickled, which can run code; use it only for files that you trust.
-            **kwargs: arguments of ``__init__``, which replace all others. Where the hyperparameters were saved as one
-                object, those that ``__init__`` does not know replace items of that object.
+            strict: whether the weights must match the module's names exactly; ``None``: its ``strict_loading``.
+            weights_only: ``None`` or True: only plain data is read. False: everything is unpickled, which can run code;
+                use it only for files that you trust.
+            **kwargs: arguments of ``__init__``, which override all others. If the hyperparameters were saved as one
+                object, arguments that ``__init__`` does not have replace items of that object.
 
         Raises:
             CheckpointError: the file cannot be read, or its weights do not fit.
-            ConfigurationError: ``__init__`` needs an argument that was not passed, or of which the checkpoint has only
-                a description; the file of hyperparameters cannot be read; or this was called on an instance.
+            ConfigurationError: ``__init__`` needs an argument that was not passed, or that the checkpoint only
+                describes; the file of hyperparameters cannot be read; or this was called on an instance.
         """
         is_module = issubclass(cls, nn.Module)
         location = "cpu" if map_location is None else map_location
@@ -122,7 +123,7 @@ class LoadableMixin:
         if hparams_file is not None:
             saved.update(_read_hparams(hparams_file))
         kept: dict[str, Any] | None = None
-        if "_instantiator" in saved and not is_config(saved):  # of a run of LightningCLI
+        if "_instantiator" in saved and not is_config(saved):  # from a run of LightningCLI
             kept = {**saved, **kwargs}
             with naming(source):
                 cls = of_command_line().class_to_build(cls, saved)
@@ -141,15 +142,15 @@ class LoadableMixin:
 
 
 def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
-    """Return what a checkpoint keeps of the hyperparameters of ``obj``, as they are; nothing if there are none.
+    """Return a checkpoint's entries for the hyperparameters of ``obj``, not encoded; empty if there are none.
 
     Args:
         obj: a module or a data module.
-        prefix: put before both keys: "" for a module, "datamodule_" for a data module.
+        prefix: prefix of both keys: "" for a module, "datamodule_" for a data module.
 
     Returns:
         ``{"hparams_name": ..., "hyper_parameters": {...}}`` without modules, whose weights are in the ``state_dict``.
-        With ``"hparams_type"``, these are the plain data of a configuration.
+        ``"hparams_type"`` is added if they are the plain data of a configuration.
     """
     hparams: Any = obj.__dict__.get("_hparams", {})
     if is_config(hparams):
@@ -168,7 +169,8 @@ def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
 def encode_hparams(obj: Any, values: Any) -> Any:
     """Return the hyperparameters of ``obj`` as data that loads without running code.
 
-    What cannot be stored is described instead, with one warning that names all of it, once in the life of ``obj``.
+    Values that cannot be stored are replaced by descriptions, with one warning that names all of them, once per
+    ``obj``.
     """
     from drivetrain.checkpoints.plain import encode
 
@@ -186,14 +188,14 @@ def encode_hparams(obj: Any, values: Any) -> Any:
 
 
 def decode_parts(checkpoint: Mapping[str, Any], quiet: Collection[str] = HYPERPARAMETERS) -> dict[str, Any]:
-    """Return what was read, with every value as it was when it was saved.
+    """Return the checkpoint with every value decoded to what was saved.
 
     Args:
-        checkpoint: as the store returned it.
-        quiet: the parts that are not used: no warning says that they contain only descriptions.
+        checkpoint: the result of the store.
+        quiet: unused parts: no warning is issued if they contain only descriptions.
 
     Raises:
-        CheckpointError: something in it is damaged, or stored by a newer version.
+        CheckpointError: a value is damaged, or stored by a newer version.
     """
     from drivetrain.checkpoints.plain import decode, warn_of_descriptions
 
@@ -207,15 +209,15 @@ def decode_parts(checkpoint: Mapping[str, Any], quiet: Collection[str] = HYPERPA
 
 
 def _name_at(place: str) -> str:
-    """Return the hyperparameter in "conf['root'][0] (module.Class)"."""
+    """Return the name of the hyperparameter in a text such as "conf['root'][0] (module.Class)"."""
     return place.partition(" ")[0].partition("[")[0].partition(".")[0]
 
 
 def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | None]:
-    """Return the hyperparameters in a checkpoint, a dictionary or a configuration, and the argument they came from.
+    """Return a checkpoint's hyperparameters, a dictionary or a configuration, and the name of their argument.
 
     Raises:
-        CheckpointError: they are no dictionary with names.
+        CheckpointError: they are not a dictionary with names.
     """
     with restoring(f"'{prefix}hyper_parameters'"):
         saved = expect(checkpoint.get(f"{prefix}hyper_parameters", {}), (Mapping, None, {str: object})) or {}
@@ -229,7 +231,7 @@ def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | 
 
 
 def hyperparameters_in(path: str) -> Mapping[str, Any]:
-    """Return the plain data among the hyperparameters of the module in a checkpoint; of one object's items, none."""
+    """Return the plain data among a checkpoint's hyperparameters of the module; none if they are one object's items."""
     from drivetrain.checkpoints.plain import descriptions
 
     with naming(path):
@@ -267,7 +269,7 @@ def _read(path: str | Path | IO[bytes], location: Any, is_module: bool, weights_
             f"{name_of(path)} holds a {type(checkpoint).__name__} and no dictionary. Use a file that a Trainer wrote."
         )
     if is_module and "state_dict" not in checkpoint:
-        # A bare state dict: tensors, beside what modules keep as their extra state.
+        # A plain state dict: tensors, and modules' extra state.
         if not all(isinstance(value, Tensor) or str(key).endswith("_extra_state") for key, value in checkpoint.items()):
             raise CheckpointError(
                 f"{name_of(path)} has no 'state_dict', only {sorted(map(str, checkpoint))}. "
@@ -281,7 +283,9 @@ def _read(path: str | Path | IO[bytes], location: Any, is_module: bool, weights_
 
 
 def _cure_of_misfit(cls: type, arguments: Mapping[str, Any], saved: Mapping[str, Any]) -> str:
-    """Return which hyperparameters ``cls`` was built with, as the end of a message about weights that do not fit."""
+    """Return the hyperparameters with which ``cls`` was built, as the end of a message about weights that do not
+    fit.
+    """
     parameters = list(_parameters_of(cls)[0])
     if not parameters:
         return "Build the module as it was trained"
@@ -304,7 +308,7 @@ def _restore_module(
     name = type(module).__name__
     chosen = next((each for each in type(module).__mro__ if "strict_loading" in vars(each)), TrainableModule)
     sets = chosen is not TrainableModule or "strict_loading" in vars(module)
-    sets = sets and module.strict_loading is not None  # None leaves the choice to others
+    sets = sets and module.strict_loading is not None  # None leaves the choice to the caller
     if strict is not None and sets and strict != module.strict_loading:
         raise ConfigurationError(
             f"load_from_checkpoint(strict={strict!r}) contradicts {name}.strict_loading, which is "
@@ -330,7 +334,8 @@ def _restore_module(
                 f"The checkpoint does not fit {type(module).__name__}: {error} "
                 f"{cure}; for missing or unexpected names only, pass strict=False."
             ) from error
-    missing, unexpected = result if isinstance(result, tuple) else ((), ())  # its own load_state_dict may return None
+    # an override of load_state_dict may return None
+    missing, unexpected = result if isinstance(result, tuple) else ((), ())
     if missing and weights and len(unexpected) == len(weights):  # with strict=False
         rank_zero_warn(
             f"{source}: the module {type(module).__name__} has no parameter of any name in it (the first is "
@@ -341,18 +346,18 @@ def _restore_module(
 
 
 def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments to build ``cls`` with: what its ``__init__`` takes of ``saved`` and ``given``.
+    """Return the keyword arguments for building ``cls``: those of ``saved`` and ``given`` that its ``__init__`` has.
 
     Args:
         saved: the hyperparameters.
-        name: the argument that they were saved from as a whole; "kwargs" if one by one.
-        given: what the caller passed; it wins.
+        name: the argument from which they were saved as one object; "kwargs" if they were saved one by one.
+        given: the caller's arguments, which take precedence.
     """
     parameters, takes_any = _parameters_of(cls)
     from drivetrain.checkpoints.plain import descriptions
 
     described: dict[str, Any] = {}
-    if not is_config(saved):  # which has plain values only
+    if not is_config(saved):  # a config contains only plain values
         described = {key: each for key, value in saved.items() if (each := next(descriptions(value), None)) is not None}
         saved = {key: value for key, value in saved.items() if key not in described}
     lost = [key for key in described if key not in given]
@@ -399,11 +404,11 @@ def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -
 
 
 def _parameters_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return what ``__init__`` can be given by name, and whether it takes any name."""
+    """Return the names of ``__init__``'s parameters, and whether it accepts any name."""
     owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
     found = dict(list(inspect.signature(owner.__init__).parameters.items())[1:])  # type: ignore[misc]
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    # The *args and **kwargs of this package's own classes are for cooperating bases, not for hyperparameters.
+    # The *args and **kwargs of this package's own classes are for cooperative inheritance, not for hyperparameters.
     takes_any = not owner.__module__.startswith("drivetrain.") and any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in found.values()
     )
@@ -432,7 +437,7 @@ def _read_hparams(file: str | Path) -> dict[str, Any]:
             raise ConfigurationError(
                 f"hparams_file={str(path)!r} has a row that is not a key and a value. Write one pair in each row."
             )
-        return {key: _parsed(value) for key, value in rows if (key, value) != ("key", "value")}  # but for the header
+        return {key: _parsed(value) for key, value in rows if (key, value) != ("key", "value")}  # except the header
     raise ConfigurationError(f"hparams_file={str(path)!r} is of an unknown kind. Pass a .yaml or a .csv file.")
 
 
@@ -455,7 +460,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """Return the Python literal in ``text``, or ``text`` where it is none."""
+    """Return the Python literal in ``text``, or ``text`` if it is none."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

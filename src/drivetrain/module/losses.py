@@ -1,4 +1,4 @@
-"""What ``training_step`` may return."""
+"""The possible results of ``training_step``."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from drivetrain.errors import ConfigurationError, WrongTypeError, described, is_
 class WeightedLoss(NamedTuple):
     """A mean loss with its weight (the number of samples or tokens), so that unequal batches add up to one large batch.
 
-    The gradient of a window is the weighted mean over its batches: the sum of ``weight * gradient`` divided
-    once, when the optimizer steps, by the sum of the weights.
+    The gradient of a window is the weighted mean over its batches: the sum of ``weight * gradient``, divided once by
+    the sum of the weights when the optimizer steps.
 
     Attributes:
-        loss: the mean over ``weight`` samples or tokens, a tensor with one element and a graph. It must be finite
-            even where the weight is 0.
-        weight: how many those are: a number, or a tensor with one element where the device has counted them (it is
-            never read back, but each further batch of a window then costs a pass over the gradients).
+        loss: the mean over ``weight`` samples or tokens, a tensor with one element and a graph. It must be finite, even
+            if the weight is 0.
+        weight: the number of samples or tokens: a number, or a tensor with one element if it was counted on the device
+            (it is never read back, but each further batch of a window then costs a pass over the gradients).
 
     A batch whose weight is the number 0 has no effect and no backward pass.
     """
@@ -31,14 +31,14 @@ class WeightedLoss(NamedTuple):
 
 
 def loss_of(output: Any, keeps_zero: bool = False) -> tuple[Tensor | None, float | Tensor | None]:
-    """Return the loss in what ``training_step`` returned, and its weight if it has one.
+    """Return the loss in the result of ``training_step``, and its weight if it has one.
 
     Args:
-        output: what it returned.
-        keeps_zero: a loss of weight 0 is one too: the other ranks wait for its gradients.
+        output: the result of ``training_step``.
+        keeps_zero: also return a loss of weight 0, because the other ranks wait for its gradients.
 
     Raises:
-        ConfigurationError: it is no loss, no mapping with one under "loss", and not ``None``.
+        ConfigurationError: it is neither a loss, nor a mapping with a loss under "loss", nor ``None``.
     """
     if output is None or isinstance(output, Tensor):
         return output, None
@@ -78,10 +78,10 @@ def loss_of(output: Any, keeps_zero: bool = False) -> tuple[Tensor | None, float
 
 
 def check_manual_output(output: Any) -> None:
-    """Check what ``training_step`` has returned under manual optimization; callbacks get it.
+    """Check the result of ``training_step`` in manual optimization, which callbacks get.
 
     Raises:
-        ConfigurationError: it is no tensor, no mapping, no :class:`WeightedLoss` and not ``None``.
+        ConfigurationError: it is neither a tensor, nor a mapping, nor a :class:`WeightedLoss`, nor ``None``.
     """
     if not (output is None or isinstance(output, (Tensor, Mapping, WeightedLoss))):
         raise ConfigurationError(
@@ -91,7 +91,7 @@ def check_manual_output(output: Any) -> None:
 
 
 def cannot_be_differentiated(loss: Tensor, module: nn.Module | None = None) -> str | None:
-    """Why backward fails on ``loss`` of ``module``, and the cure; ``None`` if it is no fault of the loss."""
+    """Return why backward fails on ``loss`` of ``module``, and the cure; ``None`` if the loss is not the reason."""
     if loss.numel() != 1:
         return (
             f"training_step returned a loss of shape {tuple(loss.shape)}, and only one number can be differentiated. "
@@ -111,9 +111,9 @@ def cannot_be_differentiated(loss: Tensor, module: nn.Module | None = None) -> s
 
 
 def outputs_for_hooks(output: Any) -> dict[str, Any]:
-    """What ``on_train_batch_end`` gets: the unscaled loss and the extras, all detached: keeping them keeps no graph.
+    """Return the outputs for ``on_train_batch_end``: the unscaled loss and the extras, all detached from the graph.
 
-    A step that returned nothing gives an empty dictionary.
+    If the step returned nothing, it is an empty dictionary.
     """
     if output is None:
         return {}
@@ -122,5 +122,5 @@ def outputs_for_hooks(output: Any) -> dict[str, Any]:
     if isinstance(output, WeightedLoss):
         return {"loss": output.loss.detach(), "weight": output.weight}
     extras: dict[str, Any] = dict(output)
-    loss = extras.pop("loss", None)  # under manual optimization there need not be one
+    loss = extras.pop("loss", None)  # optional in manual optimization
     return {**outputs_for_hooks(loss), **detach(extras)}

@@ -1,4 +1,4 @@
-"""LightningModule: a model together with how it is trained."""
+"""LightningModule: a model together with its training."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class _Toggle(NamedTuple):
-    """One call of ``toggle_optimizer``: whose, and which parameters required gradients when it came."""
+    """One call of ``toggle_optimizer``: its optimizer, and which parameters required gradients before."""
 
     optimizer: Optimizer
     found: dict[nn.Parameter, bool]
 
 
 class _NotYet(dict[str, Any]):
-    """In the place of what torch registers layers, parameters and buffers in, until ``nn.Module.__init__`` has run."""
+    """Replaces torch's registries of layers, parameters and buffers until ``nn.Module.__init__`` has run."""
 
     def __init__(self, owner: str) -> None:
         super().__init__()
@@ -56,12 +56,14 @@ class _NotYet(dict[str, Any]):
 class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, ExportMixin, nn.Module):
     """An ``nn.Module`` with its steps, its optimizers and its hooks.
 
-    Define ``training_step`` and ``configure_optimizers``; everything else is optional. Of a run, the module holds
-    only a reference to the Trainer, which is not copied or pickled with it.
+    Define ``training_step`` and ``configure_optimizers``; everything else is optional. The module's only link to a run
+    is a reference to the Trainer, which is not copied or pickled with it.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make a module that explains itself if its ``__init__`` registers a layer before that of the base class."""
+        """Create a module that explains the error if its ``__init__`` registers a layer before calling the base
+        class's.
+        """
         new: Any = super().__new__
         module: Self = new(cls) if new is object.__new__ else new(cls, *args, **kwargs)
         registries = _NotYet(cls.__name__)
@@ -80,13 +82,14 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     _toggles: list[_Toggle]
 
     def configure_callbacks(self) -> list[Callback] | Callback:
-        """Callbacks that belong to the model; each replaces the Trainer's callbacks of its own class."""
+        """Return callbacks that belong to the model; each replaces the Trainer's callbacks of its own class."""
         return []
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a state dict as ``nn.Module`` does, whether or not submodules were compiled, here or where it was saved.
+        """Load a state dict as ``nn.Module`` does, even if submodules are compiled here or were compiled when it was
+        saved.
 
-        ``torch.compile`` puts ``_orig_mod.`` into the names of parameters; checkpoints hold the names without.
+        ``torch.compile`` adds ``_orig_mod.`` to the names of parameters; checkpoints contain the names without it.
         """
         return super().load_state_dict(own_names(self, state_dict), strict=strict, assign=assign)
 
@@ -112,7 +115,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         """Log one number under ``name``. Nothing is read from the device here.
 
         Args:
-            name: what to call it. With ``on_step`` and ``on_epoch`` both on: ``name_step`` and ``name_epoch``.
+            name: the name of the value. With ``on_step`` and ``on_epoch`` both on: ``name_step`` and ``name_epoch``.
             value: a number, a tensor with one element, a metric object, or a flat dictionary of those, which are
                 logged as ``name/key``.
             prog_bar: also show it in the progress bar.
@@ -120,9 +123,9 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             on_step: log each step's value; ``None``: True in training steps and training batch hooks.
             on_epoch: log the reduction over the epoch; ``None``: True everywhere else.
             reduce_fx: "mean" (weighted by batch size), "sum", "min" or "max".
-            enable_graph: keep the value's graph, so that it can be differentiated later; it costs memory.
-            sync_dist: with several processes, reduce the values of all of them to one; means are weighted by batch
-                size. Every process must log it then. Otherwise each process keeps its own value.
+            enable_graph: keep the value's graph, so that it can be differentiated later; this needs memory.
+            sync_dist: with several processes, reduce the values of all of them; means are weighted by batch size. Every
+                process must then log it. Otherwise each process keeps its own value.
             sync_dist_group: accepted for compatibility; all processes take part.
             rank_zero_only: log on global rank 0 only.
             add_dataloader_idx: with several evaluation loaders, append ``/dataloader_idx_<i>``.
@@ -175,7 +178,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         batch_size: int | None = None,
         rank_zero_only: bool = False,
     ) -> None:
-        """:meth:`log` for each item of ``dictionary``, all with the same options."""
+        """Call :meth:`log` for each item of ``dictionary``, all with the same options."""
         try:
             items = dictionary.items()
         except AttributeError:
@@ -190,10 +193,10 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         """Gather every rank's tensors and numbers, as :meth:`drivetrain.Engine.all_gather` does.
 
         Args:
-            data: a tensor, a number, or a tree of them; a number becomes a tensor on the device. Any other leaf
-                passes through.
-            group: the processes to ask; ``None``: all.
-            sync_grads: let gradients flow back to the rank that each slice came from.
+            data: a tensor, a number, or a tree of them; a number becomes a tensor on the device. Other leaves are
+                returned unchanged.
+            group: the participating processes; ``None``: all.
+            sync_grads: let gradients flow back to the source rank of each slice.
         """
         return gathered(self.trainer.strategy, data, group, sync_grads)
 
@@ -202,11 +205,12 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         if self._driver is None or self._driver.is_global_zero:
             print(*args, **kwargs)
 
-    # ---- what the module knows -----------------------------------------------------------------------------------
+    # ---- the run of the module -----------------------------------------------------------------------------------
 
     @property
     def trainer(self) -> Trainer:
-        """The Trainer that runs this module; after an Engine has set it up, what the Engine has of a Trainer.
+        """The Trainer that runs this module; if an Engine has set it up, an object with those of a Trainer's attributes
+        that the Engine has.
 
         Raises:
             RuntimeError: the module is not attached to a Trainer or an Engine.
@@ -214,10 +218,11 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         trainer = self.__dict__.get("_trainer")
         if trainer is None:
             if self.fabric is not None:
-                from drivetrain.module.engine_as_trainer import EngineAsTrainer  # here: most modules need none
+                # imported here: most modules do not need it
+                from drivetrain.module.engine_as_trainer import EngineAsTrainer
 
                 return cast("Trainer", EngineAsTrainer(self.fabric))
-            # Not an AttributeError: nn.Module's attribute lookup would hide the message.
+            # Not an AttributeError, because nn.Module's attribute lookup would hide the message.
             raise RuntimeError(
                 f"{type(self).__name__} is not attached to a Trainer. Call trainer.fit(module) first. In __init__ "
                 "there is no Trainer yet: use self.trainer in setup, configure_optimizers or a later hook."
@@ -228,7 +233,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     @trainer.setter
     def trainer(self, trainer: Trainer | None) -> None:
         for module in self.modules():
-            if isinstance(module, LightningModule):  # one inside another logs into the same run
+            if isinstance(module, LightningModule):  # a nested LightningModule logs into the same run
                 module.__dict__["_trainer"] = trainer
                 module.__dict__["_book"] = None if trainer is None or trainer.settings.barebones else trainer.logbook
 
@@ -245,22 +250,22 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the parameters lie on an accelerator."""
+        """Whether the parameters are on an accelerator."""
         current = torch.accelerator.current_accelerator()
         return current is not None and self.device.type == current.type
 
     @property
-    def _compiler_ctx(self) -> dict[str, Any] | None:  # the name by which libraries ask whether it is compiled
+    def _compiler_ctx(self) -> dict[str, Any] | None:  # libraries read it to find out whether the module is compiled
         context = context_of(self)
         return None if context is None else {"compiler": "dynamo", "dynamo_ctx": context}
 
     @property
     def device_mesh(self) -> Any:
-        """The mesh of devices of a strategy that shards the model; ``None`` otherwise."""
+        """The device mesh of a strategy that shards the model; ``None`` otherwise."""
         return None if self._driver is None else self._driver.strategy.device_mesh
 
     def attach_engine(self, engine: Any, optimizers: Sequence[Any]) -> None:
-        """Connect logging, backward and optimizers of this module to an Engine; the Engine calls it.
+        """Connect logging, backward and optimizers of this module to an Engine; called by the Engine.
 
         Args:
             engine: the Engine that has set up this module.
@@ -305,8 +310,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         """Return the optimizer, or the list of them if there are several.
 
         Args:
-            use_pl_optimizer: return each as a :class:`~drivetrain.module.optimizers.LightningOptimizer`, whose
-                ``step`` applies the precision and counts; False: as ``configure_optimizers`` returned them.
+            use_pl_optimizer: return each as a :class:`~drivetrain.module.optimizers.LightningOptimizer`, whose ``step``
+                applies the precision and counts; False: the original optimizers.
         """
         if self._trainer is None and self.fabric is not None:
             own = self.__dict__["_engine_optimizers"]
@@ -320,7 +325,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
         Raises:
             ConfigurationError: ``training_step`` calls it between the batches of one optimizer step, which would lose
-                the gradients of the earlier ones.
+                the gradients of earlier batches.
         """
         run = None if self._trainer is None else self._trainer.current_run
         if run is not None and run.window.batches_done > 0 and run.progress.phase.name == "FORWARD":
@@ -335,14 +340,14 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         """Let only this optimizer's parameters require gradients, until :meth:`untoggle_optimizer`.
 
         Parameters that it shares with another optimizer keep requiring gradients. Calls may be nested; the innermost
-        one counts. A parameter that was frozen before the first call stays frozen in all of them.
+        one is in effect. A parameter that was frozen before the first call stays frozen in all of them.
         """
         chosen = set(parameters_of(optimizer))
         everyones = {p for other in self.trainer.strategy.optimizers for p in parameters_of(other)} | chosen
         toggles = self._toggles
         found = {parameter: parameter.requires_grad for parameter in everyones}
         if toggles and toggles[-1].found == found:
-            found = toggles[-1].found  # a program that never untoggles adds nothing in each of its steps
+            found = toggles[-1].found  # a program that never untoggles does not add an entry in each step
         before = {**found, **{p: required for toggle in reversed(toggles) for p, required in toggle.found.items()}}
         toggles.append(_Toggle(unwrapped(optimizer), found))
         for parameter in everyones:
@@ -351,8 +356,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     def untoggle_optimizer(self, optimizer: Any) -> None:
         """Undo the last :meth:`toggle_optimizer` of this optimizer, and those that came after it.
 
-        Every parameter requires gradients as it did before that call. For an optimizer that was not toggled, and
-        for ``None``, all calls are undone.
+        Every parameter's ``requires_grad`` is restored to its value before that call. For an optimizer that was not
+        toggled, and for ``None``, all calls are undone.
         """
         toggles, plain = self._toggles, unwrapped(optimizer)
         own = [index for index, toggle in enumerate(toggles) if toggle.optimizer is plain]
@@ -384,8 +389,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return self.requires_grad_(True).train()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A run holds threads, files and the whole data: none of it belongs to a copy of the model. A compiled call is
-        # that of the original, and would run it in place of the copy.
+        # A run holds threads, files and all data: none of it belongs to a copy of the model. A compiled call would run
+        # the original instead of the copy.
         own = {name: value for name, value in self.__dict__.items() if name != "_compiled_call_impl"}
         return {**own, "_trainer": None, "_book": None, "_engine": None, "_toggles": []}
 
@@ -393,7 +398,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if "_book" in state:
             return
-        # Pickled by Lightning, and read where its names stand for ours: there some attributes are kept as properties.
+        # Pickled by Lightning and loaded while its names refer to our classes: there, some attributes are stored as
+        # properties.
         own = self.__dict__
         own.update({"_trainer": None, "_book": None, "_toggles": []})
         for name in ("automatic_optimization", "strict_loading", "example_input_array"):

@@ -1,4 +1,4 @@
-"""What ``configure_optimizers`` may return, made uniform."""
+"""The possible results of ``configure_optimizers``, converted to one form."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _FORMS = (
 
 
 class LightningOptimizer(OptimizerHandle):
-    """Wrapper of an optimizer that ``self.optimizers()`` returns; all but ``step`` is the optimizer's own.
+    """Wrapper of an optimizer that ``self.optimizers()`` returns; everything except ``step`` is the optimizer's own.
 
-    Its ``step`` unscales gradients if the precision scales them, calls ``on_before_optimizer_step``, clips where the
-    loop does that, and counts in ``global_step``. The loop takes its ``step`` over for as long as it trains.
+    Its ``step`` unscales gradients if the precision scales them, calls ``on_before_optimizer_step``, clips if the loop
+    does, and counts in ``global_step``. While the loop trains, it replaces the behaviour of ``step``.
     """
 
     _OWN = OptimizerHandle._OWN | {"_module"}
@@ -46,7 +46,7 @@ class LightningOptimizer(OptimizerHandle):
         self._module = module
 
     def toggle_model(self, sync_grad: bool = True) -> AbstractContextManager[None]:
-        """A context in which only this optimizer's parameters require gradients.
+        """Context in which only this optimizer's parameters require gradients.
 
         Args:
             sync_grad: whether gradients computed inside are averaged over the processes; no effect with one process.
@@ -65,11 +65,11 @@ class LRSchedulerConfig:
     """When and how one scheduler steps.
 
     Attributes:
-        scheduler: anything with ``step()`` and ``state_dict()``.
-        name: the key under which LearningRateMonitor logs it.
+        scheduler: any object with ``step()`` and ``state_dict()``.
+        name: the name under which LearningRateMonitor logs it.
         interval: "epoch", on the last batch of an epoch, or "step", after an optimizer step.
-        frequency: every how many epochs or optimizer steps.
-        reduce_on_plateau: its ``step`` takes the monitored value; it steps after validation.
+        frequency: the number of epochs or optimizer steps between two steps.
+        reduce_on_plateau: whether its ``step`` takes the monitored value; it then steps after validation.
         monitor: the name of that value.
         strict: whether a missing monitor is an error or a warning.
     """
@@ -84,14 +84,14 @@ class LRSchedulerConfig:
 
 
 def normalise(returned: Any, by_hand: bool = False) -> tuple[list[Optimizer], list[LRSchedulerConfig]]:
-    """Optimizers and scheduler configurations from any form that ``configure_optimizers`` may return.
+    """Return optimizers and scheduler configurations from any valid result of ``configure_optimizers``.
 
     Args:
-        returned: by ``configure_optimizers``.
+        returned: the result of ``configure_optimizers``.
         by_hand: the module steps the schedulers itself, so none needs a monitor.
 
     Raises:
-        ConfigurationError: the value has none of those forms, or a scheduler's dictionary is wrong.
+        ConfigurationError: the value is not valid, or a scheduler's dictionary is wrong.
     """
     monitor: str | None = None
     schedulers: list[Any] = []

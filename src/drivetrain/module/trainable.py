@@ -1,4 +1,4 @@
-"""What a loop calls of a module: its steps, its optimizers, and how gradients are computed, clipped and used."""
+"""The members of a module that a loop uses: its steps, its optimizers, and methods for gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TrainableModule(DataHooks, ModelHooks, nn.Module):
-    """The part of a LightningModule that loops know: what the user defines, and what may be overridden."""
+    """The part of a LightningModule that loops use: methods that the user defines or may override."""
 
     automatic_optimization: bool = True
     """Whether the loop calls backward and the optimizer; with False, ``training_step`` does (``manual_backward``)."""
@@ -30,7 +30,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
 
     @property
     def fabric(self) -> Any:
-        """The Engine that has set this module up; ``None`` without one, and always in a Trainer."""
+        """The Engine that has set up this module; ``None`` without one, and always in a Trainer."""
         return self.__dict__.get("_engine")
 
     @property
@@ -63,17 +63,20 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         return self(args[0])
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizers and schedulers. The parameters are on the device already.
+        """Return the optimizers and schedulers. The parameters are already on the device.
 
         Returns:
-            An optimizer; ``[optimizer]``; ``([optimizer], [schedulers])``; a dictionary with "optimizer" and
-            perhaps "lr_scheduler" (a scheduler, or a dictionary with the fields of
-            :class:`~drivetrain.module.optimizers.LRSchedulerConfig`) and "monitor"; or ``None`` to train without one.
+            An optimizer; ``[optimizer]``; ``([optimizer], [schedulers])``; a dictionary with "optimizer" and optionally
+            "lr_scheduler" (a scheduler, or a dictionary with the fields of
+            :class:`~drivetrain.module.optimizers.LRSchedulerConfig`) and "monitor"; or ``None`` to train without an
+            optimizer.
         """
         raise NotImplementedError
 
     def configure_model(self) -> None:
-        """Create layers on the device, in the precision. Called in every run: do nothing if they exist already."""
+        """Create layers on the device, in the run's precision. Called in every run: do nothing if they already
+        exist.
+        """
 
     # ---- what the loop calls and the user may override -----------------------------------------------------------
 
@@ -82,7 +85,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         optimizer.zero_grad()
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Compute the gradients of ``loss``, which is divided and scaled already."""
+        """Compute the gradients of ``loss``, which is already divided and scaled."""
         loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -105,7 +108,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
             run.optimizers.manual_backward(loss, *args, **kwargs)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Any = None) -> None:
-        """Step ``optimizer``. An override must run ``optimizer_closure``: it holds training_step and backward."""
+        """Step ``optimizer``. An override must run ``optimizer_closure``, which runs training_step and backward."""
         optimizer.step(closure=optimizer_closure)
 
     def configure_gradient_clipping(
@@ -114,7 +117,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by the Trainer's arguments; override for another policy."""
+        """Clip by the Trainer's arguments; override it for other clipping."""
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def clip_gradients(
@@ -140,37 +143,41 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
                 trainer.strategy.clip_gradients_norm(self, unwrapped(optimizer), gradient_clip_val)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
-        """Step ``scheduler``, with the monitored value if it wants one."""
+        """Step ``scheduler``, with the monitored value if it has one."""
         if metric is None:
             scheduler.step()
         else:
             scheduler.step(metric)
 
     def on_validation_model_zero_grad(self) -> None:
-        """Free the gradients before validation inside a fit; not called while they are being accumulated."""
+        """Free the gradients before validation inside a fit; not called during accumulation."""
         self.zero_grad()
 
     def on_validation_model_eval(self) -> None:
-        """Go into evaluation mode."""
+        """Switch to evaluation mode."""
         self.eval()
 
     def on_test_model_eval(self) -> None:
-        """Go into evaluation mode."""
+        """Switch to evaluation mode."""
         self.eval()
 
     def on_predict_model_eval(self) -> None:
-        """Go into evaluation mode."""
+        """Switch to evaluation mode."""
         self.eval()
 
     def on_validation_model_train(self) -> None:
-        """Go into training mode; called after validation only if overridden, else submodules get back their modes."""
+        """Switch to training mode; called after validation only if overridden, otherwise each submodule's mode is
+        restored.
+        """
         self.train()
 
     def on_test_model_train(self) -> None:
-        """Go into training mode; called after testing only if overridden, else submodules get back their modes."""
+        """Switch to training mode; called after testing only if overridden, otherwise each submodule's mode is
+        restored.
+        """
         self.train()
 
 
 def is_strict(module: Any) -> bool:
-    """Whether weights must be exactly those of ``module``, as its ``strict_loading`` says; ``None`` is the default."""
+    """Whether weights must match ``module`` exactly, from its ``strict_loading``; ``None`` is the default."""
     return bool(True if module.strict_loading is None else module.strict_loading)

@@ -1,4 +1,4 @@
-"""Layers that a precision exchanges for those of another package."""
+"""Layers that a precision replaces with those of another package."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def require(package: str, install: str, needed_by: str) -> None:
 def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] = ()) -> dict[str, Layer]:
     """Return the layers of ``module`` that are exactly of ``kind``, by path; "" for ``module`` itself.
 
-    Subclasses have a forward pass of their own, and a layer that shares its weight with another one cannot be exchanged
-    alone: both are left out, and so are the layers in ``ignored`` and those inside of them.
+    Subclasses have their own forward pass, and a layer that shares its weight cannot be replaced alone: both are left
+    out, and so are the layers in ``ignored`` and their children.
     """
     owners: dict[int, int] = {}
     for each in module.modules():
@@ -45,7 +45,7 @@ def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] 
 
 
 def exchange(module: nn.Module, made: Mapping[str, nn.Module]) -> nn.Module:
-    """Put each layer of ``made`` in place of the one at its path, with its hooks and mode; return the module."""
+    """Replace the layer at each path in ``made``, keeping its hooks and mode; return the module."""
     for path, new in made.items():
         keep_hooks(module.get_submodule(path), new)
         if not path:
@@ -56,7 +56,7 @@ def exchange(module: nn.Module, made: Mapping[str, nn.Module]) -> nn.Module:
 
 
 def keep_hooks(old: nn.Module, new: nn.Module) -> None:
-    """Give ``new`` the forward and backward hooks of ``old``, and its mode."""
+    """Copy the forward and backward hooks of ``old``, and its mode, to ``new``."""
     for name, value in vars(old).items():
         if name.startswith(("_forward_", "_backward_")) and "hooks" in name and value:
             getattr(new, name).update(value)
@@ -65,6 +65,6 @@ def keep_hooks(old: nn.Module, new: nn.Module) -> None:
 
 
 def listed(names: Collection[str], most: int = 4) -> str:
-    """Return "a, b and 3 more"."""
+    """Return a text such as "a, b and 3 more"."""
     shown = ", ".join(sorted(names)[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

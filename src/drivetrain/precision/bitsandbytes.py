@@ -22,16 +22,16 @@ _MODES = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training")
 class BitsandbytesPrecision(Precision):
     """Packed weights for linear layers, to train adapters on a large model or to run it; needs ``bitsandbytes``.
 
-    The packed weights are frozen: only the other parameters, which keep their type, are trained. "int8-training" packs
-    them for each product and trains them. A checkpoint holds packed weights as bitsandbytes writes them. Packed weights
-    and plain ones, which are packed when they are loaded, can both be loaded.
+    The packed weights are frozen: only the other parameters, which keep their dtype, are trained. "int8-training" packs
+    them for each matrix product and trains them. A checkpoint contains packed weights in the form of bitsandbytes. Both
+    packed and plain weights can be loaded; plain ones are packed then.
 
     Args:
         mode: "nf4" and "fp4" pack weights into 4 bits, with "-dq" their scales too; "int8" into 8 bits.
-        dtype: the type in which products and everything else are computed, under ``torch.autocast``. ``None``: float16
-            for the modes of 8 bits, or else bfloat16.
-        ignore_modules: paths of layers that stay as they are, such as ``{"head"}``. Subclasses of ``Linear`` and layers
-            that share their weight always do.
+        dtype: the dtype of matrix products and of all other operations, under ``torch.autocast``. ``None``: float16 for
+            the 8-bit modes, otherwise bfloat16.
+        ignore_modules: paths of layers that are not replaced, such as ``{"head"}``. Subclasses of ``Linear`` and layers
+            that share their weight are never replaced.
 
     Raises:
         ConfigurationError: bitsandbytes is not installed, or the mode is unknown.
@@ -66,7 +66,7 @@ class BitsandbytesPrecision(Precision):
         four, eight = _layer_classes()
         there = [each for each in module.modules() if isinstance(each, (four.__base__, eight.__base__))]
         if there:
-            if not any(isinstance(each, (four, eight)) for each in there):  # else an earlier run has packed them
+            if not any(isinstance(each, (four, eight)) for each in there):  # otherwise an earlier run has packed them
                 rank_zero_info(
                     f"{type(module).__name__} has {len(there)} layer{'s' * (len(there) > 1)} of bitsandbytes itself, "
                     "so BitsandbytesPrecision packs no others."
@@ -110,7 +110,7 @@ class BitsandbytesPrecision(Precision):
 
 
 def _as_on_first_rank(weight: Tensor) -> Tensor:
-    """Return the first rank's values, as strategies share them: once packed, weights and scales cannot be shared."""
+    """Return the first rank's values, because packed weights and scales can no longer be broadcast."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not weight.is_meta:
         weight = weight.clone()
         dist.broadcast(weight, 0)
@@ -119,7 +119,7 @@ def _as_on_first_rank(weight: Tensor) -> Tensor:
 
 @functools.cache
 def _layer_classes() -> tuple[Any, Any]:
-    """bitsandbytes' layers, which take plain weights from checkpoints, and leave their bias as it is."""
+    """Return bitsandbytes' layers, extended to load plain weights from checkpoints and to keep the bias unchanged."""
     import bitsandbytes as bnb
 
     class Linear4bit(bnb.nn.Linear4bit):  # type: ignore[misc]
@@ -133,7 +133,7 @@ def _layer_classes() -> tuple[Any, Any]:
             ).to(device)  # fmt: skip
 
         def forward(self, x: Tensor) -> Tensor:
-            # bitsandbytes' own changes the type of the bias, and the packing of the weight on some CPUs.
+            # bitsandbytes' own method changes the dtype of the bias, and the packing of the weight on some CPUs.
             found: Tensor = bnb.matmul_4bit(x.to(self.compute_dtype), self.weight, quant_state=self.weight.quant_state)
             return found if self.bias is None else found + self.bias.to(found.dtype)
 
@@ -156,7 +156,8 @@ def _layer_classes() -> tuple[Any, Any]:
 
         def forward(self, x: Tensor) -> Tensor:
             state = self.state
-            state.is_training = self.training or state.has_fp16_weights  # on CPUs, only these can be differentiated
+            # on CPUs, gradients need training mode or 16-bit weights
+            state.is_training = self.training or state.has_fp16_weights
             if state.has_fp16_weights:
                 if hasattr(self.weight, "placements"):  # a sharded tensor, of which each process has a part
                     raise ConfigurationError(
@@ -164,10 +165,11 @@ def _layer_classes() -> tuple[Any, Any]:
                         f"{tuple(self.weight.shape)} that tensor parallelism has split. Leave the layer out of the "
                         "tp_plan, or name it in ignore_modules."
                     )
-                state.CB = None  # bitsandbytes would not pack a weight again that still has a gradient
+                state.CB = None  # with a gradient, bitsandbytes would not pack the weight again
             if getattr(self.weight, "CB", None) is not None:
                 self.init_8bit_state()
-            rows = x.reshape(-1, x.shape[-1]).to(self.compute_dtype)  # on CPUs, the backward pass takes only these
+            # on CPUs, the backward pass needs 2-D inputs of this dtype
+            rows = x.reshape(-1, x.shape[-1]).to(self.compute_dtype)
             found: Tensor = bnb.matmul(rows, self.weight, state=state).view(*x.shape[:-1], -1)
             if not state.has_fp16_weights:
                 self.weight.data = state.CB
@@ -199,7 +201,7 @@ def _load_rest(
     unexpected: list[str],
     errors: list[str],
 ) -> None:
-    """Pack a plain weight, and load what else a checkpoint holds of ``layer``."""
+    """Pack a plain weight, and load the other entries of a checkpoint for ``layer``."""
     expected = (layer.out_features, layer.in_features)
     if weight is not None and not is_packed:
         if tuple(weight.shape) == expected and weight.is_floating_point():

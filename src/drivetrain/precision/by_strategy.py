@@ -1,4 +1,4 @@
-"""The field's precisions of one strategy: here every precision works with every strategy."""
+"""Familiar precisions for one strategy each; in drivetrain every precision works with every strategy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from drivetrain.precision.precision import Precision, PrecisionRegistry
 
 
 class _OfStrategy(Precision):
-    """Makes the precision of a name; a subclass of the user's becomes one, with its own methods first."""
+    """Creates the precision for a name; a user's subclass is combined with it, with its own methods first."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return _made(cls, *args, **kwargs) if is_own_class(cls) else super().__new__(cls)
@@ -42,7 +42,7 @@ def _made(cls: type, precision: Any = "32-true", scaler: Any = None) -> Precisio
 
 @functools.cache
 def _joined(cls: type, kind: type) -> type:
-    """Return the class of the user's with the precision ``kind`` below it."""
+    """Return a class that combines the user's class with the precision class ``kind``."""
     return type(cls.__name__, (cls, kind), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
 
 
@@ -53,10 +53,10 @@ def _restored(cls: type, kind: type | None, attributes: dict[str, Any]) -> Any:
 
 
 class FSDPPrecision(_OfStrategy):
-    """Returns the precision of a name, such as ``MixedPrecision`` for "bf16-mixed".
+    """Returns the precision for a name, such as ``MixedPrecision`` for "bf16-mixed".
 
-    In other libraries FSDP has a precision of its own. Types in which parameters are gathered and gradients reduced are
-    those of ``FSDPStrategy(mixed_precision=...)``.
+    In other libraries FSDP needs its own precision class. Here ``FSDPStrategy(mixed_precision=...)`` sets the dtypes in
+    which parameters are gathered and gradients reduced.
 
     Args:
         precision: the name.
@@ -65,7 +65,7 @@ class FSDPPrecision(_OfStrategy):
 
 
 class DeepSpeedPrecision(_OfStrategy):
-    """Returns the precision of a name, which DeepSpeedStrategy passes on to DeepSpeed's configuration.
+    """Returns the precision for a name, which DeepSpeedStrategy writes into DeepSpeed's configuration.
 
     Args:
         precision: the name.

@@ -1,4 +1,4 @@
-"""Everything in 64 bits."""
+"""Everything in float64."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from drivetrain.precision.precision import Precision
 
 
 class DoublePrecision(TruePrecision):
-    """64-bit floats ("64-true"), for parameters, buffers, inputs and new tensors.
+    """float64 ("64-true") for parameters, buffers, inputs and new tensors.
 
-    Complex tensors keep their type, as under ``Module.double()``; new ones are complex128, torch's type beside float64.
+    Complex tensors keep their dtype, as under ``Module.double()``; new ones are complex128, which belongs to float64 in
+    torch.
     """
 
     @classmethod

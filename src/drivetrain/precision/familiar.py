@@ -1,11 +1,11 @@
-"""Members of the field's precisions under their names there, on top of this contract, and its signatures.
+"""Familiar members of precisions under their usual names and signatures, implemented with this contract.
 
 [Note: signatures of the field]
-drivetrain calls ``backward(loss, ...)`` between the hooks around it, ``optimizer_step(optimizer, model, closure, ...)``
-also without a closure, and clips with a type of norm. The field's ``backward`` also takes the model and the optimizer,
-its ``optimizer_step`` needs a closure, or takes it as a keyword, and its clipping knows one norm. A ``forward_context``
-that takes the type of the device gets it. ``state_dict`` and ``load_state_dict`` may be without the module and the
-optimizers. :func:`adapt` lets overrides have either signature.
+drivetrain calls ``backward(loss, ...)`` between the backward hooks, ``optimizer_step(optimizer, model, closure, ...)``
+also without a closure, and clipping with ``norm_type``. In other libraries ``backward`` also gets the model and the
+optimizer, ``optimizer_step`` always gets a closure, possibly as a keyword, and clipping has only one norm. A
+``forward_context`` with a parameter for the device type gets it. ``state_dict`` and ``load_state_dict`` may omit the
+module and the optimizers. :func:`adapt` supports both signatures in overrides.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLIPPING = frozenset({"clip_grad_by_value", "clip_grad_by_norm", "main_params"})
 
 
 class Familiar:
-    """What the field's precisions have, and this contract has in another form: callable, and called if overridden."""
+    """Familiar members that this contract has in another form: they can be called, and overrides are used."""
 
     scaler: Any = None
     """The gradient scaler, if there is one."""
@@ -46,11 +46,12 @@ class Familiar:
     optimizer_step: Callable[..., Any]
     state_dict: Callable[..., dict[str, Any]]
 
-    _backward_of: tuple[nn.Module | None, Optimizer | None] = (None, None)  # of the backward pass that runs
-    _is_differentiating: bool = False  # an override of backward runs
-    _clips_by_members: bool = False  # a subclass overrides one of CLIPPING
-    _unscales: bool = False  # a subclass says how gradients are unscaled
-    _unscaled_now: tuple[tuple[Any, Optimizer], ...] = ()  # by what, and whose gradients, since their last step
+    _backward_of: tuple[nn.Module | None, Optimizer | None] = (None, None)  # arguments of the running backward pass
+    _is_differentiating: bool = False  # whether an override of backward is running
+    _clips_by_members: bool = False  # whether a subclass overrides one of CLIPPING
+    _unscales: bool = False  # whether a subclass overrides unscaling
+    # by which method, and of which optimizer, since its last step
+    _unscaled_now: tuple[tuple[Any, Optimizer], ...] = ()
 
     @classmethod
     def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
@@ -62,7 +63,7 @@ class Familiar:
 
     @property
     def precision(self) -> str:
-        """The same as ``name``; a subclass may write ``precision = "..."`` in its body."""
+        """An alias of ``name``; a subclass may set ``precision = "..."`` in its body."""
         return self.name
 
     @precision.setter
@@ -74,12 +75,12 @@ class Familiar:
     def module_init_context(self) -> AbstractContextManager[Any] | None:
         """Return a context in which the parameters of new layers have this precision, or ``None``.
 
-        It is entered inside that of ``tensor_init_context``.
+        It is entered inside the context of ``tensor_init_context``.
         """
         return nullcontext()
 
     def train_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``training_step``; the three others do the same for their steps."""
+        """Return a new context for one ``training_step``; the next three methods do the same for other steps."""
         return self.forward_context() or nullcontext()
 
     def val_step_context(self) -> AbstractContextManager[Any]:
@@ -99,38 +100,38 @@ class Familiar:
     def connect(
         self, model: nn.Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
     ) -> tuple[nn.Module, list[Optimizer], list[Any]]:
-        """Return what a Trainer uses in place of the model, its optimizers and the configurations of its schedulers.
+        """Return replacements for the model, its optimizers and its schedulers' configurations in a Trainer.
 
-        Called in each run when they are made; without optimizers in evaluation and prediction.
+        Called in each run after they are created; without optimizers in evaluation and prediction.
         """
         return model, optimizers, lr_schedulers
 
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def pre_backward(self, tensor: Tensor, module: nn.Module | None) -> Tensor:
-        """Return the tensor to differentiate in place of ``tensor``; the hooks ``on_before_backward`` get it.
+        """Return the tensor to differentiate instead of ``tensor``; the hooks ``on_before_backward`` get it.
 
         Args:
             tensor: the loss.
-            module: the user's; ``None`` in an Engine's loop.
+            module: the user's module; ``None`` in an Engine's loop.
         """
         return tensor
 
     def post_backward(self, tensor: Tensor, module: nn.Module | None) -> Tensor:
-        """Called after the backward pass with what :meth:`pre_backward` returned; the result is not used."""
+        """Called after the backward pass with the result of :meth:`pre_backward`; the return value is ignored."""
         return tensor
 
     def _after_closure(self, model: Any, optimizer: Any) -> None:
-        """Nothing: the closure that ``optimizer_step`` gets has done already what the field does here."""
+        """Do nothing: the closure for ``optimizer_step`` has already done this work."""
 
     def step(self, optimizer: Optimizer, **kwargs: Any) -> bool:
-        """Call ``optimizer_step`` for gradients that are there; return whether it really stepped."""
+        """Call ``optimizer_step`` with existing gradients; return whether it stepped."""
         self.stepped = True
         self.optimizer_step(optimizer, **kwargs)
         return self.stepped
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """The same as ``unscale_gradients``; a subclass may define either."""
+        """An alias of ``unscale_gradients``; a subclass may override either."""
 
     def main_params(self, optimizer: Optimizer) -> Iterator[nn.Parameter]:
         """Yield the parameters whose gradients are clipped."""
@@ -144,29 +145,29 @@ class Familiar:
     def clip_grad_by_norm(
         self, optimizer: Optimizer, clip_val: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
     ) -> Tensor | None:
-        """Clip the gradients of :meth:`main_params` by their total norm, and return the norm before."""
+        """Clip the gradients of :meth:`main_params` by their total norm, and return the norm before clipping."""
         return torch.nn.utils.clip_grad_norm_(
             list(self.main_params(optimizer)), clip_val, norm_type, error_if_nonfinite
         )
 
-    # ---- restarts, which drivetrain's own scaling of losses takes part in ----------------------------------------
+    # ---- checkpoints of an open window, for drivetrain's own loss scaling ----------------------------------------
 
     def deferred_state_dict(
         self, module: nn.Module | None, optimizers: Sequence[Optimizer]
     ) -> Callable[[], dict[str, Any]]:
-        """Return a function that returns what ``state_dict(module, optimizers)`` would return now.
+        """Return a function whose result is the present ``state_dict(module, optimizers)``, also if it is called later.
 
-        The loop calls this at the start of each window while a callback saves on exceptions, so it must not wait for
-        the device: override it where ``state_dict`` reads one.
+        The loop calls it at the start of each window while a callback saves on exceptions, so it must not wait for the
+        device: override it if ``state_dict`` reads from one.
         """
         state = copy.deepcopy(self.state_dict(module, optimizers))
         return lambda: state
 
     def restored_gradients(self, device: torch.device) -> None:
-        """A checkpoint has brought gradients of a window that is not complete, as this precision had made them."""
+        """Called when a checkpoint has restored the gradients of an incomplete window, in this precision's form."""
 
 
-# ---- overrides under these names, for the callers of the contract ----------------------------------------------------
+# ---- how the library calls overrides of these names ------------------------------------------------------------------
 
 
 def differentiate(
@@ -178,7 +179,9 @@ def differentiate(
     *args: Any,
     **kwargs: Any,
 ) -> None:
-    """Call ``backward(loss, *args, **kwargs)`` between :meth:`Familiar.pre_backward` and its counterpart."""
+    """Call ``backward(loss, *args, **kwargs)`` between :meth:`Familiar.pre_backward` and
+    :meth:`Familiar.post_backward`.
+    """
     precision._backward_of = (module, optimizer)
     loss = precision.pre_backward(loss, module)
     backward(loss, *args, **kwargs)
@@ -187,10 +190,10 @@ def differentiate(
 
 
 def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Compute the gradients of ``loss`` for a caller who may pass the model and the optimizer, too.
+    """Compute the gradients of ``loss`` for a caller who may also pass the model and the optimizer.
 
-    An override's ``super().backward(tensor, model, optimizer)`` passes them. So does a strategy that writes out the
-    field's body of ``backward``, for which the hooks and the scaling are part of this call.
+    An override's ``super().backward(tensor, model, optimizer)`` passes them. So does a strategy with a copy of the
+    familiar ``backward``, which expects this call to include the hooks and the scaling.
     """
     if precision._is_differentiating:
         args = _without_parties(args)
@@ -203,7 +206,7 @@ def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ..
 
 
 def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of a field's ``backward`` after the tensor without the model and the optimizer."""
+    """Return the further arguments of a familiar ``backward``, without the model and the optimizer."""
     if args and (args[0] is None or isinstance(args[0], nn.Module)):
         args = args[1:]
         if args and (args[0] is None or isinstance(args[0], Optimizer)):
@@ -212,7 +215,7 @@ def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def end_step(precision: Familiar, optimizer: Optimizer) -> None:
-    """Forget that the gradients of ``optimizer`` are unscaled: it has stepped, or skipped its step."""
+    """Reset the unscaled state of the gradients of ``optimizer``: it has stepped, or skipped its step."""
     if precision._unscaled_now:
         precision._unscaled_now = tuple(pair for pair in precision._unscaled_now if pair[1] is not optimizer)
 
@@ -224,15 +227,15 @@ def clips_by_members(precision: Familiar) -> bool:
 
 def clip_by_value(parameters: list[Tensor] | list[nn.Parameter], clip_val: float) -> None:
     """Clip each element of the gradients of ``parameters``."""
-    if any(each.grad is not None for each in parameters):  # or torch raises an error
+    if any(each.grad is not None for each in parameters):  # otherwise torch raises an error
         torch.nn.utils.clip_grad_value_(parameters, clip_val)
 
 
-# ---- overrides with the signatures of the field ----------------------------------------------------------------------
+# ---- overrides with familiar signatures ------------------------------------------------------------------------------
 
 
 def adapt(cls: type[Precision]) -> None:
-    """Let drivetrain call what ``cls`` itself defines."""
+    """Wrap the methods that ``cls`` defines, so that drivetrain can call them."""
     own = vars(cls)
     if isinstance(name := own.get("precision"), str):
         cls.name = name
@@ -254,13 +257,13 @@ def adapt(cls: type[Precision]) -> None:
 
 
 def _backward(method: Method) -> Method:
-    parties = max(0, min(2, _named(method) - 1))  # the model; the model and the optimizer
+    parties = max(0, min(2, _named(method) - 1))  # the model, or the model and the optimizer
 
     @functools.wraps(method)
     def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._is_differentiating:  # called by super() of an override
+        if self._is_differentiating:  # called by super() in an override
             return method(self, tensor, *args, **kwargs)
-        if args and isinstance(args[0], nn.Module):  # called by a strategy that writes out the field's body
+        if args and isinstance(args[0], nn.Module):  # called by a strategy with a copy of the familiar body
             module: Any = args[0]
             return module.trainer.strategy.driver.differentiate(tensor, *args[2:], **kwargs)
         self._is_differentiating = True
@@ -295,7 +298,7 @@ def _optimizer_step(method: Method) -> Method:
 
 
 def _no_loss() -> None:
-    """The closure for an optimizer step whose gradients have been computed already."""
+    """A closure for an optimizer step whose gradients are already computed."""
 
 
 def _clip_gradients(method: Method) -> Method:
@@ -340,7 +343,7 @@ def _check_norm(precision: Precision, member: str, norm_type: float) -> None:
 
 
 def _once_per_step(method: Method) -> Method:
-    """Let a second call before the optimizer's step do nothing: clipping and the step itself both ask for it."""
+    """Make a second call before the optimizer's step do nothing: clipping and the step both call it."""
 
     @functools.wraps(method)
     def unscale_gradients(self: Any, optimizer: Any) -> None:
@@ -352,7 +355,7 @@ def _once_per_step(method: Method) -> Method:
 
 
 def _without_parts(kept: int, method: Method) -> Method:
-    """Leave out the module and the optimizers, which follow ``kept`` arguments, where ``method`` does not take them."""
+    """Drop the module and the optimizers, which follow ``kept`` arguments, if ``method`` does not accept them."""
     if _takes(method, kept + 2):
         return method
 
@@ -375,7 +378,7 @@ def _forward_context(method: Method) -> Method:
 
 
 def _named(method: Method) -> int:
-    """Return how many arguments ``method`` takes by position and names, without ``self``."""
+    """Return the number of named positional parameters of ``method``, without ``self``."""
     kinds = [parameter.kind for parameter in inspect.signature(method).parameters.values()]
     named = sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
     return max(0, named - 1)

@@ -1,4 +1,4 @@
-"""Linear layers in 8-bit floats, by torchao; everything else as in bf16-mixed."""
+"""Linear layers in 8-bit floats, by torchao; all other layers as in bf16-mixed."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from drivetrain.precision._layers import keep_hooks, listed, plain_layers, requi
 from drivetrain.precision.precision import Precision, in_default_dtype
 
 _RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-_MULTIPLE = 16  # of both sizes of a weight, for the devices that multiply 8-bit floats
+_MULTIPLE = 16  # both sizes of a weight must be multiples, on devices with 8-bit products
 
 
 class Float8Precision(Precision):
     """8-bit floats ("float8") for the matrix products of linear layers; needs the package ``torchao``.
 
-    torchao's ``convert_to_float8_training`` exchanges the layers before the model is sharded or wrapped. The parameters
-    stay as they are, in 32 bits and under their names, so checkpoints are those of any other precision.
+    torchao's ``convert_to_float8_training`` replaces the layers before the model is sharded or wrapped. The parameters
+    stay float32 under their names, so checkpoints are the same as with other precisions.
 
     Args:
         recipe: how numbers are scaled: "tensorwise" is the fastest, "rowwise" more accurate, "rowwise_with_gw_hp" the
             most accurate; or torchao's ``Float8LinearConfig``.
-        module_filter_fn: ``(layer, path)``: whether this linear layer is converted; ``None``: all are. Layers with a
-            size that is no multiple of 16, subclasses of ``Linear`` and layers that share their weight never are.
-        emulate: compute the rounding of 8-bit floats in wider types; ``None``: where the device cannot multiply them.
+        module_filter_fn: ``(layer, path)``: whether to convert this linear layer; ``None``: all. Layers with a size
+            that is not a multiple of 16, subclasses of ``Linear`` and layers that share their weight are never
+            converted.
+        emulate: compute the rounding of 8-bit floats in wider types; ``None``: if the device does not support them.
         fsdp_all_gather: with FSDP, gather the weights of these layers in 8 bits; only "tensorwise".
-        autocast: the type of everything else under ``torch.autocast``; ``None``: the parameters' own.
+        autocast: the dtype of all other operations under ``torch.autocast``; ``None``: the parameters' own.
 
     Raises:
         ConfigurationError: torchao is not installed, or the recipe is unknown.
@@ -83,7 +84,8 @@ class Float8Precision(Precision):
         fits = {path for path, each in found.items() if not any(size % _MULTIPLE for size in each.weight.shape)}
         chosen = {path for path in fits if self._filter is None or self._filter(found[path], path)}
         if not chosen:
-            if not any(isinstance(each, Float8Linear) for each in module.modules()):  # else an earlier run has
+            # otherwise an earlier run has converted them
+            if not any(isinstance(each, Float8Linear) for each in module.modules()):
                 rank_zero_warn(
                     f"Float8Precision converts no layer of {type(module).__name__}, so nothing computes in 8 bits: "
                     f'{_why_none(found, fits)}. Write precision="bf16-mixed", or change the model.'
@@ -115,13 +117,13 @@ class Float8Precision(Precision):
 
 @functools.cache
 def _multiplies(device_type: str, config: Any) -> bool:
-    """Return whether this kind of device computes with ``config``, which only trying tells."""
+    """Return whether this device type supports ``config``, by trying it."""
     from torchao.float8 import convert_to_float8_training
 
     plain = dataclasses.replace(config, enable_fsdp_float8_all_gather=False)
     kind: dict[str, Any] = {"device": device_type, "dtype": torch.bfloat16}
     with torch.enable_grad():
-        # which draws no random numbers
+        # draws no random numbers
         layer = nn.utils.skip_init(nn.Linear, _MULTIPLE, _MULTIPLE, **kind)  # type: ignore[no-untyped-call]
         for parameter in layer.parameters():
             nn.init.ones_(parameter)

@@ -1,4 +1,4 @@
-"""Everything in 16 bits; and what the precisions share that keep everything in one type."""
+"""Everything in a 16-bit type; and the base class of precisions that keep everything in one type."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ _DTYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
 class TruePrecision(Precision):
     """Parameters, buffers, inputs and new tensors in one floating-point type.
 
-    Integer, boolean and complex tensors are left alone, as ``Module.half()`` and ``Module.double()`` leave them, and so
-    is what is no tensor: an object of another library that holds tensors is converted in ``on_before_batch_transfer``,
-    if need be.
+    Integer, boolean and complex tensors are not converted, as in ``Module.half()`` and ``Module.double()``; nor are
+    other objects: convert an object of another library that contains tensors in ``on_before_batch_transfer``.
 
     Args:
-        name: what users write for it.
+        name: the name that users write.
         dtype: the floating-point type.
     """
 
@@ -34,7 +33,7 @@ class TruePrecision(Precision):
         self.dtype = self.computes_in = dtype
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        # What Module.half() and Module.double() are made of; ``to(dtype)`` would drop the imaginary part.
+        # As in Module.half() and Module.double(); ``to(dtype)`` would drop the imaginary part.
         module._apply(self._convert)  # type: ignore[no-untyped-call]
         return module
 
@@ -65,14 +64,16 @@ class TruePrecision(Precision):
 
 
 class HalfPrecision(TruePrecision):
-    """Everything in 16 bits, the optimizer's state included: half the memory, and small updates are rounded away.
+    """Everything in 16 bits, including the optimizer's state: it needs half the memory, but small updates are rounded
+    to zero.
 
-    Args:
+    precision: "bf16-true", with the range of float32, or "16-true", with more digits and a small range.
         precision: "bf16-true", with the range of 32-bit floats, or "16-true", with more digits and a small range. No
-            loss is scaled, and an optimizer's small constants may vanish: Adam needs ``eps=1e-4`` in "16-true".
+            loss is scaled, and small constants of an optimizer may be rounded to 0: Adam needs ``eps=1e-4`` in
+            "16-true".
 
     Raises:
-        ConfigurationError: an unknown precision.
+        ConfigurationError: the precision is unknown.
     """
 
     @classmethod
@@ -90,10 +91,10 @@ class HalfPrecision(TruePrecision):
 
 
 class DefaultDtype:
-    """A context in which new floating-point tensors have one type; reusable, and may be entered within itself.
+    """A reusable and reentrant context in which new floating-point tensors have one dtype.
 
     Args:
-        dtype: that type.
+        dtype: the dtype.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:

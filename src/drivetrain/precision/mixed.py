@@ -1,4 +1,4 @@
-"""Parameters in 32 bits, matrix work in 16."""
+"""Parameters in float32, matrix products in 16 bits."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from drivetrain.precision.precision import Precision, evaluated, in_default_dtyp
 
 _DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _SKIPS_BEFORE_WARNING = 100
-_SKIPS_ITSELF = "_step_supports_amp_scaling"  # torch's name for an optimizer with such a kernel
+_SKIPS_ITSELF = "_step_supports_amp_scaling"  # torch's attribute of optimizers with such a kernel
 
 
 class MixedPrecision(Precision):
-    """Autocast around the steps (``torch.autocast``); with float16, a scaled loss as well.
+    """Autocast around the steps (``torch.autocast``); with float16, the loss is also scaled.
 
     Args:
         precision: "16-mixed" or "bf16-mixed".
-        device: the autocast device type; ``None`` takes the accelerator's own.
-        scaler: a ``torch.amp.GradScaler`` of one's own for "16-mixed"; ``None`` makes one with torch's defaults.
+        device: the device type for autocast; ``None``: the accelerator's.
+        scaler: your own ``torch.amp.GradScaler`` for "16-mixed"; ``None``: one with torch's defaults.
 
-    The backward pass runs outside the context, as torch advises, and the cast cache is off: it would hand a weight
-    that was cast under ``no_grad`` to a later step that needs its gradient.
+    The backward pass runs outside the context, as torch advises, and the cast cache is off: it would reuse a weight
+    that was cast under ``no_grad`` in a later step that needs its gradient.
 
-    A step whose gradients are not finite is skipped. Finding that out is the one time per step that the device is
-    read; with "bf16-mixed" nothing is.
+    A step whose gradients are not finite is skipped. This check is the only time per step that the device is read;
+    "bf16-mixed" reads nothing.
 
-    Several optimizers share the scale, and it must not change under gradients that are still to be unscaled. So it is
-    updated once per round: right after a step if no other optimizer of the run holds gradients, else when the next
-    loss is scaled. What other optimizers hold by then is brought to the new scale, also what was unscaled for
-    clipping and not stepped yet, so that further losses may add to it.
+    Several optimizers share the scale, which must not change while any of them has scaled gradients. So it is updated
+    once per round: right after a step if no other optimizer of the run has gradients, otherwise when the next loss is
+    scaled. Gradients that other optimizers then hold are converted to the new scale, including those already unscaled
+    for clipping, so that further losses can be added.
 
     Raises:
-        ConfigurationError: an unknown precision, or a scaler for "bf16-mixed".
+        ConfigurationError: the precision is unknown, or a scaler was passed for "bf16-mixed".
     """
 
     @classmethod
@@ -73,14 +73,14 @@ class MixedPrecision(Precision):
                 'Leave scaler out, or write precision="16-mixed".'
             )
         self._scaler = scaler
-        self._loaded: dict[str, Any] = {}  # what the scaler must start with, once it exists
-        self._optimizers: tuple[Optimizer, ...] | None = None  # None: not bound yet
-        self._device: torch.device | None = None  # where the losses lie
-        self._rounds: list[dict[str, Any]] = []  # by optimizer, what a checkpoint tells of an unfinished round
-        self._scaled = False  # a loss was scaled since the last update
-        self._unscaled: set[Optimizer] = set()  # gradients are unscaled; the step is still to come
-        self._stepped: set[Optimizer] = set()  # stepped or skipped since the last update
-        self._skipped: dict[Optimizer, int] = {}  # how many steps in a row
+        self._loaded: dict[str, Any] = {}  # the state for the scaler, until it exists
+        self._optimizers: tuple[Optimizer, ...] | None = None  # None: bind() was not called yet
+        self._device: torch.device | None = None  # the device of the losses
+        self._rounds: list[dict[str, Any]] = []  # by optimizer, a checkpoint's entries for an unfinished round
+        self._scaled = False  # whether a loss was scaled since the last update
+        self._unscaled: set[Optimizer] = set()  # optimizers with unscaled gradients and without a step since
+        self._stepped: set[Optimizer] = set()  # optimizers that stepped or skipped since the last update
+        self._skipped: dict[Optimizer, int] = {}  # number of skipped steps in a row
 
     def convert_output(self, data: Any) -> Any:
         return in_default_dtype(data)
@@ -88,23 +88,23 @@ class MixedPrecision(Precision):
     def forward_context(self) -> AbstractContextManager[Any] | None:
         kind = self.device or self.device_type
         if self.scales_loss:
-            self._scaler_for(kind)  # so that it can be seen before the first batch
+            self._scaler_for(kind)  # so that it exists before the first batch
         return torch.autocast(kind, dtype=self.computes_in, cache_enabled=False)
 
     def bind(self, optimizers: Sequence[Optimizer]) -> None:
-        """A run begins, and these are all its optimizers.
+        """Set all optimizers of a run that begins.
 
-        Without this call the scale is updated when the next loss is scaled, since anybody may hold gradients.
+        Without this call the scale is updated when the next loss is scaled, because any optimizer may have gradients.
         """
         self._optimizers = tuple(optimizers)
         self._skipped.clear()
 
     def scale(self, loss: Tensor) -> Tensor:
-        """``loss`` times the current scale."""
+        """Return ``loss`` times the current scale."""
         if not self.scales_loss:
             return loss
         scaler = self._scaler_for(loss.device.type)
-        if self._rounds:  # of a checkpoint whose gradients were not restored
+        if self._rounds:  # from a checkpoint whose gradients were not restored
             self.restored_gradients(loss.device)
         if self._stepped or self._unscaled:
             self._settle()
@@ -115,7 +115,7 @@ class MixedPrecision(Precision):
         """Divide this optimizer's gradients by the scale; a second call before its step does nothing.
 
         Raises:
-            ConfigurationError: no scaled loss has made these gradients.
+            ConfigurationError: these gradients do not come from a scaled loss.
         """
         if not self.scales_loss or optimizer in self._unscaled or not _holds_gradients(optimizer):
             return
@@ -137,10 +137,10 @@ class MixedPrecision(Precision):
         closure: Callable[[], Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Step if all gradients are finite; :attr:`stepped` is whether it did.
+        """Step if all gradients are finite, and set :attr:`stepped`.
 
         Raises:
-            ConfigurationError: no scaled loss has made these gradients.
+            ConfigurationError: these gradients do not come from a scaled loss.
         """
         if not self.scales_loss:
             return super().optimizer_step(optimizer, model, closure, **kwargs)
@@ -154,10 +154,9 @@ class MixedPrecision(Precision):
 
     def _step_scaled(self, optimizer: Optimizer, **kwargs: Any) -> bool:
         self.unscale_gradients(optimizer)
-        assert self._scaler is not None  # something has been unscaled with it
+        assert self._scaler is not None  # unscaling has created it
         called: list[bool] = []
-        # The scaler reads whether all gradients are finite and calls the optimizer only then: that it was called is
-        # the answer.
+        # The scaler calls the optimizer only if all gradients are finite, so the call itself gives the answer.
         hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
         try:
             with _stepped_as_others(optimizer):
@@ -174,7 +173,8 @@ class MixedPrecision(Precision):
 
     def restored_gradients(self, device: torch.device) -> None:
         if self.scales_loss:
-            self._scaler_for(device.type).scale(torch.ones((), device=device))  # it sets itself up with its first loss
+            # a scaler initialises itself with its first loss
+            self._scaler_for(device.type).scale(torch.ones((), device=device))
             self._scaled, self._device = True, device
             for optimizer, its_round in zip(self._optimizers or (), self._rounds, strict=False):
                 self._restore_round(optimizer, its_round, device)
@@ -190,10 +190,11 @@ class MixedPrecision(Precision):
         self._scaler = scaler
 
     def state_dict(self, module: nn.Module | None = None, optimizers: Sequence[Optimizer] = ()) -> dict[str, Any]:
-        """The scale and what it grows by; empty for "bf16-mixed". Reading it changes nothing.
+        """Return the scale and its growth state; empty for "bf16-mixed". Reading it changes nothing.
 
-        If the scale waits for its update and no gradients wait for theirs, it is the scale after that update. If
-        gradients do, they belong to the scale as it is, and "optimizers" holds what each of them has done with it.
+        If the scale is due for an update and no optimizer holds gradients, the state contains the updated scale.
+        Otherwise the gradients belong to the current scale, and "optimizers" contains each optimizer's progress in the
+        round.
         """
         if self._scaler is None:
             return dict(self._loaded)
@@ -208,7 +209,7 @@ class MixedPrecision(Precision):
     ) -> Callable[[], dict[str, Any]]:
         if self._scaler is None or not self._scaler.is_enabled() or overrides(self, "state_dict", MixedPrecision):
             return super().deferred_state_dict(module, optimizers)
-        if self._stepped or self._unscaled:  # steps of several optimizers are under way, which is rare
+        if self._stepped or self._unscaled:  # several optimizers are in the middle of a round, which is rare
             return super().deferred_state_dict(module, optimizers)
         twin: GradScaler = object.__new__(type(self._scaler))
         own = vars(self._scaler).items()
@@ -218,7 +219,7 @@ class MixedPrecision(Precision):
     def load_state_dict(
         self, state_dict: dict[str, Any], module: nn.Module | None = None, optimizers: Sequence[Optimizer] = ()
     ) -> None:
-        """Take a scaler's state back; an empty one, or any for "bf16-mixed", changes nothing."""
+        """Restore a scaler's state; an empty one, or any state for "bf16-mixed", is ignored."""
         if not expect(state_dict, Mapping) or not self.scales_loss:
             return
         expect(state_dict, _SCALER)
@@ -227,7 +228,7 @@ class MixedPrecision(Precision):
             self._loaded = dict(state_dict)
             return
         if self._stepped:
-            self._update()  # it was due before this state, and must not come after it
+            self._update()  # it was due before this state, and must not change it later
         self._scaler.load_state_dict(state_dict)
 
     # ---- the scale -----------------------------------------------------------------------------------------------
@@ -240,12 +241,12 @@ class MixedPrecision(Precision):
         return self._scaler
 
     def _held(self) -> list[Optimizer]:
-        """The optimizers with gradients that wait for their step."""
+        """Return the optimizers with gradients that no step has used yet."""
         others = {*(self._optimizers or ()), *self._unscaled} - self._stepped
         return [optimizer for optimizer in others if _holds_gradients(optimizer)]
 
     def _update(self) -> None:
-        assert self._scaler is not None  # something has stepped with it
+        assert self._scaler is not None  # a step has created it
         self._scaler.update()
         self._unscaled.clear()
         self._stepped.clear()
@@ -253,14 +254,14 @@ class MixedPrecision(Precision):
 
     @staticmethod
     def _updated(scaler: GradScaler) -> GradScaler:
-        """A copy of ``scaler`` after its update."""
-        twin = object.__new__(type(scaler))  # copy.copy refuses a scaler that waits for its update
+        """Return a copy of ``scaler`` after its update."""
+        twin = object.__new__(type(scaler))  # copy.copy refuses a scaler that is due for an update
         vars(twin).update({name: copy.deepcopy(value) for name, value in vars(scaler).items()})
         twin.update()
         return twin
 
     def _round_of(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What ``optimizer`` has done since the last update of the scale."""
+        """Return the progress of ``optimizer`` since the last update of the scale."""
         known = getattr(self._scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
         found = known.get("found_inf_per_device", {}).values()
         return {
@@ -281,8 +282,8 @@ class MixedPrecision(Precision):
             states[id(optimizer)].update(stage=stage, found_inf_per_device={device: found})
 
     def _settle(self) -> None:
-        """Update the scale if a step asks for it, and bring every gradient that waits for its step to it."""
-        assert self._scaler is not None  # something has been unscaled with it
+        """Update the scale if it is due, and convert all gradients without a step to the new scale."""
+        assert self._scaler is not None  # unscaling has created it
         held = self._held()
         one = torch.ones((), device=self._device)
         before = self._scaler.scale(one)
@@ -298,8 +299,8 @@ class MixedPrecision(Precision):
             self._scaled = bool(held)
 
     def _forget(self, optimizer: Optimizer) -> None:
-        # The scaler lets go of what it knows of an optimizer only in update(), which is about all of them. A scaler
-        # that is switched off knows nothing.
+        # The scaler resets an optimizer's state only in update(), for all optimizers together. A disabled scaler has no
+        # state.
         getattr(self._scaler, "_per_optimizer_states", {}).pop(id(optimizer), None)
 
     def _count_skips(self, optimizer: Optimizer, really: bool) -> None:
@@ -317,11 +318,12 @@ class MixedPrecision(Precision):
 
 @contextmanager
 def _stepped_as_others(optimizer: Optimizer) -> Iterator[None]:
-    """A block in which a scaler treats ``optimizer`` as one that cannot skip a step itself.
+    """Context in which a scaler treats ``optimizer`` as one that cannot skip a step itself.
 
-    A scaler calls an optimizer with a fused kernel on every step, and the kernel leaves out those whose gradients are
-    not finite. By then ``step`` has made the optimizer's state: SGD's momentum buffers are made without values, and a
-    skipped step leaves them so. The gradients are unscaled already, so such a kernel has nothing else to add.
+    A scaler calls an optimizer with a fused kernel on every step, and the kernel skips the update if gradients are not
+    finite. By then ``step`` has created the optimizer's state: SGD's momentum buffers are allocated but not
+    initialised, and a skipped step leaves them so. The gradients are already unscaled, so the kernel has no other
+    advantage.
     """
     own = vars(optimizer)
     if not getattr(optimizer, _SKIPS_ITSELF, False):
@@ -363,8 +365,8 @@ def _multiply_gradients(optimizer: Optimizer, factor: Tensor) -> None:
 
 
 def torch_scaler(precision: Precision) -> Any:
-    """Return torch's scaler, with which ``precision`` scales losses; ``None`` if it does not, or in its own way."""
+    """Return torch's scaler, if ``precision`` scales losses with it; otherwise ``None``."""
     if not (precision.scales_loss and isinstance(precision, MixedPrecision)):
         return None
-    precision.forward_context()  # makes the scaler
+    precision.forward_context()  # creates the scaler
     return precision.scaler

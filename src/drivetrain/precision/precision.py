@@ -1,4 +1,4 @@
-"""The contract of a numeric precision, and the registry; the base class is plain 32-bit floats."""
+"""The contract of a numeric precision, and the registry; the base class is plain float32."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ClipAlgorithm = Literal["norm", "value"]
 
 
 class Precision(Familiar):
-    """Full 32-bit precision ("32-true"): nothing is converted, nothing is scaled.
+    """Full 32-bit precision ("32-true"): nothing is converted or scaled.
 
-    A new precision is a file in this folder, or in a package of its own, with one such class: it gives itself names in
+    A new precision is a file in this folder, or in a package, with one subclass: it registers names in
     ``register_precisions(cls, precision_registry)``, and each is a value of ``precision=``. A member that a subclass
-    does not override is not called in a step. The field's members, such as ``pre_backward``, may be overridden as well;
-    they are in :class:`drivetrain.precision.familiar.Familiar`. Overrides may have the signatures of the field.
+    does not override is not called in a step. Familiar members such as ``pre_backward`` may be overridden too; they are
+    in :class:`drivetrain.precision.familiar.Familiar`. Overrides may have the familiar signatures.
     """
 
     name: str = "32-true"
@@ -66,17 +66,17 @@ class Precision(Familiar):
         return data
 
     def convert_output(self, data: Any) -> Any:
-        """Return what a module that an Engine has set up returns, in the type that the loop expects.
+        """Convert the outputs of a module that an Engine has set up to the dtype that the loop expects.
 
-        Called only if a subclass overrides it, and by an Engine: a Trainer leaves the outputs of steps as they are.
+        Called only by an Engine, if a subclass overrides it: a Trainer does not convert the outputs of steps.
         """
         return data
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
         """Return a context for a forward pass on :attr:`device_type`; ``None`` if none is needed.
 
-        ``None`` and not an empty context, because entering even an empty one costs time in every step. drivetrain's own
-        contexts are entered again and again; one that a subclass of yours returns is entered once.
+        It returns ``None`` instead of an empty context, because entering even an empty one costs time in every step.
+        drivetrain's own contexts are entered repeatedly; a context from your subclass is entered once.
         """
         return None
 
@@ -87,17 +87,17 @@ class Precision(Familiar):
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def bind(self, optimizers: Sequence[Optimizer]) -> None:
-        """Take the optimizers of the run that begins: all of them."""
+        """Set all optimizers of a run that begins."""
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the loss to differentiate in place of ``loss``."""
+        """Return the loss to differentiate instead of ``loss``."""
         return loss
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients of ``loss``, between the hooks ``on_before_backward`` and ``on_after_backward``.
 
-        An override may have the signature of the field, ``(tensor, model, optimizer, *args, **kwargs)``. A strategy's
-        own ``backward`` may call it so too: then the hooks around it and the scaling are part of it.
+        An override may have the familiar signature ``(tensor, model, optimizer, *args, **kwargs)``. A strategy's own
+        ``backward`` may call it with these arguments: it then includes the hooks and the scaling.
         """
         if args or kwargs:
             backward_of_the_field(self, loss, args, kwargs)
@@ -105,7 +105,7 @@ class Precision(Familiar):
             loss.backward()  # type: ignore[no-untyped-call]
 
     def unscale_gradients(self, optimizer: Optimizer) -> None:
-        """Give this optimizer's parameters their true gradients; a second call before its step does nothing."""
+        """Unscale the gradients of this optimizer's parameters; a second call before its step does nothing."""
 
     def optimizer_step(
         self,
@@ -117,11 +117,11 @@ class Precision(Familiar):
         """Step ``optimizer`` in this precision, and return what ``closure`` returns.
 
         Args:
-            optimizer: the user's.
-            model: whose parameters are stepped.
-            closure: runs the forward and backward pass, and returns the loss. Afterwards the gradients are unscaled if
-                :attr:`scales_loss`, the hooks ``on_before_optimizer_step`` have seen them and they are clipped.
-                ``None``: the gradients are there.
+            optimizer: the user's optimizer.
+            model: the model whose parameters are stepped.
+            closure: runs the forward and backward pass, and returns the loss. It also unscales the gradients if
+                :attr:`scales_loss`, calls the hooks ``on_before_optimizer_step`` and clips. ``None``: the gradients are
+                already computed.
             kwargs: for ``optimizer.step``.
         """
         if not self.scales_loss:
@@ -139,21 +139,21 @@ class Precision(Familiar):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
     ) -> Tensor | None:
-        """Clip the gradients of this optimizer's parameters and of no others, unscaled.
+        """Clip only the unscaled gradients of this optimizer's parameters.
 
-        An override may take the first three arguments only: then ``norm_type`` is 2, and a norm that is not finite is
-        its own business.
+        An override may have only the first three parameters: ``norm_type`` is then 2, and the override handles a
+        non-finite norm.
 
         Args:
-            optimizer: whose parameters; those without a gradient are skipped.
-            clip_val: the largest norm of all of them together ("norm"), or of each element's absolute value ("value").
-                Not positive: nothing happens.
+            optimizer: the optimizer with the parameters; those without a gradient are skipped.
+            clip_val: the largest norm of all gradients together ("norm"), or absolute value of each element ("value").
+                0 or negative: nothing is clipped.
             gradient_clip_algorithm: "norm" or "value".
             norm_type: which norm; ``inf`` is the largest element.
-            error_if_nonfinite: raise RuntimeError if the norm is no number; that reads the device.
+            error_if_nonfinite: raise RuntimeError if the norm is not finite, which synchronises with the device.
 
         Returns:
-            The norm before clipping, on the device; ``None`` where none was computed.
+            The norm before clipping, on the device; ``None`` if none was computed.
         """
         if clip_val <= 0:
             return None
@@ -174,26 +174,28 @@ class Precision(Familiar):
     # ---- state ---------------------------------------------------------------------------------------------------
 
     def state_dict(self, module: nn.Module | None = None, optimizers: Sequence[Optimizer] = ()) -> dict[str, Any]:
-        """Return what must survive a restart, for a checkpoint.
+        """Return the state for a checkpoint.
 
         Args:
-            module: the user's module, whose parameter names are the keys of what belongs to a parameter. In an Engine's
-                checkpoint of several modules, a module that has them as its children, under their names there.
-            optimizers: those of its parameters.
+            module: the user's module, whose parameter names are the keys for the state of parameters. In an Engine's
+                checkpoint of several modules, a module with these as its children, under their names in the checkpoint.
+            optimizers: the optimizers of its parameters.
         """
         return {}
 
     def load_state_dict(
         self, state_dict: dict[str, Any], module: nn.Module | None = None, optimizers: Sequence[Optimizer] = ()
     ) -> None:
-        """Take back what :meth:`state_dict` returned; module and optimizers have their states by then."""
+        """Restore a result of :meth:`state_dict`; module and optimizers are already restored."""
 
     def teardown(self) -> None:
-        """Free what this precision holds; called when a run ends, also after an exception."""
+        """Free resources of this precision; called when a run ends, also after an exception."""
 
 
 def evaluated(closure: Callable[[], Any] | None) -> Any:
-    """Return what ``closure`` returns, called before a step and not inside: a scaler looks at the gradients first."""
+    """Return the result of ``closure``, called before a step instead of inside it: a scaler checks the gradients
+    first.
+    """
     if closure is None:
         return None
     with torch.enable_grad():
@@ -221,7 +223,9 @@ _MEANT = {
 
 
 def precision_meant(given: object) -> str | None:
-    """Return the name of the precision that another library or torch calls ``given``; ``None`` if none does."""
+    """Return the name of the precision for ``given``, a name in another library or in torch; ``None`` if it is
+    unknown.
+    """
     word = str(given).lower().removeprefix("torch.").replace("_", "-")
     return next((name for name, words in _MEANT.items() if word in words.split()), None)
 
@@ -229,5 +233,5 @@ def precision_meant(given: object) -> str | None:
 PrecisionRegistry: Registry[Precision] = Registry("drivetrain.precision", "precision", "precision", by_file=False)
 """The precisions by name: those of the files beside this one, of users, and of installed packages."""
 
-for _name in ("32-true", "32"):  # a class's own definition does not call its __init_subclass__
+for _name in ("32-true", "32"):  # __init_subclass__ is not called for this class itself
     PrecisionRegistry.register(_name, Precision)

@@ -18,24 +18,24 @@ from drivetrain.precision.half import DefaultDtype, TruePrecision
 from drivetrain.precision.precision import Precision
 
 _NAMES = {torch.bfloat16: "transformer-engine", torch.float16: "transformer-engine-float16"}
-_MULTIPLE = 16  # of both sizes of a weight
+_MULTIPLE = 16  # both sizes of a weight must be multiples
 
 
 class TransformerEnginePrecision(TruePrecision):
-    """Weights in 16 bits, and the matrix products of TransformerEngine's layers in 8; needs its package.
+    """Weights in 16 bits, and matrix products of TransformerEngine's layers in 8-bit floats; needs its package.
 
-    It needs a GPU that multiplies 8-bit floats (Ada, Hopper or later). It never ran on one in drivetrain's tests, which
-    use a stand-in for the package.
+    It needs a GPU with 8-bit float products (Ada, Hopper or later). drivetrain's tests use a stand-in for the package
+    and have never run it on such a GPU.
 
     Args:
         weights_dtype: ``torch.bfloat16`` ("transformer-engine") or ``torch.float16`` ("transformer-engine-float16").
         recipe: one of TransformerEngine's recipes, or the arguments of its ``DelayedScaling``; ``None``: its default.
-        replace_layers: exchange ``Linear`` and ``LayerNorm`` for TransformerEngine's. ``None``: unless the module has
-            layers of TransformerEngine already.
-        fallback_compute_dtype: the type in which all other layers compute; ``None``: ``weights_dtype``.
+        replace_layers: replace ``Linear`` and ``LayerNorm`` with TransformerEngine's layers. ``None``: unless the
+            module already has layers of TransformerEngine.
+        fallback_compute_dtype: the dtype in which all other layers compute; ``None``: ``weights_dtype``.
 
     Raises:
-        ConfigurationError: the package is not installed, or ``weights_dtype`` is another type.
+        ConfigurationError: the package is not installed, or ``weights_dtype`` is another dtype.
     """
 
     @classmethod
@@ -85,7 +85,7 @@ class TransformerEnginePrecision(TruePrecision):
     def forward_context(self) -> AbstractContextManager[Any] | None:
         import transformer_engine.pytorch as te
 
-        new = hasattr(te, "autocast")  # since its version 2.9
+        new = hasattr(te, "autocast")  # since TransformerEngine 2.9
         engines = functools.partial(te.autocast if new else te.fp8_autocast, enabled=True)
         engines.keywords["recipe" if new else "fp8_recipe"] = self.recipe
         dtype = self.fallback_compute_dtype
@@ -117,10 +117,10 @@ class TransformerEnginePrecision(TruePrecision):
 
 
 class _Together:
-    """Several contexts as one, which may be entered again and again.
+    """Several contexts as one reusable context.
 
     Args:
-        makes: what makes each.
+        makes: functions that create the contexts.
     """
 
     def __init__(self, makes: Sequence[Callable[[], AbstractContextManager[Any]]]) -> None:
@@ -143,7 +143,7 @@ def _has_own_layers(module: nn.Module) -> bool:
 
 
 def _copy(old: nn.Module, new: nn.Module) -> None:
-    """Give ``new`` the parameters of ``old``, and let it load checkpoints that know nothing of its extra state."""
+    """Move the parameters of ``old`` to ``new``, and let it load checkpoints without its extra state."""
     with torch.no_grad():
         for name, parameter in old.named_parameters():
             target: Any = getattr(new, name)

@@ -1,4 +1,4 @@
-"""What XLA devices compute in: everything in one type."""
+"""Precision on XLA devices: everything in one dtype."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _DTYPES = {"32-true": torch.float32, "16-true": torch.float16, "bf16-true": torc
 
 
 class XLAPrecision(TruePrecision):
-    """Parameters, buffers, inputs and new tensors in one type on an XLA device.
+    """Parameters, buffers, inputs and new tensors in one dtype on an XLA device.
 
-    ``Trainer(precision="bf16-true")`` does the same; this class is the name that users of the field know. Nothing is
-    scaled, and torch_xla's variables ``XLA_USE_BF16`` and ``XLA_USE_F16``, which have gone, are not needed.
+    ``Trainer(precision="bf16-true")`` does the same; this class is the familiar name. Nothing is scaled, and
+    torch_xla's removed variables ``XLA_USE_BF16`` and ``XLA_USE_F16`` are not needed.
 
     Args:
         precision: "32-true", "16-true" or "bf16-true".
 
     Raises:
-        ConfigurationError: an unknown precision.
+        ConfigurationError: the precision is unknown.
     """
 
     def __init__(self, precision: str = "32-true") -> None:
