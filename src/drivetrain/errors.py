@@ -44,7 +44,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_LONGEST_REPR = 100  # characters; a model's own text would fill pages
+_LONGEST_REPR = 100  # characters; the text of a model would fill pages
 
 
 class DrivetrainError(Exception):
@@ -56,7 +56,7 @@ class ConfigurationError(DrivetrainError, ValueError):
 
 
 class UnknownArgumentError(ConfigurationError, TypeError):
-    """There is no argument of this name. Also a TypeError, as Python raises for an unknown argument."""
+    """An argument does not exist. Also a TypeError, as Python raises for an unknown argument."""
 
 
 class UnknownNameError(ConfigurationError, KeyError):
@@ -66,17 +66,17 @@ class UnknownNameError(ConfigurationError, KeyError):
 
 
 class WrongTypeError(ConfigurationError, TypeError):
-    """An argument has a type that is not accepted, or the model is missing. Also a TypeError, as Python raises."""
+    """An argument has a wrong type, or the model is missing. Also a TypeError, as Python raises."""
 
 
 class SignatureError(ConfigurationError, TypeError, RuntimeError):
-    """A step or a hook does not take what the loop passes. Also a TypeError, as Python raises for a wrong call, and a
-    RuntimeError: whether there are several loaders, only the run shows.
+    """A step or a hook does not accept the loop's arguments. Also a TypeError, as Python raises for a wrong call, and a
+    RuntimeError, because only the run shows whether there are several loaders.
     """
 
 
 class MissingAttributeError(ConfigurationError, AttributeError):
-    """An object lacks an attribute that is needed. Also an AttributeError, as Python raises."""
+    """An object lacks a required attribute. Also an AttributeError, as Python raises."""
 
 
 class MissingPackageError(ConfigurationError, ModuleNotFoundError):
@@ -88,11 +88,13 @@ class HookError(ConfigurationError, NotImplementedError):
 
 
 class RunError(ConfigurationError, RuntimeError):
-    """Parts of a run do not fit each other or the machine. Also a RuntimeError: only the run shows it."""
+    """Parts of a run do not fit each other or the machine. Also a RuntimeError, because it is only detected during a
+    run.
+    """
 
 
 class NotLoggedError(RunError):
-    """A callback watches a name that was not logged."""
+    """A callback monitors a name that was not logged."""
 
 
 class NotSupportedError(ConfigurationError):
@@ -104,11 +106,11 @@ class LoggingError(DrivetrainError):
 
 
 class LogNameError(LoggingError, TypeError):
-    """``self.log`` got a name that is no text, or a reserved one. Also a TypeError, as a wrong type raises."""
+    """``self.log`` got a name that is not a string, or a reserved one. Also a TypeError, as a wrong type raises."""
 
 
 class UnloggableError(LoggingError, ValueError):
-    """``self.log`` got a value that is no number. Also a ValueError, as Python raises for one."""
+    """``self.log`` got a value that is not a number. Also a ValueError, as Python raises for a wrong value."""
 
 
 class SIGTERMException(SystemExit):
@@ -127,11 +129,11 @@ class NoCheckpointError(CheckpointError, FileNotFoundError):
 
 
 class CheckpointNameError(CheckpointError, ValueError):
-    """A word for a checkpoint, such as "best", names none. Also a ValueError: the argument is wrong."""
+    """A keyword for a checkpoint, such as "best", matches none. Also a ValueError: the argument is wrong."""
 
 
 class IncompleteCheckpointError(CheckpointError, KeyError):
-    """A checkpoint lacks what was asked for. Also a KeyError, as a failed lookup raises."""
+    """A checkpoint lacks a requested entry. Also a KeyError, as a failed lookup raises."""
 
     __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
@@ -141,7 +143,9 @@ class CheckpointMismatchError(CheckpointError, RuntimeError):
 
 
 class PeerError(DrivetrainError):
-    """Another rank of the job has failed, so this one ends too. The message says which, where, and by what."""
+    """Another rank of the job has failed, so this one ends too. The message names the rank, the place, and the
+    exception.
+    """
 
 
 _LIGHTNING = ("lightning", "lightning_fabric", "pytorch_lightning")
@@ -151,7 +155,8 @@ def closest(word: str, known: Iterable[str]) -> str | None:
     """Return the ``known`` name most similar to ``word``, ignoring case; ``None`` if none is similar."""
     names = {name.lower(): name for name in sorted(known)}
     found = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.6)
-    mistyped = (each for each in found if len(each) == len(word) and set(each) == set(word.lower()))  # "dpp" is "ddp"
+    # "dpp" means "ddp"
+    mistyped = (each for each in found if len(each) == len(word) and set(each) == set(word.lower()))
     return names[next(mistyped, found[0])] if found else None
 
 
@@ -164,7 +169,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return ``repr(value)`` for a message: in one line, without addresses in memory, and cut if it is long."""
+    """Return ``repr(value)`` for a message: in one line, without memory addresses, and shortened if it is long."""
     text = _ADDRESS.sub("", " ".join(repr(value).split()))
     return text if len(text) <= _LONGEST_REPR else f"{text[: _LONGEST_REPR - 3]}..."
 
@@ -183,12 +188,12 @@ def described(value: Any) -> str:
 
 
 def _in_parentheses(sentences: str) -> str:
-    """Return ``sentences`` for the middle of another one."""
+    """Return ``sentences`` in a form that fits into another sentence."""
     return f" ({sentences[0].lower()}{sentences[1:-1]})" if sentences else ""
 
 
 def whose(value: Any) -> str:
-    """Return which class of Lightning ``value`` has, or derives from, and what to do; else ""."""
+    """Return which of Lightning's classes ``value`` has or extends, and what to do; "" if none."""
     for cls in (value if isinstance(value, type) else type(value)).__mro__:
         if (package := cls.__module__.partition(".")[0]) in _LIGHTNING:
             return (
@@ -203,14 +208,14 @@ def wrong_value(
 ) -> ConfigurationError:
     """Return the error for an argument of ``owner`` with a wrong value: what is accepted, and what to write.
 
-    A value that has none of the ``types`` is a :class:`WrongTypeError`.
+    If the value has none of the ``types``, it is a :class:`WrongTypeError`.
     """
     kind = ConfigurationError if isinstance(value, types) else WrongTypeError
     return kind(f"{owner}({name}={shown(value)}): {name} is {expected}. Write {cure}.")
 
 
 def check_installed(owner: str, package: str, instead: str) -> None:
-    """Check that ``owner`` can import the package that it needs; ``instead`` is what to use without it.
+    """Check that ``owner`` can import its package; ``instead`` says what to use without it.
 
     Raises:
         MissingPackageError: it is not installed.
@@ -223,12 +228,12 @@ def check_installed(owner: str, package: str, instead: str) -> None:
 
 
 def is_count(value: Any, lowest: int = 0) -> bool:
-    """Return whether ``value`` is an int of at least ``lowest``; True is not one."""
+    """Return whether ``value`` is an int of at least ``lowest``; booleans do not count."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= lowest
 
 
 def count_meant(value: Any, otherwise: int, lowest: int = 0) -> int:
-    """Return the int that ``value`` probably stands for, as 3.0 and "3" stand for 3; else ``otherwise``."""
+    """Return the int that ``value`` probably means, such as 3 for 3.0 or "3"; otherwise ``otherwise``."""
     try:
         whole = None if isinstance(value, bool) or float(value) != int(float(value)) else int(float(value))
     except (TypeError, ValueError, OverflowError):
@@ -237,7 +242,7 @@ def count_meant(value: Any, otherwise: int, lowest: int = 0) -> int:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether ``value`` is a real number, of Python or numpy, and not NaN; True is not one."""
+    """Return whether ``value`` is a real number, of Python or numpy, and not NaN; booleans do not count."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and value == value
 
 
@@ -248,11 +253,11 @@ def unknown_argument(owner: str, unknown: Mapping[str, Any], known: Iterable[str
 
 
 class NoMore(TypedDict):
-    """The type of ``**unknown: Unpack[NoMore]``: a type checker accepts no keyword there."""
+    """The type in ``**unknown: Unpack[NoMore]``: type checkers then accept no further keyword."""
 
 
 def accepts_no_more(fn: Callable[P, R]) -> Callable[P, R]:
-    """Decorator for a function that catches misspelt keywords in a last parameter ``**unknown``, to say so itself.
+    """Decorator for a function that catches misspelt keywords in ``**unknown``, to raise its own error.
 
     The parameter is not part of the function's signature. Unlike :func:`arguments_checked`, this adds no frame to a
     traceback.
@@ -284,7 +289,7 @@ def arguments_checked(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return what ``error`` says; "" where its own ``__str__`` fails, which must not hide the error itself."""
+    """Return the text of ``error``; "" if its ``__str__`` fails, so that this does not hide the error itself."""
     try:
         return str(error)
     except Exception:

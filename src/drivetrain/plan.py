@@ -1,4 +1,4 @@
-"""Decide once: settings and the machine in, a frozen plan with its reasons out. Nothing is built here.
+"""Decide once: from the settings and the machine, make a frozen plan with its reasons. Nothing is built here.
 
 Precedence, from the top; each row is tested without hardware in ``tests/test_plan.py``:
 

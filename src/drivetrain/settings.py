@@ -1,8 +1,8 @@
 """All arguments of the Trainer: name, type, default and one line of documentation.
 
-``Trainer.__init__`` spells the same names with the same types and defaults, because editors, type checkers and the
-command line read signatures; a test holds the two equal. The values are checked here, one by one; what they mean
-together, and on this machine, is decided in :mod:`drivetrain.plan`.
+``Trainer.__init__`` repeats the same names, types and defaults, because editors, type checkers and the command line
+read signatures; a test compares the two. Values are checked here one by one; :mod:`drivetrain.plan` decides their
+meaning together, on this machine.
 """
 
 from __future__ import annotations
@@ -54,17 +54,18 @@ KnownStrategy = Literal[
     "ddp_forkserver", "ddp_notebook", "ddp_ray", "ddp_spawn",
 ]  # fmt: skip
 if TYPE_CHECKING:
-    # A misspelt precision is an error to a type checker, as there are few, and others usually come as objects in
-    # plugins=. Strategies of other packages are often named, so there it completes the names and accepts any.
+    # Type checkers report a misspelt precision, because there are few names, and other precisions are usually objects
+    # in plugins=. Strategies of other packages are often given by name, so any name is accepted there, and the known
+    # ones are completed.
     PrecisionName = KnownPrecision
     StrategyName = KnownStrategy | str
-else:  # any name that is registered, also to what reads signatures at run time, such as a command line
+else:  # any registered name, also for code that reads signatures at run time, such as a command line
     PrecisionName = int | str
     StrategyName = str
 
 
 class Callback(Protocol):
-    """What the settings know of a callback; the contract is :class:`drivetrain.callback.Callback`."""
+    """The members of a callback that the settings use; the contract is :class:`drivetrain.callback.Callback`."""
 
     ends_training: bool
 
@@ -75,11 +76,11 @@ def _argument(default: Any, doc: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Settings:
-    """The Trainer's arguments as they were given, each checked on its own.
+    """The Trainer's arguments as passed, each checked separately.
 
     Raises:
-        ConfigurationError: a value is outside of what the argument accepts.
-        NotSupportedError: a value is legal, but this version cannot honour it.
+        ConfigurationError: an argument does not accept its value.
+        NotSupportedError: this version does not support a valid value.
     """
 
     accelerator: str | Accelerator = _argument("auto", 'hardware: "auto", "gpu", a device type, or an Accelerator')
@@ -174,7 +175,7 @@ class Settings:
     save_trainable_only: bool = _argument(False, "checkpoints leave out frozen weights, and keep their fingerprints")
 
     def __post_init__(self) -> None:
-        if isinstance(self.logger, Iterator):  # so that it can be looked at more than once
+        if isinstance(self.logger, Iterator):  # so that it can be iterated more than once
             object.__setattr__(self, "logger", list(self.logger))
         for name, rule in _RULES.items():
             rule(name, getattr(self, name))
@@ -203,7 +204,7 @@ class Settings:
 
     @property
     def has_own_end(self) -> bool:
-        """Whether a callback ends training by a limit of its own."""
+        """Whether a callback limits training itself."""
         given = self.callbacks or []
         return any(
             getattr(callback, "ends_training", False)
@@ -211,7 +212,7 @@ class Settings:
         )
 
     def _check_barebones(self) -> None:
-        """``barebones`` leaves nothing on that costs time beyond the step; asking for both is a contradiction."""
+        """Check that ``barebones``, which disables everything that costs time beyond the step, is not contradicted."""
         if not self.barebones:
             return
         for name, harmless in _NOT_IN_BAREBONES.items():
@@ -229,7 +230,7 @@ def doc_of(field: dataclasses.Field[Any]) -> str:
 
 
 def documents_arguments(cls: type[T]) -> type[T]:
-    """Class decorator: describe the arguments of ``__init__`` that are in the table above in its docstring."""
+    """Class decorator: add the table's entries for arguments of ``__init__`` to the class's docstring."""
     return describe_arguments(cls, {field.name: doc_of(field) for field in dataclasses.fields(Settings)})
 
 
@@ -250,7 +251,7 @@ def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
     """Return a duration in seconds: "DD:HH:MM:SS", a timedelta, or a dictionary of timedelta's arguments.
 
     Raises:
-        ConfigurationError: it is none of those, or not above zero.
+        ConfigurationError: it has another form, or is not positive.
     """
     seconds = 0.0
     try:
@@ -274,7 +275,9 @@ def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
 def val_interval_of(
     value: int | float | str | timedelta | Mapping[str, int] | None,
 ) -> tuple[int | float, float | None]:
-    """``val_check_interval`` as batches (int) or a fraction (float), and in seconds if it is a time, else ``None``."""
+    """Return ``val_check_interval`` in batches (int) or as a fraction (float), and in seconds if it is a duration, else
+    ``None``.
+    """
     if value is None:
         return 1.0, None
     return (value, None) if isinstance(value, (int, float)) else (1.0, seconds_of("val_check_interval", value))
@@ -324,7 +327,7 @@ def _interval(name: str, value: Any) -> None:
 
 
 def _limit_meant(value: Any, lowest: int, otherwise: str) -> str:
-    """Return the number of batches or the fraction that ``value``, which is neither, probably stands for."""
+    """Return the number of batches or the fraction that a wrong ``value`` probably means."""
     count = count_meant(value, -1, lowest)
     return otherwise if count < 0 else str(count)
 
@@ -345,7 +348,7 @@ def _seconds(name: str, value: Any) -> None:
 
 def _one_of(*allowed: Any) -> Callable[[str, Any], None]:
     def check(name: str, value: Any) -> None:
-        # `in` would take 0 for False and 1 for True
+        # `in` would treat 0 as False and 1 as True
         if not any(value is item or (isinstance(item, str) and value == item) for item in allowed):
             raise _wrong(name, value, f"one of {', '.join(map(repr, allowed))}", f"{name}={allowed[0]!r}")
 
@@ -428,7 +431,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
 
 
 def check(name: str, value: Any) -> None:
-    """Whether the argument ``name`` accepts ``value``.
+    """Check that the argument ``name`` accepts ``value``.
 
     Raises:
         ConfigurationError: it does not.
@@ -443,12 +446,12 @@ _WORDS = {"true": True, "false": False, "none": None}
 
 
 def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the arguments that were ``given``, and those that the environment adds.
+    """Return the arguments in ``given``, with those that the environment adds.
 
-    A value is read as a Python literal where it is one, else as text.
+    A value is parsed as a Python literal if possible, otherwise kept as a string.
 
     Raises:
-        UnknownArgumentError: there is no argument of a given name.
+        UnknownArgumentError: an argument does not exist.
     """
     known = {field.name for field in dataclasses.fields(Settings)}
     for name in given:
@@ -459,7 +462,8 @@ def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     found: dict[str, Any] = {}
     for variable, text in environ.items():
         name = variable.removeprefix(ENV_PREFIX).lower()
-        if not variable.startswith(ENV_PREFIX) or name.startswith("_"):  # with two underscores it is the command line's
+        # with two underscores it belongs to the command line
+        if not variable.startswith(ENV_PREFIX) or name.startswith("_"):
             continue
         if name in known:
             found[name] = _parsed(text)

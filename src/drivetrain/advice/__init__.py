@@ -1,8 +1,8 @@
-"""Warnings about programs that train, but not as their authors most likely meant.
+"""Warnings about programs that train, but probably not as intended.
 
-Each class looks at one concern of a run. The hook table calls it after all callbacks, the module and the strategy, by
-the names of hooks and of the phases that :class:`drivetrain.module.hooks.HookTable` lists. Nothing of it runs in a
-step, and the loops know none of it.
+Each class observes one concern of a run. The hook table calls it after all callbacks, the module and the strategy,
+under the names of hooks and of the phases that :class:`drivetrain.module.hooks.HookTable` lists. None of it runs in a
+step, and the loops do not refer to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from drivetrain.loops.run import Run
 
 
 def observers_of(run: Run, predictions: Any) -> list[Any]:
-    """Return what looks at ``run``, which is set up; ``predictions``: where a prediction collects its outputs."""
+    """Return the observers of ``run``, which is set up; ``predictions`` collects the outputs of a prediction."""
     automatic = run.module.automatic_optimization
     found: list[Any] = [LimitsWatch(run), ModelWatch(run), DataWatch(run, predictions), LogWatch(run)]
     found.append(AutomaticWatch(run) if automatic else ManualWatch(run))

@@ -1,4 +1,4 @@
-"""Warnings about loaders that look swapped, ranks that see the same samples, and predictions that are dropped."""
+"""Warnings about loaders that seem swapped, ranks that see the same samples, and dropped predictions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMPARED = 65_536  # values of a batch
 
 
 class DataWatch:
-    """Compares the loaders of a run, and what its ranks have seen."""
+    """Compares the loaders of a run, and the samples of its ranks."""
 
     def __init__(self, run: Run, predictions: Predictions) -> None:
         self._run, self._predictions = run, predictions
@@ -32,9 +32,9 @@ class DataWatch:
         self._compare_loaders()
 
     def _compare_loaders(self) -> None:
-        """Warn if the validation loader draws at random, and the training loader does not.
+        """Warn if the validation loader shuffles and the training loader does not.
 
-        Once those for validation are made: at the start, or after the first validation.
+        It runs when the validation loaders exist: at the start, or after the first validation.
         """
         run = self._run
         if self._loaders_compared or not (run.validates() and run.loaders.is_known("validate")):
@@ -55,7 +55,7 @@ class DataWatch:
         self._compare_samples()
 
     def _compare_samples(self) -> None:
-        """Warn if the ranks have trained on the same batch; all of them come here, once in a fit."""
+        """Warn if the ranks have trained on the same batch; all ranks call it, once per fit."""
         run = self._run
         if self._samples_compared or run.window.gather is None:
             return
@@ -69,9 +69,10 @@ class DataWatch:
             )
 
     def results_agreed(self, stage: str) -> None:
-        """Warn if the ranks have logged different values of their own: loggers and callbacks see rank 0's only.
+        """Warn if the ranks have logged different values without ``sync_dist``: loggers and callbacks only see rank
+        0's.
 
-        All ranks come here: it is one exchange, made at the first evaluation of a kind in a run.
+        All ranks call it: it makes one exchange, at the first evaluation of each kind in a run.
         """
         run = self._run
         if run.window.gather is None or stage not in ("validate", "test") or stage in self._values_compared:
@@ -92,7 +93,7 @@ class DataWatch:
             )
 
     def on_predict_end(self) -> None:
-        """Warn if predictions are all None, or if one of the loaders brings them into a random order."""
+        """Warn if predictions are all None, or if a loader shuffles them."""
         run, predictions = self._run, self._predictions
         if not predictions.keeps:
             return

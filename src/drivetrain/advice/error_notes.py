@@ -1,4 +1,4 @@
-"""Where in a run an exception came: a note that Python prints below its traceback."""
+"""The place of an exception in a run: a note that Python prints below its traceback."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from drivetrain.module.trainable import TrainableModule
 
 
 def note_place(error: BaseException, progress: Progress, rank: int, run: Run | None = None) -> None:
-    """Add to ``error`` in which hook, batch and epoch, and on which rank it came.
+    """Add to ``error`` the hook, batch, epoch and rank in which it was raised.
 
-    Errors of drivetrain's own get none: their text says what to do. Python 3.10 cannot print notes; there it is logged.
+    Errors of drivetrain get no note, because their text contains the cure. Python 3.10 cannot print notes; there it is
+    logged.
 
     Args:
-        error: any.
-        progress: of the run, and rank: of this process.
-        run: whose module and loaders may be the cause; ``None`` before they are set up.
+        error: any exception.
+        progress: the run's progress, and rank: this process's rank.
+        run: the run, whose module and loaders may be the cause; ``None`` before they are set up.
     """
     if not isinstance(error, Exception) or isinstance(error, DrivetrainError):
         return
@@ -56,9 +57,9 @@ _WRONG_LOG = re.compile(
 
 
 def _cure_of_log(error: Exception, run: Run) -> str:
-    """Return what to write instead of a call of ``self.log`` that Python refuses; "" for another error.
+    """Return the correct call of ``self.log`` if Python refused the arguments; "" for another error.
 
-    The cure is found here, and not by ``log`` itself, so that a right call costs nothing more.
+    The correction is found here instead of in ``log`` itself, so that a correct call costs nothing more.
     """
     found = _WRONG_LOG.match(text_of(error)) if isinstance(error, TypeError) else None
     if found is None:
@@ -71,7 +72,7 @@ def _cure_of_log(error: Exception, run: Run) -> str:
 
 
 def _cure_of_backward(error: Exception, progress: Progress) -> str:
-    """Return what to write where the graph of the loss is gone before the Trainer's backward pass; "" elsewhere."""
+    """Return the cure if the graph of the loss was freed before the Trainer's backward pass; "" for another error."""
     if progress.phase is not Phase.BACKWARD or "backward through the graph a second time" not in text_of(error):
         return ""
     return (
@@ -82,7 +83,7 @@ def _cure_of_backward(error: Exception, progress: Progress) -> str:
 
 
 def _cure_of_schedule(error: Exception, scheduler: str) -> str:
-    """Return how long a scheduler has to be that was stepped more often than it can be; "" for another error."""
+    """Return the required length of a scheduler that was stepped more often than possible; "" for another error."""
     if not scheduler or "Tried to step" not in text_of(error):
         return ""
     return (
@@ -120,7 +121,7 @@ def _cure_of_batch(error: Exception, run: Run) -> str:
 
 
 def _cure_of_no_gradient(error: Exception, run: Run) -> str:
-    """Return why a loss under manual optimization may require no gradient; "" for another error."""
+    """Return why a loss in manual optimization may require no gradient; "" for another error."""
     if run.module.automatic_optimization or "does not require grad and does not have a grad_fn" not in text_of(error):
         return ""
     toggles: Any = getattr(run.module, "_toggles", ())
@@ -139,7 +140,7 @@ def _cure_of_no_gradient(error: Exception, run: Run) -> str:
 
 
 def _cure_of_half(error: Exception, run: Run) -> str:
-    """Return what to write where the gradient scaler meets parameters in float16; "" for another error."""
+    """Return the cure if the gradient scaler gets float16 parameters; "" for another error."""
     if "Attempting to unscale FP16 gradients" not in text_of(error):
         return ""
     count = sum(parameter.dtype is torch.float16 for parameter in run.module.parameters())
@@ -150,7 +151,7 @@ def _cure_of_half(error: Exception, run: Run) -> str:
 
 
 def _memory(error: Exception, run: Run) -> str:
-    """Return what took the memory, and what to change; "" for another error."""
+    """Return what uses the memory, and what to change; "" for another error."""
     if not is_out_of_memory(error):
         return ""
     from drivetrain.advice.memory_note import memory_note
@@ -159,14 +160,14 @@ def _memory(error: Exception, run: Run) -> str:
 
 
 def _scheduler_of(error: Exception) -> str:
-    """Return the class of the scheduler in whose step the error came; "" for another place."""
+    """Return the class of the scheduler whose step raised the error; "" if it was raised elsewhere."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     owners = [frame.f_locals.get("self") for frame in frames if frame.f_code.co_name in ("step", "get_lr")]
     return next((type(owner).__name__ for owner in owners if isinstance(owner, LRScheduler)), "")
 
 
 def _hook_of(error: Exception) -> str:
-    """The outermost function of the user's that the run has called; "" if there is none."""
+    """Return the outermost user function that the run has called; "" if there is none."""
     entered = False
     for frame, _ in traceback.walk_tb(error.__traceback__):
         path = frame.f_code.co_filename
@@ -182,7 +183,7 @@ def _name_of(frame: FrameType) -> str:
 
 
 def _place(progress: Progress, fetching: bool) -> str:
-    """The phase in words. ``fetching``: where the loop has asked for a batch, the loader is at work, and no hook."""
+    """Return the phase as text. ``fetching``: the loop waits for a batch, so the loader is running, not a hook."""
     phase, stage, epoch, batch = progress.phase, progress.loop_stage, progress.current_epoch, progress.batch_idx
     if stage is None:
         return f"while {progress.fn.value if progress.fn else 'the run'} was being set up"

@@ -1,4 +1,4 @@
-"""Windows without a loss: whether ``training_step`` forgets to return it, and a trial that would never end."""
+"""Windows without a loss: detect a ``training_step`` that does not return it, and a trial that would never end."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.losses import loss_of
 
-PATIENCE = 100  # windows in a row without a step; a loss scale that begins too large skips fewer than 40
+PATIENCE = 100  # windows in a row without a step; a loss scale that starts too large skips fewer than 40
 
 
 class Patience:
-    """Ends a trial that makes no optimizer step any more: what the module skips at one step, it may skip for ever.
+    """Ends a trial that makes no optimizer steps any more: the module may skip every further batch.
 
     Args:
-        run: one that no number of epochs ends.
+        run: a run without a limit on epochs.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._windows = 0  # when the epoch began
+        self._windows = 0  # at the start of the epoch
         self._step, self._in_a_row = -1, 0  # windows without an optimizer step since this step
 
     def on_train_start(self) -> None:
@@ -42,7 +42,7 @@ class Patience:
         self._count()
 
     def _count(self) -> None:
-        """Count a window without an optimizer step, or an epoch that had no window."""
+        """Count a window without an optimizer step, or an epoch without a window."""
         step = self._run.progress.global_step
         self._in_a_row = self._in_a_row + 1 if step == self._step else 1
         self._step = step
@@ -59,10 +59,10 @@ class Patience:
 
 
 class LossWatch(Patience):
-    """Looks at the windows of a fit in which ``training_step`` has returned no loss.
+    """Checks the windows of a fit in which ``training_step`` has returned no loss.
 
     Args:
-        run: one with automatic optimization.
+        run: a run with automatic optimization.
     """
 
     def __init__(self, run: Run) -> None:
@@ -75,18 +75,18 @@ class LossWatch(Patience):
         self._windows_before = self._windows
 
     def window_without_step(self, output: Any) -> None:
-        """A window has ended without an optimizer step; ``output``: what the step returned for its last batch.
+        """Called after a window without an optimizer step; ``output`` is the step's output for its last batch.
 
         Raises:
-            ConfigurationError: ``training_step`` cannot return a loss, or has not for ``max_steps`` windows, or does
-                not any more.
+            ConfigurationError: ``training_step`` cannot return a loss, has returned none for ``max_steps`` windows, or
+                returns none any more.
         """
         if self._run.window.batches_with_gradients or loss_of(output)[0] is not None:
-            return  # a batch of the window had a loss; what it gave was not stepped for another reason
+            return  # a batch of the window had a loss, and the step was skipped for another reason
         self._windows_without += 1
         self._count()
         if self._windows_without < self._run.progress.stepped_batches - self._windows_before:
-            return  # some window had a loss: this program skips batches
+            return  # an earlier window had a loss: this program skips batches
         module, windows = self._run.module, self._windows_without
         name = f"{type(module).__name__}.training_step"
         if windows == 1 and output is None and returns_nothing(module.training_step):
@@ -109,7 +109,7 @@ class LossWatch(Patience):
             )
 
     def _judge(self) -> None:
-        """Raise an error where ``max_steps``, which alone ends the fit, is not reached any more."""
+        """Raise an error if only ``max_steps`` ends the fit, and it can no longer be reached."""
         limits, batches = self._run.limits, self._run.progress.num_training_batches
         least = 10 * PATIENCE if batches == ENDLESS else max(PATIENCE, batches)
         if limits.max_epochs == ENDLESS > limits.max_steps and self._in_a_row >= least:
@@ -122,7 +122,7 @@ class LossWatch(Patience):
 
 
 def returns_nothing(function: Callable[..., Any]) -> bool:
-    """Whether the source of ``function`` has no ``return`` with a value; False if the source is not known."""
+    """Whether the source of ``function`` has no ``return`` with a value; False if the source is not available."""
     try:
         source = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
         definition = ast.parse(source).body[0]
@@ -138,7 +138,7 @@ def returns_nothing(function: Callable[..., Any]) -> bool:
 
 
 def _own_nodes(function: ast.AST) -> list[ast.AST]:
-    """The nodes of a function's body, without those of functions and classes inside it."""
+    """Yield the nodes of a function's body, without those of inner functions and classes."""
     nodes: list[ast.AST] = []
     for node in ast.iter_child_nodes(function):
         nodes.append(node)

@@ -1,4 +1,4 @@
-"""What took the memory of a run that ran out of it, and what to change: a note on the error."""
+"""A note on an out-of-memory error: what uses the memory of the run, and what to change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drivetrain.loops.run import Run
 
 
 def memory_note(error: Exception, run: Run) -> str:
-    """Return what the memory of the device holds, by kind, and what to change; "" for another error."""
+    """Return the contents of the device's memory by kind, and what to change; "" for another error."""
     if not is_out_of_memory(error):
         return ""
     device = run.engine.strategy.root_device
@@ -52,7 +52,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _batch_of(error: Exception) -> Any:
-    """Return the batch that the loops were at: it is in their frames, so that a step keeps nothing for this note."""
+    """Return the current batch of the loops from their frames, so that a step stores nothing for this note."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = [each for each in frames if each.f_globals.get("__name__", "").startswith("drivetrain.loops.")]
     found = [each.f_locals["batch"] for each in own if each.f_locals.get("batch") is not None]
@@ -80,7 +80,7 @@ def _cures(run: Run, held: dict[str, int], used: int | None) -> str:
         cures.append('write precision="bf16-mixed"')
     kept = sum(number for kind, number in held.items() if kind != "the batch")
     model_is_large = run.progress.phase is Phase.OPTIMIZER_STEP or (used is not None and kept > used / 2)
-    if not strategy.facts.calls_through_forward:  # those that shard do
+    if not strategy.facts.calls_through_forward:  # sharding strategies set it
         shard = 'write strategy="fsdp" on several devices, which shards parameters, gradients and optimizer state'
         cures.insert(0 if model_is_large else len(cures), shard)
     if run.progress.phase is Phase.OPTIMIZER_STEP and not held["optimizer state"]:

@@ -1,4 +1,4 @@
-"""Modules in the wrong mode, and parameters that nothing trains, moves or saves."""
+"""Modules in the wrong mode, and parameters that are not trained, moved or saved."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from drivetrain.loops.run import Run
 from drivetrain.module.optimizers import parameters_of
 from drivetrain.strategies.step import steps_itself
 
-_HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest number: what is below rounds to 0
+_HALF_OF_SMALLEST = 2.0**-25  # half of float16's smallest number: smaller values round to 0
 
 
 class ModelWatch:
-    """Looks at the modes and the parameters of the module that a run has."""
+    """Checks the modes and the parameters of a run's module."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -47,14 +47,14 @@ class ModelWatch:
             rank_zero_warn("self.should_stop of a module has no effect. Write self.trainer.should_stop = True.")
 
     def _names_left_out(self) -> list[str]:
-        """Return the names of parameters that require a gradient and are in no optimizer."""
+        """Return the names of parameters that require gradients and are in no optimizer."""
         optimizers, module = self._run.engine.strategy.optimizers, self._run.module
         stepped = {id(each) for optimizer in optimizers for each in parameters_of(optimizer)}
         named = module.named_parameters() if stepped else ()
         return [name for name, each in named if each.requires_grad and id(each) not in stepped]
 
     def _check_modes(self) -> None:
-        """Warn, once, if modules that are trained are in eval mode."""
+        """Warn once if trained modules are in eval mode."""
         module = self._run.module
         found = [] if self._modes_told else modules_in_eval_mode(module)
         if found:
@@ -85,7 +85,7 @@ class ModelWatch:
 
 
 def modules_in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
-    """Names of the modules in eval mode, without those that hold only frozen parameters, whose eval mode is meant."""
+    """Return the names of modules in eval mode, except those with only frozen parameters, where it is intended."""
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         return []
@@ -96,7 +96,7 @@ def modules_in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
 
 
 def check_parameters(run: Run) -> None:
-    """Compare the module's parameters with those of the optimizers, and say which are in only one of them."""
+    """Compare the module's parameters with the optimizers', and report those in only one of them."""
     module, optimizers = run.module, run.engine.strategy.optimizers
     if not optimizers:
         return
@@ -135,12 +135,12 @@ def check_parameters(run: Run) -> None:
             "nn.Parameter(...), or save them in on_save_checkpoint."
         )
     _warn_of_hidden_layers(module)
-    if not steps_itself(run.engine.strategy):  # else 32-bit copies of the parameters may be stepped
+    if not steps_itself(run.engine.strategy):  # otherwise float32 master weights may be stepped
         _warn_of_eps(optimizers)
 
 
 def _warn_of_eps(optimizers: Sequence[Optimizer]) -> None:
-    """Warn of an optimizer that divides by zero, because its eps rounds to zero in the float16 of its parameters."""
+    """Warn about an optimizer that divides by zero because its eps rounds to zero in its parameters' float16."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             eps = group.get("eps")
@@ -159,7 +159,7 @@ def _warn_of_eps(optimizers: Sequence[Optimizer]) -> None:
 
 
 def _warn_of_hidden_layers(module: nn.Module) -> None:
-    """Warn of layers in a plain list or dictionary, which a module does not see."""
+    """Warn about layers in a plain list or dictionary, which a module does not register."""
     for path, owner in module.named_modules():
         for attribute, value in vars(owner).items():
             if attribute.startswith("_") or not isinstance(value, (list, tuple, dict)):

@@ -1,4 +1,4 @@
-"""What a program sets without an effect: a misspelt attribute or argument, an argument that needs another."""
+"""Settings without effect: a misspelt attribute or argument, or an argument that needs another."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.settings import Settings
 
-_ALIKE = 0.87  # of difflib; "automatic_optimisation" and "max_epoch" are nearer to what they mean
+_ALIKE = 0.87  # of difflib; "automatic_optimisation" and "max_epoch" are more similar than this
 _OF_MODULE = ("automatic_optimization", "example_input_array", "strict_loading")
 
 
 def warn_of_attribute(owner: Any, name: str, known: Iterable[str]) -> None:
-    """Warn if ``name``, which is set on ``owner`` and which nothing reads, is nearly one of the ``known`` names."""
+    """Warn if ``name``, which is set on ``owner`` and never read, is similar to one of the ``known`` names."""
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_ALIKE)
-    if close and not name.startswith(close[0]) and not name.startswith("_"):  # "logger2" is meant as it is written
+    if close and not name.startswith(close[0]) and not name.startswith("_"):  # "logger2" is probably intended
         rank_zero_warn(
             f"{type(owner).__name__} has no attribute {name!r}, so setting it has no effect. Did you mean "
             f"{close[0]!r}? If the name is your own, nothing is wrong."
         )
 
 
-_FITTED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()  # with which Trainer, on which module
+_FITTED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()  # the Trainer and the module of its last fit
 
 
 def warn_of_used_callbacks(trainer: Any, module: TrainableModule, base: type) -> None:
-    """Warn of callbacks, subclasses of ``base``, with the state of another model's fit with another Trainer."""
+    """Warn about callbacks, subclasses of ``base``, with state from another Trainer's fit of another model."""
     for callback in trainer.callbacks:
         if not overrides(callback, "state_dict", base):
             continue
@@ -47,7 +47,7 @@ def warn_of_used_callbacks(trainer: Any, module: TrainableModule, base: type) ->
 
 
 def warn_of_the_overlooked(module: TrainableModule, settings: Settings) -> None:
-    """Warn of what would have no effect in a fit of ``module``."""
+    """Warn about settings that would have no effect in a fit of ``module``."""
     for name in vars(module):
         if not hasattr(type(module), name):
             warn_of_attribute(module, name, _OF_MODULE)
@@ -62,7 +62,7 @@ def warn_of_the_overlooked(module: TrainableModule, settings: Settings) -> None:
 
 
 def _shortened(settings: Settings) -> str:
-    """Return which argument lets a fit train on a part of its batches; "" if none does."""
+    """Return the argument that limits a fit to a part of its batches; "" if there is none."""
     if settings.fast_dev_run:
         count = int(settings.fast_dev_run)
         return (
@@ -78,10 +78,10 @@ def _shortened(settings: Settings) -> str:
 
 
 def check_manual(name: str, settings: Settings) -> None:
-    """Refuse clipping and accumulation with manual optimization: the loop makes no step that they could change.
+    """Refuse clipping and accumulation in manual optimization, where the loop makes no steps.
 
     Raises:
-        ConfigurationError: one of the two is asked for.
+        ConfigurationError: one of the two is set.
     """
     for argument, off, instead in (
         (
@@ -99,7 +99,7 @@ def check_manual(name: str, settings: Settings) -> None:
 
 
 def unknown_of(fn: TrainerFn, unknown: Mapping[str, Any], own: list[str]) -> UnknownArgumentError:
-    """Return the error for an argument that the entry point of ``fn`` does not have; ``own``: those that it has."""
+    """Return the error for an argument that the entry point of ``fn`` does not have; ``own``: its arguments."""
     name = next(iter(unknown))
     arguments = [field.name for field in dataclasses.fields(Settings)]
     if name in arguments:

@@ -11,7 +11,7 @@ from drivetrain.module.optimizers import LRSchedulerConfig
 
 
 class LimitsWatch:
-    """Compares a fit's limits, the lengths of its epochs and its schedulers, and says why one trains nothing."""
+    """Compares a fit's limits, the lengths of its epochs and its schedulers, and explains why a fit trains nothing."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -44,7 +44,7 @@ class LimitsWatch:
             )
 
     def _never_validates(self) -> str:
-        """Return which number is too large for any validation to come; "" if one comes."""
+        """Return the number that is too large for any validation to run; "" if one runs."""
         limits, batches = self._run.limits, self._run.progress.num_training_batches
         epochs, every, interval = limits.max_epochs, limits.check_val_every_n_epoch, limits.val_check_interval
         if every is not None:
@@ -56,11 +56,11 @@ class LimitsWatch:
 
 
 def _warn_of_schedule(config: LRSchedulerConfig, epochs: float, steps: float) -> None:
-    """Warn of a scheduler that is made for steps and stepped once an epoch, or that never steps in this fit."""
+    """Warn about a scheduler that is meant for steps but stepped once per epoch, or that never steps in this fit."""
     name, interval = type(config.scheduler).__name__, config.interval
     length = "total_steps" if hasattr(config.scheduler, "total_steps") else "T_max"
     total, due = getattr(config.scheduler, length, None), epochs if interval == "epoch" else steps
-    if due < config.frequency and epochs > 1:  # one epoch is more often a trial
+    if due < config.frequency and epochs > 1:  # a single epoch is often a trial
         rank_zero_warn(
             f'{name} never steps in this fit: "frequency": {config.frequency} is more than its {due:.0f} '
             f"{interval}s. Write a smaller number."
@@ -75,5 +75,5 @@ def _warn_of_schedule(config: LRSchedulerConfig, epochs: float, steps: float) ->
 
 
 def scheduler_counts(run: Run) -> list[Any]:
-    """Return how often each scheduler of ``run`` has stepped, as torch's schedulers count it."""
+    """Return how often each scheduler of ``run`` has stepped, by torch's own count."""
     return [getattr(each.scheduler, "last_epoch", None) for each in run.engine.strategy.lr_scheduler_configs]

@@ -1,4 +1,4 @@
-"""Optimizers and schedulers that never step, or step more often than they should."""
+"""Optimizers and schedulers that never step, or step too often."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from drivetrain.module.optimizers import parameters_of
 
 
 class _EpochWatch:
-    """Knows what the counters were when an epoch began.
+    """The counters at the start of an epoch.
 
     Attributes:
         run: the fit.
-        complete: this run trains on the epoch's first batches; else it resumes in its middle, or at its end.
-        steps, windows: ``global_step`` and the windows done when the epoch began.
-        counts: how often each scheduler had stepped then.
+        complete: whether this run trains on the epoch's first batches; otherwise it resumes in its middle or at its
+        end. steps, windows: ``global_step`` and the finished windows at the start of the epoch.
+        counts: how often each scheduler had stepped.
     """
 
     def __init__(self, run: Run) -> None:
@@ -36,7 +36,7 @@ class _EpochWatch:
 
 
 class AutomaticWatch(_EpochWatch):
-    """Looks at a fit in which the Trainer steps."""
+    """Checks a fit with automatic optimization."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
@@ -50,7 +50,9 @@ class AutomaticWatch(_EpochWatch):
         self._look()
 
     def _look(self) -> None:
-        """Say, once, which parameters the loss has not reached; with one process, because a strategy may keep them."""
+        """Report once which parameters the loss does not reach; with one process, because a strategy may hold their
+        gradients elsewhere.
+        """
         run, looked = self.run, self._looked
         self._looked = True
         optimizers = run.engine.strategy.optimizers
@@ -82,7 +84,7 @@ class AutomaticWatch(_EpochWatch):
             return
         self._without_steps += 1
         if self._without_steps == (2 if run.engine.precision.scales_loss else 1) and not self._steps_told:
-            self._steps_told = True  # a scaler that begins too large may take an epoch
+            self._steps_told = True  # a scale that starts too large may take an epoch
             rank_zero_warn(
                 "This epoch had losses, and no optimizer step was made, so nothing was updated. An override of "
                 "optimizer_step must call optimizer.step(closure=optimizer_closure); in 16-mixed, a step is left out "
@@ -105,13 +107,13 @@ class AutomaticWatch(_EpochWatch):
 
 
 class ManualWatch(_EpochWatch):
-    """Looks at a fit whose module steps its optimizers itself; hooks on these see their first two steps."""
+    """Checks a fit with manual optimization; hooks on its optimizers observe their first two steps."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._told = self._add_up = False
-        self._idle: dict[int, Any] = {}  # optimizers that have not stepped, and the hooks that see when they do
-        self._spent: list[Any] = []  # hooks that have seen it
+        self._idle: dict[int, Any] = {}  # optimizers that have not stepped, and the hooks that observe their steps
+        self._spent: list[Any] = []  # hooks that are done
         self._first: dict[int, Any] = {}  # by optimizer, a gradient of its first step, until its second
 
     def on_train_start(self) -> None:
@@ -131,7 +133,7 @@ class ManualWatch(_EpochWatch):
             handle = self._idle.pop(index, None)
             if handle is not None:  # the first step with gradients
                 self._first[index] = gradient
-                self._spent.append(handle)  # not removed here: torch goes through its hooks now
+                self._spent.append(handle)  # not removed here, because torch is iterating over its hooks
             elif index in self._first:
                 seen_twice = True
                 if self._first.pop(index) is gradient and not self.run.engine.strategy.facts.is_distributed:
@@ -140,7 +142,7 @@ class ManualWatch(_EpochWatch):
         return stepped
 
     def batches_ended(self) -> None:
-        """Look whether any optimizer has stepped since the fit began.
+        """Check whether any optimizer has stepped since the fit began.
 
         Raises:
             ConfigurationError: none has, and only ``max_steps`` would end the run.
@@ -184,7 +186,8 @@ class ManualWatch(_EpochWatch):
                 "The gradients of two optimizer steps in a row have added up: zero_grad() was not called between them. "
                 "With manual optimization, call optimizer.zero_grad() before self.manual_backward(loss)."
             )
-        counted = bool(counts) and all(isinstance(each, int) for each in counts)  # torch's schedulers do
+        # torch's schedulers have integer counts
+        counted = bool(counts) and all(isinstance(each, int) for each in counts)
         if counted and counts == self._counts_before and progress.epochs_done > 0 and progress.global_step > 0:
             rank_zero_warn(
                 "The learning-rate schedulers that configure_optimizers returned have never stepped. With manual "

@@ -1,4 +1,4 @@
-"""Command lines: of your programs (:class:`LightningCLI`), and of drivetrain itself (:mod:`drivetrain.cli.command`)."""
+"""Command lines: for your programs (:class:`LightningCLI`), and drivetrain's own (:mod:`drivetrain.cli.command`)."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ __all__ = [
     "instantiate_class",
 ]
 
-if not TYPE_CHECKING:  # a type checker would take any name for one of these
+if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
     __getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, "lightning_cli"))

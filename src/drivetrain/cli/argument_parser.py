@@ -50,15 +50,15 @@ AUTOMATIC = "AUTOMATIC"
 class LightningArgumentParser(ArgumentParser):
     """A parser whose options are the arguments of classes: ``--<key>.<argument>``.
 
-    An option must be written in full; where one is wrong, the message says what it may have been meant to be.
+    Options must be written in full; for a wrong one, the error suggests a similar option.
 
     Args:
-        args, kwargs: of ``jsonargparse.ArgumentParser``. With ``default_env=True`` options may also come from the
+        args, kwargs: for ``jsonargparse.ArgumentParser``. With ``default_env=True`` options may also come from the
             environment: ``PL_FIT__TRAINER__MAX_EPOCHS`` is ``fit --trainer.max_epochs``.
 
     Attributes:
-        callback_keys: under which keys callbacks were added that are always there.
-        optimizers, lr_schedulers: under each key, what may stand there, and what it is linked to.
+        callback_keys: the keys of callbacks that are always added. optimizers, lr_schedulers: by key, the allowed
+        classes, and the link.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -76,16 +76,16 @@ class LightningArgumentParser(ArgumentParser):
     ) -> list[str]:
         """Add the arguments of a Trainer, a module, a data module or a callback, as ``--<nested_key>.<argument>``.
 
-        A callback that is added so is always there; its arguments can be set and it cannot be left out.
+        A callback that is added this way is always present; its arguments can be set, but it cannot be removed.
 
         Args:
-            lightning_class: the class, or a function that says which of them it returns.
+            lightning_class: the class, or a function with a return annotation.
             nested_key: the word before the dot.
-            subclass_mode: take any subclass, by its class path, instead of this class.
+            subclass_mode: accept any subclass, by its class path.
             required: in that mode, whether one must be given.
 
         Returns:
-            The options that were added, without their dashes; in ``subclass_mode`` none, because it is not known yet.
+            The added options, without their dashes; none in ``subclass_mode``, because the class is not known yet.
 
         Raises:
             ConfigurationError: it is none of these classes.
@@ -104,7 +104,7 @@ class LightningArgumentParser(ArgumentParser):
             return []
         if issubclass(cls, Trainer):
             return self._add_trainer(cls, nested_key)
-        # an argument with neither a type nor a default may be left out, and is None then
+        # an argument without type and default is optional, with the default None
         added: list[str] = self.add_class_arguments(cls, nested_key, fail_untyped=False, sub_configs=True)
         return added
 
@@ -117,10 +117,11 @@ class LightningArgumentParser(ArgumentParser):
         """Add an optimizer: ``--<nested_key>=SGD --<nested_key>.lr=0.1``.
 
         Args:
-            optimizer_class: the optimizer; or a tuple of base classes, of which any subclass may be named.
+            optimizer_class: the optimizer, or a tuple of base classes whose subclasses are allowed.
             nested_key: the word before the dot.
             link_to: the option, such as "model.optimizer_init", that gets the optimizer's description for
-                :func:`~drivetrain.cli.instantiate_class`; by default it becomes the model's ``configure_optimizers``.
+                :func:`~drivetrain.cli.instantiate_class`; by default the optimizer becomes the model's
+                ``configure_optimizers``.
         """
         self._add_described(optimizer_class, nested_key, skip="params", title="The optimizer")
         self.optimizers[nested_key] = (optimizer_class, link_to)
@@ -136,16 +137,16 @@ class LightningArgumentParser(ArgumentParser):
         self.lr_schedulers[nested_key] = (lr_scheduler_class, link_to)
 
     def link_described(self) -> None:
-        """Link the optimizers and schedulers that belong to an option; call it when all options are there."""
+        """Link the optimizers and schedulers to their options; call it after all options were added."""
         for key, (offered, link_to) in {**self.optimizers, **self.lr_schedulers}.items():
             if link_to != AUTOMATIC:
                 self.link_arguments(key, link_to, compute_fn=functools.partial(_described, offered))
 
     def set_trainer_defaults(self, defaults: Mapping[str, Any]) -> None:
-        """Replace defaults of the Trainer's arguments; objects, which no file could hold, are passed over.
+        """Replace defaults of the Trainer's arguments; objects that cannot be written to a file are skipped.
 
         Raises:
-            ConfigurationError: it has no argument of this name.
+            ConfigurationError: an argument does not exist.
         """
         options = (action.dest for action in self._actions if action.dest.startswith("trainer."))
         known = {option.removeprefix("trainer.") for option in options if option.count(".") == 1}
@@ -164,7 +165,7 @@ class LightningArgumentParser(ArgumentParser):
         """Parse a command line; configurations may be at addresses such as ``s3://bucket/config.yaml``.
 
         Raises:
-            ConfigurationError: a package that such an address needs is missing.
+            ConfigurationError: a package for such an address is missing.
         """
         words = [str(word) for word in (sys.argv[1:] if args is None else args)]
         options = ["", *words]
@@ -191,7 +192,7 @@ class LightningArgumentParser(ArgumentParser):
         return names
 
     def _add_described(self, offered: type | tuple[type, ...], key: str, skip: str, title: str) -> None:
-        """The arguments of a class that is not made by the parser, because it lacks one: ``skip``."""
+        """Add the arguments of a class that the parser does not create, because the argument ``skip`` is missing."""
         if isinstance(offered, tuple):
             group = self.add_argument_group(title, name=key)
             group.add_subclass_arguments(
@@ -202,19 +203,21 @@ class LightningArgumentParser(ArgumentParser):
 
 
 def class_of(given: type | Callable[..., Any]) -> type:
-    """Return ``given``, or the class that a function says it returns, made by calling it."""
+    """Return ``given``, or the return annotation of a function, created by calling it."""
     return given if isinstance(given, type) else class_from_function(given)
 
 
 def listed(value: Any) -> list[Any]:
-    """Return ``value`` as a list: one object, several, or none."""
+    """Return ``value``, one object, several, or none, as a list."""
     if value is None:
         return []
     return list(value) if isinstance(value, Iterable) and not isinstance(value, (str, Mapping, Namespace)) else [value]
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a configuration can hold it: plain data, or a class with arguments (``jsonargparse.lazy_instance``)."""
+    """Whether a configuration can contain it: plain data, or a class with arguments
+    (``jsonargparse.lazy_instance``).
+    """
     if isinstance(value, Mapping):
         return all(is_plain(item) for item in value.values())
     if isinstance(value, (list, tuple)):
@@ -228,7 +231,7 @@ def _described(offered: type | tuple[type, ...], value: Namespace | None) -> dic
 
 
 def _import_public_names() -> None:
-    """So that ``--trainer.callbacks+=EarlyStopping`` finds it: only classes that exist have a name."""
+    """Import all classes, so that ``--trainer.callbacks+=EarlyStopping`` finds them by name."""
     for folder in (callbacks, loggers):
         for name in folder.__all__:
             getattr(folder, name)

@@ -1,4 +1,4 @@
-"""Optimizers and schedulers that a configuration describes: by class path and arguments, or as a callable."""
+"""Optimizers and schedulers from a configuration: by class path and arguments, or as a callable."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LRSchedulerCallable = Callable[[Optimizer], LRScheduler]
 
 
 class ReduceLROnPlateau(lr_scheduler.ReduceLROnPlateau):
-    """torch's scheduler of this name, with the name of the logged value it watches.
+    """torch's scheduler of this name, with the name of its monitored value.
 
     Args:
-        optimizer: whose learning rates it reduces.
-        monitor: the name of the value, as it was given to ``self.log``.
-        args, kwargs: torch's own arguments, from ``mode`` on.
+        optimizer: the optimizer whose learning rates it reduces.
+        monitor: the name of the value, as logged with ``self.log``. args, kwargs: torch's own arguments, from ``mode``
+        on.
     """
 
     def __init__(self, optimizer: Optimizer, monitor: str, *args: Any, **kwargs: Any) -> None:
@@ -37,7 +37,7 @@ def class_at(path: str) -> Any:
     """Return the class at ``"package.module.Class"``.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: it does not exist.
     """
     module, _, name = path.rpartition(".")
     try:
@@ -56,7 +56,7 @@ def instantiate_class(args: Any, init: Mapping[str, Any]) -> Any:
         init: ``{"class_path": "package.module.Class", "init_args": {...}}``; ``init_args`` may be missing.
 
     Raises:
-        ConfigurationError: there is no "class_path", or no class there.
+        ConfigurationError: "class_path" is missing, or is not the path of a class.
     """
     if "class_path" not in init:
         raise ConfigurationError(
@@ -68,11 +68,11 @@ def instantiate_class(args: Any, init: Mapping[str, Any]) -> Any:
 
 
 class Recipe:
-    """How one optimizer or scheduler is made, as a run's configuration says it.
+    """How to create one optimizer or scheduler, from a run's configuration.
 
     Args:
-        offered: the class whose arguments the configuration holds, or the base classes of the one that it names.
-        value: what the configuration holds.
+        offered: the class whose arguments are in the configuration, or the allowed base classes.
+        value: the entry in the configuration.
     """
 
     def __init__(self, offered: type | tuple[type, ...], value: Any) -> None:
@@ -80,13 +80,13 @@ class Recipe:
         self._arguments: dict[str, Any] = value.as_dict()
 
     def make(self, of: Any) -> Any:
-        """Return the optimizer of the parameters ``of``, or the scheduler of the optimizer ``of``."""
+        """Return the optimizer for the parameters ``of``, or the scheduler for the optimizer ``of``."""
         if isinstance(self._offered, tuple):
             return instantiate_class((of,), self._arguments)
         return self._offered(of, **self._arguments)
 
     def described(self) -> dict[str, Any]:
-        """Return what :func:`instantiate_class` takes."""
+        """Return the description for :func:`instantiate_class`."""
         if isinstance(self._offered, tuple):
             return self._arguments
         return {

@@ -1,7 +1,7 @@
 """The command ``drivetrain``: one subcommand per entry of :data:`COMMANDS`, imported when it is called.
 
-To add one, write a function that takes the arguments behind its name, and the words to call itself by in messages, and
-returns an exit code; then give it a line here.
+To add a subcommand, write a function with its arguments and its name for messages as parameters, which returns an exit
+code, and add a line here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Command(NamedTuple):
     """One subcommand.
 
     Attributes:
-        function: where it is, as ``"module:name"``; called with ``(arguments, prog)``.
+        function: its location, as ``"module:name"``; called with ``(arguments, prog)``.
         help: one line for ``drivetrain --help``.
     """
 
@@ -41,11 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Console script: find the subcommand and call it.
 
     Args:
-        arguments: what follows "drivetrain" on the command line; ``None``: ``sys.argv[1:]``.
+        arguments: the words after "drivetrain" on the command line; ``None``: ``sys.argv[1:]``.
 
     Returns:
-        The process's exit code. Wrong usage ends in ``SystemExit(2)``, ``--help`` in ``SystemExit(0)``, as argparse
-        does it.
+        The process's exit code. Wrong usage ends in ``SystemExit(2)``, ``--help`` in ``SystemExit(0)``, as with
+        argparse.
     """
     listed = "\n".join(f"  {name:<10}{command.help}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(

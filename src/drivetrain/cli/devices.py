@@ -1,4 +1,4 @@
-"""The command ``drivetrain devices``: the hardware that can be named here, and why some of it cannot be used."""
+"""The command ``drivetrain devices``: the available accelerators, and why others cannot be used."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Row:
     """One accelerator on this machine.
 
     Attributes:
-        name: what to write as ``accelerator``.
-        description: the one line that it was registered with.
+        name: the value for ``accelerator``.
+        description: its registered description.
         available: whether it can be used here.
-        reason: why not, or the error that it raised; empty where it can.
-        devices: how many.
-        total_memory: bytes of each; ``None`` where that is not known.
+        reason: why not, or the error that it raised; empty if it can be used.
+        devices: their number.
+        total_memory: bytes of each device; ``None`` if unknown.
         auto_priority: its priority in ``accelerator="auto"``; ``None``: not considered.
         also: its other names.
     """
@@ -41,7 +41,7 @@ class Row:
 
     @property
     def state(self) -> str:
-        """What a reader wants to know of it, in a few words."""
+        """A short description of its state."""
         if not self.available:
             return f"no: {self.reason}"
         count = f"{self.devices} device{'' if self.devices == 1 else 's'}"
@@ -53,11 +53,11 @@ class Row:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain devices") -> int:
-    """Print what there is.
+    """Print the accelerators.
 
     Args:
-        arguments: what follows the command's name; ``None``: ``sys.argv[1:]``.
-        prog: what the command calls itself in messages.
+        arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
+        prog: the command's name in messages.
 
     Returns:
         The exit code, 0.
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain devices
     parser.add_argument("--json", action="store_true", help="the same for programs; memory in bytes")
     given = parser.parse_args(arguments)
 
-    from drivetrain.accelerators import AcceleratorRegistry, torch_device  # bring torch, which --help has no use for
+    from drivetrain.accelerators import AcceleratorRegistry, torch_device  # import torch, which --help does not need
 
     rows = list(_registered())
     for row in rows:
@@ -92,7 +92,7 @@ def _registered() -> Iterator[Row]:
     for name in AcceleratorRegistry.available():
         try:
             entry = AcceleratorRegistry.entry(name)
-        except Exception as error:  # a package that does not import must not hide the others
+        except Exception as error:  # a package that cannot be imported must not hide the others
             yield Row(name, reason=f"it cannot be imported: {_shown(error)}")
         else:
             yield _row(entry)
@@ -110,7 +110,7 @@ def _row(entry: Entry[Accelerator]) -> Row:
         devices = accelerator.get_parallel_devices(list(range(count)))
         row.total_memory = [accelerator.total_memory(device) for device in devices]
         row.available, row.devices = True, count
-    except Exception as error:  # likewise
+    except Exception as error:  # the same
         row.reason = f"asking it raised {_shown(error)}"
     return row
 
@@ -120,7 +120,7 @@ def _shown(error: Exception) -> str:
 
 
 def _print(rows: Sequence[Row], absent: Sequence[str]) -> None:
-    firsts = [row for row in rows if all(row.name < other for other in row.also)]  # an accelerator has one line
+    firsts = [row for row in rows if all(row.name < other for other in row.also)]  # one line per accelerator
     table = [
         ("accelerator", "here", "what it is"),
         *((", ".join([row.name, *row.also]), row.state, row.description) for row in firsts),

@@ -1,9 +1,9 @@
-"""Hyperparameters that a run of LightningCLI has saved: plain data that describes the arguments of the model.
+"""Hyperparameters that a run of LightningCLI has saved: plain data that describes the model's arguments.
 
-An object among the arguments is described as on the command line, by its ``class_path`` and its ``init_args``. Two more
-keys say how to read that: ``_class_path`` is the model's class, where the command line named it, and ``_instantiator``
-says that descriptions have to be built. A file cannot choose what is run: a description may name only a class that the
-program has imported, and none that files may not name at all (:mod:`drivetrain.checkpoints.references`).
+An argument that is an object is described as on the command line, by its ``class_path`` and its ``init_args``. Two
+further keys are added: ``_class_path`` is the model's class, if the command line named it, and ``_instantiator`` marks
+descriptions that must be built. A file cannot choose what is run: a description may only name a class that the program
+has imported and that files may name (:mod:`drivetrain.checkpoints.references`).
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _MODULES_OF_THE_PARSER = frozenset({"jsonargparse", "yaml", "docstring_parser", 
 def hyperparameters(
     parser: ArgumentParser, config: Namespace, key: str, cls: type, links: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Return what an object that LightningCLI builds keeps as its hyperparameters.
+    """Return the hyperparameters of an object that LightningCLI builds.
 
     Args:
-        parser: of the subcommand.
-        config: what it parsed.
+        parser: the parser of the subcommand.
+        config: the parsed configuration.
         key: the option of the object, "model" or "data".
         cls: its class.
-        links: values that other objects gave, by the option that they replace.
+        links: values from other objects, by the option that they replace.
 
     Returns:
-        ``None`` if the configuration holds objects that no file could hold, or is that of another class: of an object
-        among the arguments of this one.
+        ``None`` if the configuration contains objects that a file cannot contain, or belongs to an object among this
+        class's arguments.
     """
     try:
         values: dict[str, Any] = as_plain(parser, config).get(key) or {}
-    except Exception:  # whatever writing a user's object as text raises
+    except Exception:  # converting a user's object to text may raise anything
         return None
     path = values.get("class_path")
     if path is not None:
@@ -73,22 +73,23 @@ def hyperparameters(
 
 
 def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, any_class: bool) -> Namespace:
-    """Return ``config`` with the model's hyperparameters of a checkpoint, which win; one line says which they replace.
+    """Return ``config`` with a checkpoint's hyperparameters of the model, which take precedence; log which values they
+    replace.
 
     Args:
-        parser: of the subcommand.
-        config: what it parsed.
+        parser: the parser of the subcommand.
+        config: the parsed configuration.
         path: the checkpoint.
         any_class: whether the configuration names the model's class.
 
     Raises:
-        CheckpointError: they name what a file may not name, or do not fit the model.
+        CheckpointError: they contain a name that a file may not use, or do not fit the model.
     """
     from drivetrain.module.loading import hyperparameters_in
 
     try:
         values = dict(hyperparameters_in(path))
-    except CheckpointError:  # the store of this run may read it; else the Trainer says why not
+    except CheckpointError:  # the store of this run may read it; otherwise the Trainer reports why not
         return config
     values.pop(INSTANTIATOR, None)
     class_path = values.pop(CLASS_PATH, None)
@@ -111,7 +112,7 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
                 model = {name: value for name, value in values.items() if name in before}
                 _check_groups(_options(parser, "model"), model)
             result: Namespace = parser.parse_object({"model": model}, config)
-    except Exception as error:  # of the parser, whose values come from the file
+    except Exception as error:  # from the parser, with values from the file
         raise CheckpointError(
             f"The hyperparameters in {path} do not fit the model of this command line: {', '.join(map(str, values))}. "
             "With --ckpt_path the model is configured as they say. Pass a checkpoint of this model, or leave "
@@ -128,7 +129,7 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
 
 
 def class_to_build(cls: type, saved: dict[str, Any]) -> type | None:
-    """Return the class that hyperparameters of LightningCLI are for, and take the two keys out of ``saved``.
+    """Return the class of LightningCLI's hyperparameters, and remove the two keys from ``saved``.
 
     Args:
         cls: the class whose ``load_from_checkpoint`` was called.
@@ -138,7 +139,7 @@ def class_to_build(cls: type, saved: dict[str, Any]) -> type | None:
         ``None`` if they were not saved by LightningCLI.
 
     Raises:
-        CheckpointError: they name a class that is not imported, or no subclass of ``cls``.
+        CheckpointError: they name a class that is not imported, or not a subclass of ``cls``.
     """
     if (instantiator := saved.pop(INSTANTIATOR, None)) is None:
         return None
@@ -159,7 +160,7 @@ def class_to_build(cls: type, saved: dict[str, Any]) -> type | None:
 
 
 def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Return the arguments of ``cls`` that hyperparameters of LightningCLI describe, with their objects built.
+    """Return the arguments of ``cls`` from LightningCLI's hyperparameters, with their objects built.
 
     Args:
         cls: the class that will be built.
@@ -167,7 +168,7 @@ def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict
         given: the names of arguments that the caller passes.
 
     Raises:
-        CheckpointError: they name what may not be named, or do not fit the class.
+        CheckpointError: they contain a name that is not allowed, or do not fit the class.
     """
     parser = _parser_of(cls, given)
     options = _options(parser, "module")
@@ -178,7 +179,7 @@ def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict
     try:
         with _nothing_imported():
             parsed = parser.parse_object({"module": config})
-    except Exception as error:  # of the parser, whose values come from the file
+    except Exception as error:  # from the parser, with values from the file
         _refuse(cls, error)
     made = parser.instantiate(parsed).get("module")
     return {**kept, **({} if made is None else vars(made))}
@@ -193,7 +194,7 @@ def _parser_of(cls: type, given: Collection[str] = ()) -> ArgumentParser:
 
 
 def as_plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
-    """Return what ``parser`` has parsed as plain data, objects by their class paths."""
+    """Return the parsed ``config`` as plain data, with objects as class paths."""
     import yaml  # type: ignore[import-untyped]
 
     text = parser.dump(config, skip_link_targets=False, skip_unset=False, skip_validation=True)
@@ -201,7 +202,7 @@ def as_plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
 
 
 def _differs(value: Any, default: Any) -> bool:
-    """Return whether a value of a file is another than the default, which may be what a file may not name."""
+    """Return whether a value in a file differs from the default, which may contain names that a file may not use."""
     return type(value) is not type(default) or not isinstance(value, (str, dict)) or value != default
 
 
@@ -213,7 +214,7 @@ def _refuse(cls: type, error: Exception) -> NoReturn:
 
 
 def check_names(value: Any) -> None:
-    """Check that hyperparameters name no class or function that a file may not name.
+    """Check that hyperparameters name no class or function that a file may not use.
 
     Raises:
         CheckpointError: one does.
@@ -233,7 +234,7 @@ def check_names(value: Any) -> None:
 
 
 def _names(value: Any) -> Iterator[tuple[str, bool]]:
-    """Each text in ``value`` that the parser may take for a name, and whether it must be that of a class."""
+    """Yield each text in ``value`` that the parser may treat as a name, and whether it must be a class."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if key == "class_path":
@@ -248,21 +249,22 @@ def _names(value: Any) -> Iterator[tuple[str, bool]]:
 
 
 def _found(path: str) -> Any:
-    """Return what imported modules have under this path; ``None`` if they have nothing. Nothing is imported."""
+    """Return the object at this path in imported modules; ``None`` if there is none. Nothing is imported."""
     module, _, name = path.rpartition(".")
     holder: Any = sys.modules.get(module)
-    if holder is None and module:  # a class within a class
+    if holder is None and module:  # a nested class
         holder = _found(module)
     if holder is None or (holder is not sys.modules.get(module) and not isinstance(holder, type)):
         return None
     own = vars(holder)
-    if name not in own and (module.partition(".")[0] == "drivetrain" or "_compat_path" in own):  # lazy, and ours
+    # drivetrain's lazy names
+    if name not in own and (module.partition(".")[0] == "drivetrain" or "_compat_path" in own):
         return getattr(holder, name, None)
     return own.get(name)
 
 
 def _imported(path: Any) -> Any:
-    """Return the class or function at ``path``; ``None`` where there is none that a file may name."""
+    """Return the class or function at ``path``; ``None`` if a file may not use it, or it does not exist."""
     found = _found(path) if isinstance(path, str) else None
     if isinstance(found, type) and issubclass(found, (nn.Module, Optimizer, LRScheduler)):
         return found
@@ -276,7 +278,7 @@ def _is_closed(path: str) -> bool:
 
 
 class _Refuses:
-    """An import hook that lets one thread import no module but the parser's own."""
+    """An import hook that prevents one thread from importing any module except the parser's own."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -287,9 +289,9 @@ class _Refuses:
 
 
 def _options(parser: ArgumentParser, key: str) -> set[str]:
-    """Return the names of the options below ``key``; those of an argument that is a data class have a dot."""
+    """Return the names of the options below ``key``; options of a dataclass argument contain a dot."""
     names = (action.dest.removeprefix(f"{key}.") for action in parser._actions)
-    return {name for name in names if not name.endswith(".help")}  # which an argument that is an object has, too
+    return {name for name in names if not name.endswith(".help")}  # also exists for an argument that is an object
 
 
 def _of_class(class_path: str, values: Mapping[str, Any], is_described: bool) -> dict[str, Any]:
@@ -298,8 +300,8 @@ def _of_class(class_path: str, values: Mapping[str, Any], is_described: bool) ->
     Args:
         class_path: the class.
         values: the hyperparameters.
-        is_described: whether they are the class's arguments, as LightningCLI saves them; else those of another name
-            are left out.
+        is_described: whether they are the class's arguments, as LightningCLI saves them; otherwise unknown names are
+            left out.
     """
     cls = _found(class_path)
     if not isinstance(cls, type):  # a function that returns the model
@@ -313,9 +315,9 @@ def _of_class(class_path: str, values: Mapping[str, Any], is_described: bool) ->
 
 
 def _check_groups(options: Collection[str], values: Mapping[str, Any]) -> None:
-    """Check that each argument whose fields are options of their own, a data class, gets fields.
+    """Check that each dataclass argument, whose fields are separate options, gets fields.
 
-    The parser takes anything else for such an argument, and fails when it builds the object.
+    The parser accepts any value for such an argument, and fails when it builds the object.
     """
     for name, value in values.items():
         if not isinstance(value, Mapping) and any(option.startswith(f"{name}.") for option in options):
@@ -324,7 +326,7 @@ def _check_groups(options: Collection[str], values: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _raising(parser: ArgumentParser) -> Iterator[None]:
-    """Context in which ``parser`` raises its errors, where it else ends the program."""
+    """Context in which ``parser`` raises its errors instead of ending the program."""
     exits, parser.exit_on_error = parser.exit_on_error, False
     try:
         yield
@@ -334,7 +336,7 @@ def _raising(parser: ArgumentParser) -> Iterator[None]:
 
 @contextmanager
 def _nothing_imported() -> Iterator[None]:
-    """Context in which the text in a file cannot lead to an import."""
+    """Context in which text from a file cannot cause an import."""
     hook: Any = _Refuses()
     sys.meta_path.insert(0, hook)
     try:

@@ -1,4 +1,4 @@
-"""Suggestions in error messages of a command line: the option that was probably meant."""
+"""Suggestions in a command line's error messages: the option that was probably meant."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MEANT_BY = {
 
 
 def with_hint(message: str, parser: argparse.ArgumentParser) -> str:
-    """Return ``message`` of ``parser`` with a suggestion of what was probably meant, if there is one."""
+    """Return the ``message`` of ``parser`` with a suggestion, if there is one."""
     hints = list(dict.fromkeys(_hints(message, parser)))
     return "\n".join([message, *hints])
 
@@ -49,7 +49,7 @@ def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
             (each for each, words in _MEANT_BY.items() if found[1] in words and each in subcommands), None
         ):
             yield f"Did you mean {close!r}?"
-        elif subcommands:  # it may be the value of an option that came first
+        elif subcommands:  # it may be the value of an earlier option
             yield _first_the_subcommand(next(iter(subcommands)), "--trainer.max_epochs=3")
     elif found := _CLASS_NAME.search(message):
         if close := closest(found[1], {cls.__name__ for base in _NAMEABLE for cls in _subclasses(base)}):
@@ -72,7 +72,9 @@ def _first_the_subcommand(name: str, option: str) -> str:
 
 
 def _for_option(name: str, known: set[str], dashes: str) -> Iterator[str]:
-    """Compared with its sisters only: that both begin with "trainer." says nothing."""
+    """Yield suggestions for an option, compared only with options of the same group: a common prefix "trainer." means
+    nothing.
+    """
     parent, dot, leaf = name.rpartition(".")
     sisters = {option.rpartition(".")[2] for option in known if option.rpartition(".")[0] == parent}
     longer = [sister for sister in sorted(sisters) if sister.startswith(leaf)]  # it was abbreviated
@@ -84,7 +86,7 @@ def _for_option(name: str, known: set[str], dashes: str) -> Iterator[str]:
         yield f"Did you mean {' or '.join(dashes + option for option in owned)}?"  # --max_epochs, --lr
     elif parent == "trainer":
         try:
-            complete({leaf: "..."}, {})  # it knows what became of the arguments of older Trainers
+            complete({leaf: "..."}, {})  # knows the arguments of earlier Trainers
         except UnknownArgumentError as error:
             yield str(error)
 

@@ -57,43 +57,43 @@ _METHOD_HELP = {
 
 
 class LightningCLI:
-    """Command line of a program: ``LightningCLI(Net, Data)`` adds the subcommands fit, validate, test and predict.
+    """A program's command line: ``LightningCLI(Net, Data)`` adds the subcommands fit, validate, test and predict.
 
     ``python train.py fit --trainer.max_epochs=3 --model.width=64 --config base.yaml``: every argument of the Trainer,
-    of the model and of the data module is an option; ``--config`` may be repeated, and what comes later wins. The run's
-    configuration is written to its folder.
+    the model and the data module is an option; ``--config`` may be repeated, and later values take precedence. The
+    run's configuration is written to its folder.
 
     Override :meth:`add_arguments_to_parser` to add or link options, and define ``before_fit``, ``after_fit`` and so on
-    to act around a subcommand. ``def fit(self, model, **kwargs)`` replaces the Trainer's.
+    to run code around a subcommand. ``def fit(self, model, **kwargs)`` replaces the Trainer's method.
 
     Args:
-        model_class: the model, or a function that returns it; ``None``: any, named by ``--model``.
-        datamodule_class: the data module, as a class or a function; ``None``: any, named by ``--data``, or none.
-        save_config_callback: what keeps the configuration; ``None``: nothing does.
-        save_config_kwargs: arguments of it, such as ``{"overwrite": True}``.
+        model_class: the model, or a function that returns it; ``None``: any class, set by ``--model``.
+        datamodule_class: the data module, as a class or a function; ``None``: any class, set by ``--data``, or none.
+        save_config_callback: the callback that saves the configuration; ``None``: it is not saved.
+        save_config_kwargs: arguments of that callback, such as ``{"overwrite": True}``.
         trainer_class: the Trainer, a subclass, or a function that returns one.
-        trainer_defaults: other defaults for the Trainer's arguments. Objects among them are not part of the
-            configuration that is written; callbacks among them are always there.
-        seed_everything_default: False: the random generators are left alone; True: seeded as by
-            ``seed_everything()``; a number: with it. ``--seed_everything`` replaces it.
-        parser_kwargs: arguments of the parser; under a subcommand's name, those of its parser.
-        parser_class: the parser, a subclass of :class:`LightningArgumentParser`.
-        subclass_mode_model, subclass_mode_data: take any subclass of the class that was given.
-        args: what to parse instead of ``sys.argv``: words, or the options as a dictionary or namespace.
-        run: False: no subcommands; the objects are made, and running them is left to the program.
+        trainer_defaults: other defaults for the Trainer's arguments. Objects among them are not part of the written
+            configuration; callbacks among them are always added.
+        seed_everything_default: False: do not seed; True: seed as ``seed_everything()`` does; an int: the seed.
+            ``--seed_everything`` overrides it.
+        parser_kwargs: arguments of the parser, and under a subcommand's name those of its parser.
+        parser_class: the parser, a subclass of :class:`LightningArgumentParser`. subclass_mode_model,
+        subclass_mode_data: accept any subclass of the given class.
+        args: the arguments to parse instead of ``sys.argv``: words, or the options as a dictionary or namespace.
+        run: False: no subcommands; the objects are created, and the program runs them.
         auto_configure_optimizers: offer ``--optimizer`` and ``--lr_scheduler``.
-        load_from_checkpoint_support: ``save_hyperparameters`` of the model and of the data module keeps what the
-            configuration says, so that ``load_from_checkpoint`` builds objects among their arguments again.
+        load_from_checkpoint_support: ``save_hyperparameters`` of the model and of the data module saves the
+            configuration's values, so that ``load_from_checkpoint`` builds objects among their arguments again.
 
     Attributes:
-        parser: the parser of the whole command line.
-        subcommand: the name of the one that runs; ``None`` with ``run=False``.
-        config: what was parsed. config_init: the same with its objects made.
-        model, datamodule, trainer: the objects.
+        parser: the parser of the complete command line.
+        subcommand: the name of the running subcommand; ``None`` with ``run=False``.
+        config: the parsed configuration. config_init: the same with its objects created. model, datamodule, trainer:
+        the objects.
 
     Raises:
         SystemExit: with code 2 if the command line is wrong, with 0 after ``--help`` and ``--print_config``.
-        ConfigurationError: the program's own part is wrong, or the Trainer refuses a value.
+        ConfigurationError: the program's own code is wrong, or the Trainer refuses a value.
     """
 
     trainer: Trainer
@@ -161,14 +161,14 @@ class LightningCLI:
         if self.subcommand is not None:
             self._run_subcommand(self.subcommand)
 
-    # ---- what may be overridden ----------------------------------------------------------------------------------
+    # ---- to override ---------------------------------------------------------------------------------------------
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add options, link them, or set defaults; called for the parser of each subcommand."""
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return the Trainer's methods that are subcommands, with their arguments that are no options."""
+        """Return the Trainer's methods that are subcommands, with their arguments that are not options."""
         return {
             "fit": {"model", "train_dataloaders", "val_dataloaders", "datamodule"},
             "validate": {"model", "dataloaders", "datamodule"},
@@ -177,10 +177,10 @@ class LightningCLI:
         }
 
     def before_instantiate_classes(self) -> None:
-        """Everything is parsed and nothing is made: ``self.config`` may still be changed."""
+        """Called after parsing, before any object is created: ``self.config`` may still be changed."""
 
     def instantiate_classes(self) -> None:
-        """Make the model, the data module and the Trainer."""
+        """Create the model, the data module and the Trainer."""
         self.config_init: Namespace = self.parser.instantiate(self.config, instantiators=self._instantiators())
         made = self._own(self.config_init)
         self.datamodule = made.get("data")
@@ -190,13 +190,13 @@ class LightningCLI:
         self.trainer = self.instantiate_trainer()
 
     def after_instantiate_classes(self) -> None:
-        """``self.model``, ``self.datamodule`` and ``self.trainer`` are there; nothing has run."""
+        """Called when ``self.model``, ``self.datamodule`` and ``self.trainer`` are created, before anything runs."""
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Return the Trainer as it is configured, with its callbacks.
+        """Return the configured Trainer, with its callbacks.
 
         Args:
-            kwargs: arguments of the Trainer that replace the configured ones.
+            kwargs: arguments of the Trainer that override the configuration.
         """
         parser, made = self._own_parser(), self._own(self.config_init)
         arguments: dict[str, Any] = {**vars(made["trainer"])} if "trainer" in made else {}
@@ -219,12 +219,12 @@ class LightningCLI:
 
     @staticmethod
     def configure_optimizers(lightning_module: LightningModule, optimizer: Optimizer, lr_scheduler: Any = None) -> Any:
-        """Return what the model's ``configure_optimizers`` returns where ``--optimizer`` is given.
+        """Return the result of the model's ``configure_optimizers`` if ``--optimizer`` is given.
 
         Args:
             lightning_module: the model.
-            optimizer: the one of ``--optimizer``, with all parameters of the model.
-            lr_scheduler: the one of ``--lr_scheduler``, if it is given.
+            optimizer: the optimizer of ``--optimizer``, with all parameters of the model.
+            lr_scheduler: the scheduler of ``--lr_scheduler``, if given.
         """
         if lr_scheduler is None:
             return optimizer
@@ -243,10 +243,10 @@ class LightningCLI:
     def setup_parser(
         self, add_subcommands: bool, main_kwargs: dict[str, Any], subparser_kwargs: dict[str, Any]
     ) -> None:
-        """Make ``self.parser``, with all options.
+        """Create ``self.parser``, with all options.
 
         Args:
-            add_subcommands: whether there are subcommands, each with a parser of its own.
+            add_subcommands: whether there are subcommands, each with its own parser.
             main_kwargs: arguments of the parser.
             subparser_kwargs: arguments of the subcommands' parsers, by their names.
         """
@@ -285,7 +285,7 @@ class LightningCLI:
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the arguments of the Trainer, of the model and of the data module as options."""
         options = parser.add_lightning_class_args(self.trainer_class, "trainer")
-        # The Trainer is given every argument, so what the environment says must be a default of the parser.
+        # The parser passes every argument to the Trainer, so values from the environment must be its defaults.
         found = {name: value for name, value in self._environment.items() if f"trainer.{name}" in options}
         parser.set_trainer_defaults({**found, **self.trainer_defaults})
         parser.add_lightning_class_args(self.model_class, "model", self.subclass_mode_model)
@@ -293,20 +293,20 @@ class LightningCLI:
 
     @staticmethod
     def link_optimizers_and_lr_schedulers(parser: LightningArgumentParser) -> None:
-        """Link the optimizers and schedulers that belong to an option."""
+        """Link the optimizers and schedulers to their options."""
         parser.link_described()
 
     def parse_arguments(
         self, parser: LightningArgumentParser, args: list[str] | tuple[str, ...] | dict[str, Any] | Namespace | None
     ) -> None:
-        """Parse ``args``, or the command line for ``None``, and keep what it says in ``self.config``."""
+        """Parse ``args``, or the command line for ``None``, and store the result in ``self.config``."""
         if args is None or isinstance(args, (list, tuple)):
             self.config = parser.parse_args(args)
         else:
             self.config = parser.parse_object(args)
 
     def _fill(self, parser: LightningArgumentParser) -> None:
-        """Give ``parser`` every option but those of a Trainer's method."""
+        """Add all options to ``parser``, except those of a Trainer's method."""
         self.add_default_arguments_to_parser(parser)
         self.add_core_arguments_to_parser(parser)
         self.add_arguments_to_parser(parser)
@@ -318,7 +318,7 @@ class LightningCLI:
         self.link_optimizers_and_lr_schedulers(parser)
 
     def _objects_by_default(self) -> dict[str, Any]:
-        """Return those of ``trainer_defaults`` that no configuration could hold."""
+        """Return the objects in ``trainer_defaults`` that a configuration cannot contain."""
         found = {name: value for name, value in self.trainer_defaults.items() if not is_plain(value)}
         if "callbacks" in found:
             found["callbacks"] = [item for item in listed(found["callbacks"]) if not is_plain(item)]
@@ -329,7 +329,7 @@ class LightningCLI:
 
     @functools.cached_property
     def config_dump(self) -> dict[str, Any]:
-        """What ``self.config`` says for the subcommand, as plain data; later changes of it do not show."""
+        """The subcommand's part of ``self.config`` as plain data, independent of later changes."""
         from drivetrain.cli.from_checkpoint import as_plain
 
         return as_plain(self._own_parser(), self._own(self.config))
@@ -340,11 +340,13 @@ class LightningCLI:
         return own
 
     def _parser(self, subcommand: str | None) -> LightningArgumentParser:
-        """The parser of a subcommand, for programs that use Lightning's name of it."""
+        """Return the parser of a subcommand, under Lightning's private name."""
         return self.parser if subcommand is None else self._subparsers[subcommand]
 
     def _get(self, config: Namespace, key: str, default: Any = None) -> Any:
-        """The value under ``key`` in the subcommand's part of ``config``, for such programs too."""
+        """Return the value under ``key`` in the subcommand's part of ``config``, also under Lightning's private
+        name.
+        """
         return config.get(str(self.subcommand), config).get(key, default)
 
     # ---- the run -------------------------------------------------------------------------------------------------
@@ -388,9 +390,9 @@ class LightningCLI:
         return Recipe(added[given[0]][0], config[given[0]]) if given else None
 
     def _take_hyperparameters(self) -> None:
-        """Configure the model as the checkpoint at ``--ckpt_path`` was configured."""
+        """Configure the model with the hyperparameters in the checkpoint at ``--ckpt_path``."""
         path = None if self.subcommand is None else self._own(self.config).get("ckpt_path")
-        if path is not None and os.path.isfile(path):  # "best" and "last" are known later
+        if path is not None and os.path.isfile(path):  # "best" and "last" are resolved later
             from drivetrain.cli.from_checkpoint import with_hyperparameters
 
             taken = with_hyperparameters(
@@ -399,7 +401,7 @@ class LightningCLI:
             self.config[str(self.subcommand)] = taken
 
     def _instantiators(self) -> list[tuple[Callable[..., Any], type, bool]]:
-        """Return what makes the model and the data module, for the parser."""
+        """Return functions that create the model and the data module, for the parser."""
         if not self.load_from_checkpoint_support:
             return []
         kinds = (
@@ -429,7 +431,7 @@ class LightningCLI:
 def _make(
     cli: LightningCLI, key: str, cls: type, *args: Any, applied_instantiation_links: Mapping[str, Any], **kwargs: Any
 ) -> Any:
-    """Return an object of ``cls``, whose hyperparameters are what the configuration has under ``key``."""
+    """Return an object of ``cls``, whose hyperparameters are the configuration under ``key``."""
     from drivetrain.cli.from_checkpoint import hyperparameters
 
     values = hyperparameters(cli._own_parser(), cli._own(cli.config), key, cls, applied_instantiation_links)

@@ -1,4 +1,4 @@
-"""Run a program as ``python program.py`` and ``python -m program`` would; what the commands that do so share."""
+"""Run a program like ``python program.py`` and ``python -m program``; shared by the commands that do so."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 
 
 def add_program_arguments(parser: argparse.ArgumentParser) -> None:
-    """Let ``parser`` take a program and its arguments, after its own options."""
+    """Add a program and its arguments to ``parser``, after its own options."""
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module's name")
     parser.add_argument("program", metavar="PROGRAM", help="a file, or a folder or an archive with a __main__.py")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")
 
 
 def run_program(given: argparse.Namespace, prog: str) -> int:
-    """Run what :func:`add_program_arguments` has found on the command line of ``prog``.
+    """Run the program that :func:`add_program_arguments` has parsed from the command line of ``prog``.
 
     Returns:
-        0, or 2 where there is no such file. What the program raises, ``SystemExit`` included, goes through.
+        0, or 2 if the file does not exist. Exceptions of the program, including ``SystemExit``, are not caught.
     """
     if given.is_module:
         run_module(given.program, given.arguments)
@@ -40,7 +40,7 @@ def run_program(given: argparse.Namespace, prog: str) -> int:
 def run_file(path: str, arguments: Sequence[str]) -> None:
     """Run the file, folder or archive at ``path`` as ``__main__``."""
     sys.argv = [path, *arguments]
-    full = os.path.join(os.getcwd(), path)  # not normalised, which Python does not do either
+    full = os.path.join(os.getcwd(), path)  # not normalised, as in Python
     if os.path.isdir(path) or pkgutil.get_importer(path) is not None:
         _put_first_on_path(full, always=True)
         _run(lambda main: runpy._run_module_as_main("__main__", False))  # type: ignore[attr-defined]
@@ -51,13 +51,13 @@ def run_file(path: str, arguments: Sequence[str]) -> None:
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run the module, or the package's ``__main__``, called ``name``, as ``__main__``."""
-    sys.argv = ["-m", *arguments]  # runpy, which is what ``python -m`` calls, puts the module's file in the first place
+    sys.argv = ["-m", *arguments]  # runpy, which ``python -m`` uses, puts the module's file first
     _put_first_on_path(os.getcwd())
     _run(lambda main: runpy._run_module_as_main(name))  # type: ignore[attr-defined]
 
 
 def _put_first_on_path(folder: str, always: bool = False) -> None:
-    """In the place of what Python put there for us; where it was told to put nothing there (-P, -I), if ``always``."""
+    """Replace the first entry of ``sys.path``; if Python was told to add none (-P, -I), only with ``always``."""
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         sys.path[0] = folder
     elif always:
@@ -68,7 +68,7 @@ def _run_code(main: ModuleType, path: str) -> None:
     if path.endswith(".pyc"):
         loader: Any = SourcelessFileLoader("__main__", path)
         code = loader.get_code("__main__")
-    else:  # compiled here, because the loader's own way leaves a __pycache__ beside the program
+    else:  # compiled here, because the loader would write a __pycache__ beside the program
         loader = SourceFileLoader("__main__", path)
         code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
     vars(main).update(__file__=path, __loader__=loader, __cached__=None)
@@ -76,10 +76,10 @@ def _run_code(main: ModuleType, path: str) -> None:
 
 
 def _run(start: Callable[[ModuleType], object]) -> None:
-    """Call ``start`` with a fresh ``__main__``, which stays there to the end of the process, as Python's own does.
+    """Call ``start`` with a new ``__main__``, which stays until the end of the process, as Python's own does.
 
-    An exception goes through, so that Python does what it does for each kind of it; only its traceback is printed
-    without our own frames.
+    Exceptions are not caught, so that Python handles them as usual; only drivetrain's own frames are removed from the
+    traceback.
     """
     main = sys.modules["__main__"] = ModuleType("__main__")
     vars(main)["__builtins__"] = builtins
@@ -97,7 +97,7 @@ def _run(start: Callable[[ModuleType], object]) -> None:
 
 
 def _of_program(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the part of ``traceback`` below this module; nothing where the program could not even be compiled."""
+    """Return the part of ``traceback`` below this module; nothing if the program could not be compiled."""
     while traceback is not None and not _is_ours(traceback):
         traceback = traceback.tb_next
     while traceback is not None and _is_ours(traceback):

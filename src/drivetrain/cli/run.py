@@ -1,4 +1,4 @@
-"""The command ``drivetrain run``: a program with a loop of its own, on hardware that the command line chooses."""
+"""The command ``drivetrain run``: runs a program with its own loop on the hardware chosen on the command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from drivetrain.cli.program import add_program_arguments, run_program
 from drivetrain.engine.command_line import COMMAND_LINE_PREFIX
 
-# What Engine() takes from the command line where the program leaves it out, with a line of help each.
+# Arguments of Engine() that come from the command line if the program omits them, each with a line of help.
 _OF_ENGINE = {
     "accelerator": "what to run on, such as cpu or auto",
     "strategy": "how the model lives on its devices, such as ddp or auto",
@@ -18,7 +18,7 @@ _OF_ENGINE = {
     "precision": "how numbers are kept, such as bf16-mixed",
 }
 
-# What several machines find each other by.
+# Variables through which several machines find each other.
 _OF_CLUSTER = {
     "node_rank": ("NODE_RANK", "which of the machines this is, from 0"),
     "main_address": ("MASTER_ADDR", "where the first machine is reached"),
@@ -27,14 +27,14 @@ _OF_CLUSTER = {
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain run") -> int:
-    """Export what ``arguments`` choose, and run the program that they name.
+    """Export the options in ``arguments``, and run the program that they name.
 
     Args:
-        arguments: what follows the command's name; ``None``: ``sys.argv[1:]``.
-        prog: what the command calls itself in messages.
+        arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
+        prog: the command's name in messages.
 
     Returns:
-        The exit code, where the program does not exit by itself.
+        The exit code, if the program does not exit itself.
     """
     parser = argparse.ArgumentParser(
         prog,

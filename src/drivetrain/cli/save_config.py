@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 class SaveConfigCallback(Callback):
-    """Writes the whole configuration, defaults included, to the run's folder, so that ``--config`` repeats the run.
+    """Writes the complete configuration, including defaults, to the run's folder, so that ``--config`` repeats the run.
 
-    To keep it somewhere else, derive from it and override :meth:`save_config`.
+    To save it elsewhere, override :meth:`save_config` in a subclass.
 
     Args:
         parser: the parser of the subcommand.
-        config: what it parsed.
+        config: the parsed configuration.
         config_filename: the file's name in ``trainer.log_dir``.
         overwrite: whether a file of this name may be replaced.
-        multifile: whether parts that came from files of their own are written to files of their own.
-        save_to_log_dir: whether to write the file at all; if not, only :meth:`save_config` is called.
+        multifile: whether parts that came from separate files are written to separate files.
+        save_to_log_dir: whether to write the file; otherwise only :meth:`save_config` is called.
 
     Raises:
         ConfigurationError: ``save_to_log_dir`` is False and :meth:`save_config` is not overridden; or the file exists
-            and ``overwrite`` is False. Every process raises it: none waits.
+            and ``overwrite`` is False. Every process raises it, so that none waits.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SaveConfigCallback(Callback):
             )
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self.already_saved:  # one program may fit and then test; its configuration is one
+        if self.already_saved:  # a program may fit and then test, with one configuration
             return
         if self.save_to_log_dir:
             self._write(trainer)
@@ -72,10 +72,10 @@ class SaveConfigCallback(Callback):
         self.already_saved = True
 
     def save_config(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Called on rank 0, once, after the file was written; does nothing unless it is overridden."""
+        """Called once on rank 0, after the file was written; does nothing by default."""
 
     def _write(self, trainer: Trainer) -> None:
-        folder = trainer.log_dir or trainer.default_root_dir  # on every rank: finding it out may be a collective
+        folder = trainer.log_dir or trainer.default_root_dir  # on every rank: reading it may be a collective
         path = os.path.join(folder, self.config_filename)
         taken = not self.overwrite and trainer.is_global_zero and files.is_file(path)
         if trainer.strategy.broadcast(taken):
@@ -95,7 +95,9 @@ class SaveConfigCallback(Callback):
 
 @contextlib.contextmanager
 def _folder_to_write(folder: str, name: str) -> Iterator[str]:
-    """Context with ``folder``, where a file ``name`` can be; for an address a temporary folder that is uploaded."""
+    """Context with ``folder``, after a check that it can contain the file ``name``; for an address, with a temporary
+    folder that is uploaded.
+    """
     if not files.is_remote(folder):
         os.makedirs(folder, exist_ok=True)
         files.check_replaceable(Path(folder, name))

@@ -1,4 +1,4 @@
-"""The command ``drivetrain stacks``: where the ranks of a running job are, and in which collectives they wait."""
+"""The command ``drivetrain stacks``: the positions of a running job's ranks, and the collectives in which they wait."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drivetrain.launchers.watch import now_of
 
 
 def main(arguments: Sequence[str], prog: str = "drivetrain stacks") -> int:
-    """Print them; return 1 where no such job runs on this machine."""
+    """Print them; return 1 if no such job runs on this machine."""
     parser = argparse.ArgumentParser(
         prog, description="Print what the ranks of a job on this machine do now: the phase, the line of your code and "
         "the collective in which each waits, which rank is missing there, and the stacks of all threads.",
@@ -40,14 +40,14 @@ def main(arguments: Sequence[str], prog: str = "drivetrain stacks") -> int:
 
 
 def _boards() -> Iterator[Board]:
-    """Boards of jobs that run: a killed launching process may have left others."""
+    """Yield the boards of running jobs; a killed launching process may have left others."""
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
         try:
             if folder.stat().st_uid != os.getuid():
                 continue
             board = Board.found(folder)
             pids = [board.pid(each) for each in range(len(board.ranks))]
-        except (OSError, ValueError):  # another user's, or gone meanwhile
+        except (OSError, ValueError):  # another user's, or removed meanwhile
             continue
         if any(pid and not process(pid).is_dead for pid in pids):
             yield board
@@ -58,6 +58,6 @@ def _has_process(board: Board, pid: int) -> bool:
 
 
 def _is_in(board: Board, folder: str) -> bool:
-    """Whether the run writes to that folder, or below it."""
+    """Whether the run writes to that folder or below it."""
     run, wanted = os.path.realpath(board.run_folder), os.path.realpath(folder)
     return bool(board.run_folder) and os.path.commonpath((run, wanted)) == wanted

@@ -1,4 +1,4 @@
-"""Who am I in this job: one file per kind of cluster."""
+"""Cluster environments, which give each process its rank: one file per kind of cluster."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ _MODULES = {
 }
 __all__ = list(_MODULES)
 
-if not TYPE_CHECKING:  # a type checker would take any name for one of these
+if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
     __getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -1,4 +1,4 @@
-"""The contract of a cluster environment: who this process is in its job; and the registry."""
+"""The contract of a cluster environment, which gives a process its ranks in the job; and the registry."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _FACTS = ("creates_processes_externally", "creates_children")
 
 
 class ClusterEnvironment:
-    """Reads where a process stands in its job from what the launcher left in the environment.
+    """Reads the ranks of this process from the variables that the launcher has set.
 
-    As it stands it reads the variables of ``torchrun``: ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE``, ``RANK``,
-    ``LOCAL_RANK`` and ``GROUP_RANK``. A subclass overrides what its cluster says differently. The method names of the
-    first generation, ``master_address()``, ``master_port()`` and ``creates_children()``, may be called and overridden
-    in place of the properties.
+    The base class reads the variables of ``torchrun``: ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE``, ``RANK``,
+    ``LOCAL_RANK`` and ``GROUP_RANK``. A subclass overrides the members that its cluster defines differently. The method
+    names of the first generation, ``master_address()``, ``master_port()`` and ``creates_children()``, may be called and
+    overridden instead of the properties.
 
-    All numbers are ints. A subclass may return them as text, as they stand in the environment; where it
-    returns ``None``, because its variable is not set, the caller gets a ConfigurationError.
+    All numbers are ints. A subclass may return strings, as in the environment; if it returns ``None``, because its
+    variable is not set, the caller gets a ConfigurationError.
 
     Args:
-        environ: the variables; ``None``: those of this process, also after the object has moved to another one.
+        environ: the variables; ``None``: those of the current process, also after the object is pickled to another one.
     """
 
     detect_priority: ClassVar[int | None] = None
@@ -64,7 +64,7 @@ class ClusterEnvironment:
         for new, old in _NAMES_OF_1.items():
             _pair_names(cls, new, old)
 
-    # ---- who started the job -------------------------------------------------------------------------------------
+    # ---- launch --------------------------------------------------------------------------------------------------
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
@@ -73,45 +73,47 @@ class ClusterEnvironment:
 
     @property
     def creates_processes_externally(self) -> bool:
-        """Whether the cluster starts all processes of the job; else each machine's first process starts the others."""
+        """Whether the cluster starts all processes of the job; otherwise each machine's first process starts the
+        others.
+        """
         return True
 
-    # ---- where the processes meet --------------------------------------------------------------------------------
+    # ---- rendezvous ----------------------------------------------------------------------------------------------
 
     @property
     def main_address(self) -> str:
-        """The machine of global rank 0, by name or number."""
+        """The host name or IP address of global rank 0's machine."""
         return self._or_default("MASTER_ADDR", DEFAULT_ADDRESS)
 
     @property
     def main_port(self) -> int:
-        """A port there that is free until rank 0 listens on it."""
+        """A port on that machine for rank 0, free until then."""
         self._or_default("MASTER_PORT", str(DEFAULT_PORT))
         return self.number("MASTER_PORT")
 
-    # ---- who is who ----------------------------------------------------------------------------------------------
+    # ---- ranks ---------------------------------------------------------------------------------------------------
 
     _world_size: int | None = None
     _global_rank: int | None = None
-    _is_single_machine = False  # as the settings say, once they were compared with the cluster
+    _is_single_machine = False  # from the settings, after the comparison with the cluster
 
     def world_size(self) -> int:
-        """How many processes train together."""
+        """The number of processes in the job."""
         return self.number("WORLD_SIZE", self._world_size)
 
     def set_world_size(self, size: int) -> None:
-        """Tell it, where this process starts the others; ignored where the cluster knows better."""
+        """Set it, if this process starts the others; ignored if the cluster defines it."""
         if not self.creates_processes_externally:
             self._world_size = size
 
     def global_rank(self) -> int:
-        """Index of this process in the job; on a single machine, :meth:`local_rank` where RANK is not set."""
+        """Index of this process in the job; on a single machine, :meth:`local_rank` if RANK is not set."""
         if self._is_single_machine and self._global_rank is None and "RANK" not in self.environ:
             return self.local_rank()
         return self.number("RANK", self._global_rank)
 
     def set_global_rank(self, rank: int) -> None:
-        """Tell it, where this process starts the others; ignored where the cluster knows better."""
+        """Set it, if this process starts the others; ignored if the cluster defines it."""
         if not self.creates_processes_externally:
             self._global_rank = rank
 
@@ -124,14 +126,14 @@ class ClusterEnvironment:
         return self.number("GROUP_RANK", 0)
 
     def is_one_machine(self, num_nodes: int) -> bool:
-        """Whether all processes of the job are on this machine; they meet on its loopback interface then, if they can.
+        """Whether all processes of the job are on this machine; they then use its loopback interface if possible.
 
         Args:
-            num_nodes: machines, as the user has written.
+            num_nodes: the user's number of machines.
         """
         return num_nodes == 1
 
-    # ---- being put back into the queue --------------------------------------------------------------------------
+    # ---- requeueing ----------------------------------------------------------------------------------------------
 
     auto_requeue: bool = False
     """Whether a fit saves and goes back into the queue when the cluster announces the job's end."""
@@ -140,28 +142,28 @@ class ClusterEnvironment:
     """By which signal it does."""
 
     def requeue_id(self) -> str | None:
-        """What the cluster calls the job, the same when it runs again."""
+        """The cluster's id of the job, which stays the same when it is requeued."""
         return None
 
     def restart_count(self) -> int:
-        """How often the job was put back."""
+        """How often the job was requeued."""
         return 0
 
     def requeue(self) -> str | None:
-        """Put the job back; called on global rank 0. Returns ``None``, or why it could not be."""
+        """Requeue the job; called on global rank 0. Return ``None``, or why it failed."""
         return f"{type(self).__name__} does not say how."
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Compare what the user asked for with what the cluster has started.
+        """Compare the user's settings with the processes that the cluster has started.
 
         Args:
-            num_devices: of one machine.
-            num_nodes: machines.
+            num_devices: the number of devices per machine.
+            num_nodes: the number of machines.
 
         Raises:
-            ConfigurationError: they differ, and the job would wait for ever.
+            ConfigurationError: they differ, so the job would wait forever.
         """
         if not self.creates_processes_externally:
             return
@@ -175,10 +177,10 @@ class ClusterEnvironment:
         self._is_single_machine = num_nodes == 1
 
     def validate_address(self) -> None:
-        """See that the main address has a number here; called before the processes meet, because that would hang.
+        """Check that the main address can be resolved here; called before the rendezvous, which would hang.
 
         Raises:
-            ConfigurationError: this machine does not know the name.
+            ConfigurationError: this machine cannot resolve the name.
         """
         address = self.main_address
         try:
@@ -190,15 +192,15 @@ class ClusterEnvironment:
             ) from error
 
     def teardown(self) -> None:
-        """The job is over in this process."""
+        """Called when the job is over in this process."""
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
     def number(self, name: str, default: int | None = None) -> int:
-        """The variable ``name`` as an int.
+        """Return the variable ``name`` as an int.
 
         Raises:
-            ConfigurationError: it holds something else, or there is neither it nor a default.
+            ConfigurationError: it is not an integer, or is not set and there is no default.
         """
         text = self.environ.get(name)
         if text is None and default is not None:
@@ -214,7 +216,7 @@ class ClusterEnvironment:
         ) from None
 
     def _or_default(self, name: str, default: str) -> str:
-        """The variable, set to ``default`` with a warning where it is not."""
+        """Return the variable; if it is not set, set it to ``default`` with a warning."""
         if name not in self.environ:
             rank_zero_warn(f"The environment variable {name} is not set; {default} is used. Set it to silence this.")
             self.environ[name] = default
@@ -222,10 +224,10 @@ class ClusterEnvironment:
 
 
 def _check_answers(cls: type[ClusterEnvironment], name: str) -> None:
-    """Let the member ``name`` that ``cls`` or a mixin of it defines answer in the contract's type, or raise."""
+    """Wrap the member ``name``, defined by ``cls`` or its mixin, so that it returns the contract's type or raises."""
     owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
     if owner is not cls and issubclass(owner, ClusterEnvironment):
-        return  # checked where it is defined
+        return  # wrapped where it is defined
     member: Any = vars(owner).get(name)
 
     def answer(self: ClusterEnvironment) -> Any:
@@ -240,10 +242,10 @@ def _check_answers(cls: type[ClusterEnvironment], name: str) -> None:
 
 
 def _in_type(environment: ClusterEnvironment, name: str, given: Any, member: Any) -> Any:
-    """What the member ``name`` answered, in the contract's type.
+    """Return the value of the member ``name`` in the contract's type.
 
     Raises:
-        ConfigurationError: it is ``None``, or no whole number where one belongs.
+        ConfigurationError: it is ``None``, or not an integer where one is expected.
     """
     shown_name = f"{type(environment).__name__}.{name}{'' if name in _NAMES_OF_1 else '()'}"
     if name in _FACTS:
@@ -271,7 +273,7 @@ def _in_type(environment: ClusterEnvironment, name: str, given: Any, member: Any
 
 
 def _pair_names(cls: type[ClusterEnvironment], new: str, old: str) -> None:
-    """Where ``cls`` defines one of a property and its method of the first generation, let it have the other."""
+    """If ``cls`` defines a property or its method of the first generation, define the other one too."""
     own = vars(cls)
     if new in own and old not in own:
         getter = own[new].fget
@@ -280,7 +282,7 @@ def _pair_names(cls: type[ClusterEnvironment], new: str, old: str) -> None:
         setattr(cls, new, property(own[old]))
 
 
-for _new, _old in _NAMES_OF_1.items():  # a class's own definition does not call its __init_subclass__
+for _new, _old in _NAMES_OF_1.items():  # __init_subclass__ is not called for this class itself
     _pair_names(ClusterEnvironment, _new, _old)
 
 
@@ -296,11 +298,12 @@ ClusterRegistry = _Clusters("drivetrain.clusters", "environment", "cluster envir
 def detect(
     environ: Mapping[str, str] | None = None, given: ClusterEnvironment | None = None
 ) -> tuple[ClusterEnvironment, str]:
-    """Who started this process: the environment, and the reason in words.
+    """Return the environment of this process, and the reason as text.
 
     Args:
         environ: the variables; ``None``: those of this process.
-        given: one that the user passed, which wins. Otherwise the highest ``detect_priority`` that detects itself.
+        given: the environment that the user passed, which is used if it is not ``None``. Otherwise the detected
+            environment with the highest ``detect_priority`` is used.
     """
     if given is not None:
         return given, f"plugins holds a {type(given).__name__}"

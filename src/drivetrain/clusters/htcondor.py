@@ -1,4 +1,4 @@
-"""HTCondor's parallel universe: one process per slot, which find each other through a file."""
+"""HTCondor's parallel universe: one process per slot; the processes find each other through a file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _POLL_S = 0.2
 class HTCondorEnvironment(ClusterEnvironment):
     """Rank and size are ``_CONDOR_PROCNO`` and ``_CONDOR_NPROCS``; every slot counts as a machine with one process.
 
-    HTCondor does not say where rank 0 runs, so rank 0 writes its address and a free port to a file that all slots see,
-    and the others wait for it. They believe it when a process listens there: the file of an earlier run of the same job
-    may still lie about. ``MASTER_ADDR`` and ``MASTER_PORT``, where both are set, are used in place of the file.
+    HTCondor does not provide rank 0's address, so rank 0 writes its address and a free port to a file that all slots
+    see, and the others wait for it. They accept it only if a process listens there, because the file may remain from an
+    earlier run of the same job. ``MASTER_ADDR`` and ``MASTER_PORT``, if both are set, are used instead of the file.
 
     Args:
-        contact_file: on a file system that all slots share; ``None``: in the job's folder, named after the job.
+        contact_file: a path on a file system that all slots share; ``None``: in the job's folder, named after the job.
         timeout_s: how long the others wait.
         environ: the variables; ``None``: those of this process.
     """
@@ -51,7 +51,7 @@ class HTCondorEnvironment(ClusterEnvironment):
         """Whether the job has several slots."""
         return "_CONDOR_PROCNO" in environ and environ.get("_CONDOR_NPROCS", "1") != "1"
 
-    # ---- where the processes meet --------------------------------------------------------------------------------
+    # ---- rendezvous ----------------------------------------------------------------------------------------------
 
     @property
     def main_address(self) -> str:
@@ -62,10 +62,10 @@ class HTCondorEnvironment(ClusterEnvironment):
         return self._meeting()[1]
 
     def _meeting(self) -> tuple[str, int]:
-        """Address and port. Rank 0 publishes them when they are first asked for; the others wait for it.
+        """Return address and port. Rank 0 publishes them at the first call; the others wait for it.
 
         Raises:
-            ConfigurationError: rank 0 was not reached in time, or there is no place for the file.
+            ConfigurationError: rank 0 was not reached in time, or there is no folder for the file.
         """
         if "MASTER_ADDR" in self.environ and "MASTER_PORT" in self.environ:
             return self.environ["MASTER_ADDR"], self.number("MASTER_PORT")
@@ -89,7 +89,7 @@ class HTCondorEnvironment(ClusterEnvironment):
             )
         return Path(folder) / f".drivetrain-contact-{number[1]}"
 
-    # ---- who is who ----------------------------------------------------------------------------------------------
+    # ---- ranks ---------------------------------------------------------------------------------------------------
 
     def world_size(self) -> int:
         return self.number("_CONDOR_NPROCS")
@@ -98,7 +98,7 @@ class HTCondorEnvironment(ClusterEnvironment):
         return self.number("_CONDOR_PROCNO")
 
     def local_rank(self) -> int:
-        """0: a slot sees no devices but its own."""
+        """0: a slot sees only its own devices."""
         return 0
 
     def node_rank(self) -> int:
@@ -112,7 +112,7 @@ class HTCondorEnvironment(ClusterEnvironment):
 
 
 def _publish(path: Path) -> tuple[str, int]:
-    """Write this machine's address and a free port; a reader sees all of it or nothing."""
+    """Write this machine's address and a free port, atomically."""
     contact = socket.gethostname(), free_port()
     try:
         files.write(path, json.dumps(contact).encode())

@@ -1,4 +1,4 @@
-"""No cluster: this machine, or a few on which the user starts the program by hand."""
+"""No cluster: this machine, or several on which the user starts the program by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from drivetrain.errors import ConfigurationError
 
 
 class LocalEnvironment(ClusterEnvironment):
-    """One program that starts the other processes of its machine itself, unless ``LOCAL_RANK`` says that one did.
+    """A program that starts the other processes of its machine itself, unless ``LOCAL_RANK`` shows that it was started
+    so.
 
     On several machines the program is started once on each, with ``MASTER_ADDR``, ``MASTER_PORT`` and ``NODE_RANK``.
 
@@ -39,7 +40,7 @@ class LocalEnvironment(ClusterEnvironment):
 
     @property
     def main_port(self) -> int:
-        """``MASTER_PORT``, or a port that was free when it was first asked for; the others must be told."""
+        """``MASTER_PORT``, or a port that was free at the first call; the other processes must get it."""
         if "MASTER_PORT" in self.environ:
             return self.number("MASTER_PORT")
         if self._main_port is None:
@@ -63,10 +64,11 @@ class LocalEnvironment(ClusterEnvironment):
         return self.number("NODE_RANK" if "NODE_RANK" in self.environ else "GROUP_RANK", 0)
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Nothing is started yet: several machines must only know each other, and a started process its place.
+        """Nothing is started yet: only check that several machines have their addresses, and a started process its
+        rank.
 
         Raises:
-            ConfigurationError: they do not.
+            ConfigurationError: a variable is missing.
         """
         meeting = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in self.environ]
         if num_nodes > 1 and meeting:
@@ -90,7 +92,7 @@ class LocalEnvironment(ClusterEnvironment):
             super().validate_settings(num_devices, num_nodes)
 
     def teardown(self) -> None:
-        """Forget the job: a later Trainer is not misled by its size, and meets at another port."""
+        """Reset the job's variables, so that a later Trainer has its own size and meets at another port."""
         self.environ.pop("WORLD_SIZE", None)
         self._world_size = self._global_rank = self._main_port = None
 

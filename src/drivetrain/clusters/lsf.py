@@ -14,7 +14,7 @@ _REQUIRED = ("LSB_JOBID", "LSB_DJOB_RANKFILE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_
 
 
 class LSFEnvironment(ClusterEnvironment):
-    """One task per process. ``MASTER_ADDR`` and ``MASTER_PORT`` win over what is read from the job.
+    """One task per process. ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over values from the job.
 
     Args:
         environ: the variables; ``None``: those of this process.
@@ -33,7 +33,7 @@ class LSFEnvironment(ClusterEnvironment):
 
     @property
     def main_port(self) -> int:
-        """``MASTER_PORT``, or one between 10000 and 10999 that every task knows from the job's number."""
+        """``MASTER_PORT``, or a port between 10000 and 10999 that every task derives from the job's id."""
         if "MASTER_PORT" in self.environ:
             return self.number("MASTER_PORT")
         return 10_000 + self.number("LSB_JOBID") % 1_000
@@ -48,7 +48,7 @@ class LSFEnvironment(ClusterEnvironment):
         return self.number("JSM_NAMESPACE_LOCAL_RANK")
 
     def node_rank(self) -> int:
-        """Where this machine stands in the job's list of hosts.
+        """The index of this machine in the job's list of hosts.
 
         Raises:
             ConfigurationError: it is not in the list.
@@ -63,7 +63,7 @@ class LSFEnvironment(ClusterEnvironment):
         )
 
     def _hosts(self) -> list[str]:
-        """The machines that compute, each once, in order. The file's first line is the one that only launches."""
+        """Return the compute hosts, each once, in order. The file's first line, the launching host, is skipped."""
         path = Path(self.environ.get("LSB_DJOB_RANKFILE", ""))
         try:
             lines = [line.strip() for line in path.read_text().splitlines() if line.strip()]

@@ -13,14 +13,14 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.local import free_port
 
-# What the launchers of Open MPI, of MPICH and Intel, and of MVAPICH set. MPI itself is asked only where one has:
-# importing it in a process that no launcher has started may end that process.
+# Variables that the launchers of Open MPI, of MPICH and Intel, and of MVAPICH set. MPI itself is imported only if one
+# of them is set, because importing it in a process without a launcher may end that process.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
 class _Job:
-    """Of every rank, in order: its machine; and where they meet."""
+    """The machine of each rank, in order; and the address and port."""
 
     rank: int
     hosts: tuple[str, ...]
@@ -30,7 +30,7 @@ class _Job:
 class MPIEnvironment(ClusterEnvironment):
     """Ranks and sizes from MPI's world, through mpi4py; address and port are rank 0's, unless ``MASTER_*`` are set.
 
-    All ranks must ask for the first of them together.
+    The first access is a collective: all ranks must make it together.
 
     Args:
         environ: the variables; ``None``: those of this process.
@@ -41,7 +41,7 @@ class MPIEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether there are several processes in MPI's world; warns where mpi4py is missing to say so."""
+        """Whether MPI's world has several processes; warns if mpi4py, which is needed for this, is missing."""
         started = next((environ[name] for name in _SIZES if environ.get(name, "1") != "1"), None)
         if started is None:
             return False
@@ -78,12 +78,12 @@ class MPIEnvironment(ClusterEnvironment):
         return self._job.rank
 
     def local_rank(self) -> int:
-        """How many ranks below this one are on its machine."""
+        """The number of lower ranks on this machine."""
         job = self._job
         return job.hosts[: job.rank].count(job.hosts[job.rank])
 
     def node_rank(self) -> int:
-        """Where its machine stands among all, by name."""
+        """The index of this machine among all, sorted by name."""
         job = self._job
         return sorted(set(job.hosts)).index(job.hosts[job.rank])
 

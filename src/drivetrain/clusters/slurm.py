@@ -13,21 +13,21 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, DEFAULT_PORT, ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 
-_INTERACTIVE = ("bash", "interactive")  # what srun --pty bash and salloc call their jobs
+_INTERACTIVE = ("bash", "interactive")  # job names of srun --pty bash and salloc
 _PATIENCE_S = 60
 _PORTS = range(15_000, 25_000)
-_BETWEEN_STEPS = 6_181  # about 0.618 of the range: its first multiples are far from each other and from 0
+_BETWEEN_STEPS = 6_181  # about 0.618 of the range, so that its first multiples are far from each other and from 0
 
 
 class SLURMEnvironment(ClusterEnvironment):
     """One task per process: ``srun python train.py`` with ``--ntasks-per-node`` equal to ``devices``.
 
-    ``MASTER_ADDR`` and ``MASTER_PORT`` win over what is read from the job. In an interactive job (named "bash" or
-    "interactive") the program is taken to be started by hand.
+    ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over values from the job. In an interactive job (named "bash" or
+    "interactive") the program counts as started by hand.
 
     Args:
-        auto_requeue: whether the job is put into the queue again when SLURM announces its end.
-        requeue_signal: by which signal SLURM announces it; ``None``: SIGUSR1.
+        auto_requeue: whether to requeue the job when SLURM announces its end.
+        requeue_signal: the signal of that announcement; ``None``: SIGUSR1.
         environ: the variables; ``None``: those of this process.
     """
 
@@ -46,9 +46,9 @@ class SLURMEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether this is a task of a job. Warns where ``srun`` is at hand but not used, or used in vain.
+        """Whether this is a task of a job. Warns if ``srun`` is available but not used, or used without effect.
 
-        What Open MPI's ``mpirun`` starts inside a job is no task: it has the variables of a task that it is not.
+        A process that Open MPI's ``mpirun`` starts inside a job is not a task, although it inherits a task's variables.
         """
         if "OMPI_COMM_WORLD_RANK" in environ:
             return False
@@ -66,11 +66,11 @@ class SLURMEnvironment(ClusterEnvironment):
             )
         return tasks is not None and not interactive
 
-    # ---- where the processes meet -----------------------------------------------------------------------------------
+    # ---- rendezvous -------------------------------------------------------------------------------------------------
 
     @property
     def main_address(self) -> str:
-        """``MASTER_ADDR``, or the first node of this step, else of the job."""
+        """``MASTER_ADDR``, or the first node of this step, otherwise of the job."""
         if "MASTER_ADDR" in self.environ:
             return self.environ["MASTER_ADDR"]
         for name in ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST"):
@@ -80,14 +80,15 @@ class SLURMEnvironment(ClusterEnvironment):
 
     @staticmethod
     def resolve_root_node_address(nodes: str) -> str:
-        """Return the first node of a list as SLURM writes it, by the name under which the others reach it."""
+        """Return the first node of a list in SLURM's form, by the name under which other nodes reach it."""
         return first_node(nodes)
 
     @property
     def main_port(self) -> int:
-        """``MASTER_PORT``, or one that every task knows from the job's number.
+        """``MASTER_PORT``, or a port that every task derives from the job's id.
 
-        15000 and the number's last four digits; the later steps of a job get others, so that they can run side by side.
+        The port is 15000 plus the id's last four digits; later steps of a job get other ports, so that they can run at
+        the same time.
         """
         job = self.job_id()
         if "MASTER_PORT" in self.environ or job is None:
@@ -96,7 +97,7 @@ class SLURMEnvironment(ClusterEnvironment):
         shift = int(step) * _BETWEEN_STEPS if step.isdigit() else 0
         return _PORTS[(job % 10_000 + shift) % len(_PORTS)]
 
-    # ---- who is who -------------------------------------------------------------------------------------------------
+    # ---- ranks ------------------------------------------------------------------------------------------------------
 
     def world_size(self) -> int:
         return self.number("SLURM_NTASKS")
@@ -110,20 +111,20 @@ class SLURMEnvironment(ClusterEnvironment):
     def node_rank(self) -> int:
         return self.number("SLURM_NODEID")
 
-    # ---- the job, for whoever puts it into the queue again ----------------------------------------------------------
+    # ---- the job, for requeueing ------------------------------------------------------------------------------------
 
     def job_name(self) -> str | None:
-        """What the job is called."""
+        """The job's name."""
         return self.environ.get("SLURM_JOB_NAME")
 
     def job_id(self) -> int | None:
-        """The job's number; of an array, this element's own. ``None`` in an interactive job."""
+        """The job's id; in a job array, this element's own. ``None`` in an interactive job."""
         if self.job_name() in _INTERACTIVE or "SLURM_JOB_ID" not in self.environ:
             return None
         return self.number("SLURM_JOB_ID")
 
     def requeue_id(self) -> str | None:
-        """What ``scontrol requeue`` wants: the job's number, or ``<array>_<index>`` for the element of an array."""
+        """The id for ``scontrol requeue``: the job's id, or ``<array>_<index>`` for the element of an array."""
         array, index = self.environ.get("SLURM_ARRAY_JOB_ID"), self.environ.get("SLURM_ARRAY_TASK_ID")
         if array is not None and index is not None:
             return f"{array}_{index}"
@@ -145,16 +146,16 @@ class SLURMEnvironment(ClusterEnvironment):
         )
 
     def restart_count(self) -> int:
-        """How often the job has been put into the queue again."""
+        """How often the job was requeued."""
         return self.number("SLURM_RESTART_COUNT", 0)
 
-    # ---- what the user asked for ------------------------------------------------------------------------------------
+    # ---- the user's settings ----------------------------------------------------------------------------------------
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Compare the tasks with ``devices`` and ``num_nodes``.
 
         Raises:
-            ConfigurationError: they differ, the number of tasks per node is not given, or ``srun`` was not used.
+            ConfigurationError: they differ, the number of tasks per node is not set, or ``srun`` was not used.
         """
         tasks = self.world_size()
         if tasks > 1 and "SLURM_NTASKS_PER_NODE" not in self.environ:
@@ -180,11 +181,11 @@ class SLURMEnvironment(ClusterEnvironment):
 
 
 def _in_a_step(environ: Mapping[str, str]) -> bool:
-    """Whether ``srun`` has started this process; the second name is the older one."""
+    """Whether ``srun`` has started this process; the second name is from older versions."""
     return "SLURM_STEP_ID" in environ or "SLURM_STEPID" in environ
 
 
 def first_node(nodes: str) -> str:
-    """The first name in SLURM's short form of a list: ``"gpu[07-12,20],cpu1"`` begins with ``"gpu07"``."""
+    """Return the first name in SLURM's short form of a list: ``"gpu[07-12,20],cpu1"`` begins with ``"gpu07"``."""
     first = re.split(r"[\s,](?![^\[]*\])", nodes.strip())[0]
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first)

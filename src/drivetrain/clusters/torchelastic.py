@@ -1,4 +1,4 @@
-"""``torchrun``, and everything else that is built on torch's elastic agent."""
+"""``torchrun``, and other launchers based on torch's elastic agent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 
 
 class TorchElasticEnvironment(ClusterEnvironment):
-    """Started by ``torchrun``, which exports what the contract reads.
+    """A process started by ``torchrun``, which exports the variables that the base class reads.
 
     Args:
         environ: the variables; ``None``: those of this process.

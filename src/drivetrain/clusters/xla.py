@@ -1,4 +1,4 @@
-"""torch_xla: its runtime knows the replicas of a job."""
+"""torch_xla: its runtime numbers the replicas of a job."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _NO_PORT = -1
 
 
 class XLAEnvironment(ClusterEnvironment):
-    """The ranks of a job whose processes ``xmp.spawn`` of torch_xla starts, as torch_xla's runtime numbers them.
+    """The ranks of a job whose processes torch_xla's ``xmp.spawn`` starts, from torch_xla's runtime.
 
-    To ask it for a rank starts the runtime in this process. The replicas find each other without an address.
-    ``XLAStrategy`` brings its own; it is never detected.
+    Reading a rank starts the runtime in this process. The replicas find each other without an address. ``XLAStrategy``
+    creates it; it is never detected.
 
     Args:
-        environ: not used.
+        environ: ignored.
     """
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether torch_xla is installed and was told which devices to drive."""
+        """Whether torch_xla is installed and its device is configured."""
         return "PJRT_DEVICE" in environ and find_spec("torch_xla") is not None
 
     @property
@@ -44,7 +44,7 @@ class XLAEnvironment(ClusterEnvironment):
         return int(runtime.world_size())
 
     def set_world_size(self, size: int) -> None:
-        """Do nothing: the runtime knows."""
+        """Do nothing: the runtime defines it."""
 
     def global_rank(self) -> int:
         from torch_xla import runtime
@@ -52,7 +52,7 @@ class XLAEnvironment(ClusterEnvironment):
         return int(runtime.global_ordinal())
 
     def set_global_rank(self, rank: int) -> None:
-        """Do nothing: the runtime knows."""
+        """Do nothing: the runtime defines it."""
 
     def local_rank(self) -> int:
         from torch_xla import runtime

@@ -1,8 +1,8 @@
 """Programs written for Lightning 2.6 run on drivetrain unchanged.
 
-``drivetrain exec train.py`` (or ``python -m drivetrain.compat train.py``) runs a program as Python would, with
-``lightning``, ``pytorch_lightning`` and ``lightning_fabric`` served from here. Inside a program or a notebook
-:func:`install` does the same, before the first of them is imported. Processes started from there inherit it.
+``drivetrain exec train.py`` (or ``python -m drivetrain.compat train.py``) runs a program as Python would, and provides
+``lightning``, ``pytorch_lightning`` and ``lightning_fabric`` from this package. Inside a program or a notebook
+:func:`install` does the same, before the first import of one of them. Processes started from there inherit it.
 
 See docs/compat.md for the names that are available, and :mod:`drivetrain.parity` for the switches.
 """
@@ -20,5 +20,5 @@ if TYPE_CHECKING:
 _FILES = {"install": "installing", "uninstall": "installing"}
 __all__ = list(_FILES)
 
-if not TYPE_CHECKING:  # a type checker would take any name for one of these
+if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
     __getattr__, __dir__ = lazy(__name__, _FILES)

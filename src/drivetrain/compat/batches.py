@@ -1,4 +1,4 @@
-"""``utilities.apply_func`` and ``utilities.data``: questions about batches and loaders."""
+"""``utilities.apply_func`` and ``utilities.data``: functions for batches and loaders."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class NoBatchError(ConfigurationError, RuntimeError):
-    """A rank has no batch, and another has some."""
+    """A rank has no batch, while another has some."""
 
 
 def move_data_to_device(batch: Any, device: torch.device | str | int) -> Any:
-    """Return a tree of tensors, and of whatever else has ``.to``, on ``device``."""
+    """Return a tree of tensors, and of other objects with ``.to``, on ``device``."""
     return move(batch, torch.device(device))
 
 
 def convert_to_tensors(data: Any, device: torch.device | str | int) -> Any:
-    """Return a tree with its numbers and arrays as tensors on ``device``; bools and integers become small ones."""
+    """Return a tree with its numbers and arrays as tensors on ``device``; bools and integers get small dtypes."""
     return move_data_to_device(map_leaves(_as_tensor, data), device)
 
 
@@ -42,10 +42,10 @@ def convert_tensors_to_scalars(data: Any) -> Any:
 
 
 def extract_batch_size(batch: Any) -> int:
-    """Return the first dimension of the first tensor in a batch; a warning where tensors differ.
+    """Return the first dimension of the first tensor in a batch; warn if tensors differ.
 
     Raises:
-        ConfigurationError: there is no tensor in it.
+        ConfigurationError: it contains no tensor.
     """
     sizes = list(batch_sizes(batch))
     if not sizes:
@@ -59,12 +59,12 @@ def extract_batch_size(batch: Any) -> int:
 
 
 def sized_len(dataloader: object) -> int | None:
-    """Return ``len(dataloader)``; ``None`` where it has none."""
+    """Return ``len(dataloader)``; ``None`` if it has no length."""
     return sized_length(dataloader)
 
 
 def has_len(dataloader: object) -> bool:
-    """Return whether it has a length; a warning where that is 0."""
+    """Return whether it has a length; warn if the length is 0."""
     length = sized_len(dataloader)
     if length == 0:
         rank_zero_warn(f"{type(dataloader).__name__} has the length 0: it gives no batch.")
@@ -76,12 +76,12 @@ def has_len_all_ranks(
 ) -> bool:
     """Return whether ``dataloader`` has a length; every rank must call this.
 
-    Rank 0 warns if no rank has a batch, and if the length is that of an iterable-style dataset.
+    Rank 0 warns if no rank has a batch, and if the length belongs to an iterable-style dataset.
 
     Args:
         dataloader: any iterable.
-        strategy: adds up the lengths of all ranks.
-        allow_zero_length_dataloader_with_multiple_devices: whether this rank may have no batch where another has some.
+        strategy: sums the lengths of all ranks.
+        allow_zero_length_dataloader_with_multiple_devices: whether this rank may have no batch while another has some.
 
     Raises:
         NoBatchError: this rank has none, and another has some.
@@ -112,13 +112,14 @@ def has_iterable_dataset(dataloader: object) -> bool:
 
 
 def suggested_max_num_workers(local_world_size: int) -> int:
-    """How many workers each process's loader may have: its part of the processors, less one for the process itself.
+    """Return the number of workers for each process's loader: its share of the processors, minus one for the process
+    itself.
 
     Args:
-        local_world_size: processes on this machine.
+        local_world_size: the number of processes on this machine.
 
     Raises:
-        ValueError: there is less than one.
+        ValueError: it is less than 1.
     """
     if local_world_size < 1:
         raise ValueError(f"local_world_size={local_world_size}: there is at least one process. Write 1.")

@@ -1,4 +1,4 @@
-"""``demos.boring_classes``: the smallest models and data that train, as test suites use them."""
+"""``demos.boring_classes``: minimal models and data for test suites."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.module import LightningModule
 
 _FEATURES = 32
-_SAMPLES = 64  # of each stage
+_SAMPLES = 64  # per stage
 
 
 class RandomDataset(Dataset[Tensor]):
@@ -32,7 +32,7 @@ class RandomDataset(Dataset[Tensor]):
 
 
 class RandomDictDataset(Dataset[dict[str, Tensor]]):
-    """The same; a sample holds a vector "a", and "b", which is 2 more."""
+    """The same vectors as "a" in a dictionary, with "b", which is "a" plus 2."""
 
     def __init__(self, size: int, length: int) -> None:
         self.len = length
@@ -46,7 +46,7 @@ class RandomDictDataset(Dataset[dict[str, Tensor]]):
 
 
 class RandomIterableDataset(IterableDataset[Tensor]):
-    """``count`` normal vectors of ``size`` numbers, drawn as they are asked for."""
+    """``count`` normal vectors of ``size`` numbers, drawn during iteration."""
 
     def __init__(self, size: int, count: int) -> None:
         self.size = size
@@ -64,7 +64,7 @@ class RandomIterableDatasetWithLen(RandomIterableDataset):
 
 
 class BoringModel(LightningModule):
-    """One linear layer from 32 numbers to 2, trained by SGD to answer 1; it defines its own loaders."""
+    """One linear layer from 32 numbers to 2, trained by SGD towards 1; it defines its own loaders."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class ManualOptimBoringModel(BoringModel):
 
 
 class DemoModel(LightningModule):
-    """One linear layer and a squashed answer, trained by Adam; with arguments for command lines to set."""
+    """One linear layer with a squashed output, trained by Adam; with arguments for command lines."""
 
     def __init__(self, out_dim: int = 10, learning_rate: float = 0.02) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class BoringDataModule(_OneSetPerStage):
         self.random_full = RandomDataset(_FEATURES, 4 * _SAMPLES)
 
     def setup(self, stage: str) -> None:
-        """Cut the parts that ``stage`` needs."""
+        """Create the parts for ``stage``."""
         parts = {"train": ("fit",), "val": ("fit", "validate"), "test": ("test",), "predict": ("predict",)}
         for position, (name, stages) in enumerate(parts.items()):
             if stage in stages:
@@ -180,7 +180,7 @@ class BoringDataModuleNoLen(_OneSetPerStage):
     """Random vectors for :class:`BoringModel`, from data sets without a length."""
 
     def setup(self, stage: str) -> None:
-        """Make the data sets that ``stage`` needs."""
+        """Create the data sets for ``stage``."""
         for name in _STAGES[stage]:
             setattr(self, f"random_{name}", RandomIterableDataset(_FEATURES, _STREAMED[name]))
 
@@ -194,7 +194,7 @@ class IterableBoringDataModule(LightningDataModule):
     predict_datasets: list[Dataset[Tensor]]
 
     def setup(self, stage: str) -> None:
-        """Make the data sets that ``stage`` needs."""
+        """Create the data sets for ``stage``."""
         for name in _STAGES[stage]:
             samples = _STREAMED[name]
             pair = [RandomDataset(_FEATURES, samples), RandomIterableDataset(_FEATURES, samples)]
@@ -214,7 +214,7 @@ class IterableBoringDataModule(LightningDataModule):
 
 
 class Net(nn.Module):
-    """A small convolutional network for images of 28 x 28 pixels; it returns logarithms of ten probabilities."""
+    """A small convolutional network for images of 28 x 28 pixels; it returns ten log-probabilities."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,11 +13,11 @@ def _call_callback_hooks(
     """Call a hook of the callbacks, with Trainer and module.
 
     Args:
-        trainer: whose callbacks.
+        trainer: the Trainer with the callbacks.
         hook_name: the hook.
-        *args: what follows Trainer and module.
-        monitoring_callbacks: True: only those that watch metrics or save; False: only the others.
-        **kwargs: the same by name.
+        *args: the arguments after Trainer and module.
+        monitoring_callbacks: True: only callbacks that monitor metrics or save; False: only the others.
+        **kwargs: further keyword arguments.
     """
     scope = trainer.hooks.scope(hook_name)
     for callback in trainer.callbacks:
@@ -28,7 +28,7 @@ def _call_callback_hooks(
 
 
 def _call_lightning_module_hook(trainer: Any, hook_name: str, *args: Any, pl_module: Any = None, **kwargs: Any) -> Any:
-    """Call a hook of the module, by default the Trainer's; what it logs belongs to that hook."""
+    """Call a hook of the module, by default the Trainer's; its logging belongs to that hook."""
     method = getattr(pl_module or trainer.lightning_module, hook_name)
     return trainer.logbook.within(trainer.hooks.scope(hook_name), method)(*args, **kwargs)
 
@@ -37,7 +37,7 @@ def _call_lightning_datamodule_hook(trainer: Any, hook_name: str, *args: Any, **
     """Call a hook of the datamodule.
 
     Raises:
-        TypeError: there is none.
+        TypeError: there is no datamodule.
     """
     if trainer.datamodule is None:
         raise TypeError(f"There is no datamodule whose {hook_name} could be called. Pass one: datamodule=...")
@@ -45,6 +45,6 @@ def _call_lightning_datamodule_hook(trainer: Any, hook_name: str, *args: Any, **
 
 
 def _call_strategy_hook(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of the strategy; what it logs belongs to that hook."""
+    """Call a method of the strategy; its logging belongs to that hook."""
     method = getattr(trainer.strategy, hook_name)
     return trainer.logbook.within(trainer.hooks.scope(hook_name), method)(*args, **kwargs)

@@ -1,6 +1,6 @@
 """Processes that a program starts inherit drivetrain.compat, through two environment variables.
 
-``PYTHONPATH`` begins with the folder ``startup``, whose ``sitecustomize.py`` every Python imports when it starts: the
+``PYTHONPATH`` begins with the folder ``startup``, whose ``sitecustomize.py`` every Python imports at its start: the
 children of multiprocessing with "spawn" and "forkserver", and ``subprocess.run([sys.executable, ...])``. There it reads
 :data:`VARIABLE` and installs.
 """
@@ -20,7 +20,7 @@ _STARTUP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "startup")
 
 
 def inherit(switches: Sequence[str], generation: str = "") -> None:
-    """Let processes that are started from now on install with these ``switches`` and this ``generation``."""
+    """Make processes that are started from now on install with these ``switches`` and this ``generation``."""
     os.environ[VARIABLE] = ",".join(switches) or "none"
     os.environ.pop(GENERATION, None)
     if generation:
@@ -29,7 +29,7 @@ def inherit(switches: Sequence[str], generation: str = "") -> None:
 
 
 def forget() -> None:
-    """Take back what :func:`inherit` wrote."""
+    """Undo :func:`inherit`."""
     os.environ.pop(VARIABLE, None)
     os.environ.pop(GENERATION, None)
     if others := _others():
@@ -39,12 +39,12 @@ def forget() -> None:
 
 
 def inherited() -> list[str]:
-    """Return the switches that :data:`VARIABLE` holds."""
+    """Return the switches in :data:`VARIABLE`."""
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name and name != "none"]
 
 
 def inherited_generation() -> str:
-    """Return what :data:`GENERATION` holds."""
+    """Return the generation in :data:`GENERATION`."""
     return os.environ.get(GENERATION, "")
 
 

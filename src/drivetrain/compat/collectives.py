@@ -1,7 +1,7 @@
-"""``fabric.plugins.collectives``: torch.distributed's functions as methods of an object, and the same for one process.
+"""``fabric.plugins.collectives``: torch.distributed's functions as methods of an object, also for one process.
 
 A collective is used in three ways: after ``launch`` of an Engine, whose process group it joins with ``setup``; alone,
-where ``setup(main_address=..., main_port=...)`` makes the process group and ``teardown`` ends it; and with
+with ``setup(main_address=..., main_port=...)`` to create the process group and ``teardown`` to destroy it; and with
 ``create_group`` for a group of some of the ranks.
 """
 
@@ -23,7 +23,7 @@ default_pg_timeout = timedelta(seconds=1800)
 
 
 class Collective(ABC):
-    """The contract: what ranks of a group exchange. Each method returns what it has written to."""
+    """The contract: collectives between the ranks of a group. Each method returns the object that it has written to."""
 
     def __init__(self) -> None:
         self._group: Any = None
@@ -36,14 +36,14 @@ class Collective(ABC):
     @property
     @abstractmethod
     def world_size(self) -> int:
-        """How many processes there are in the group."""
+        """The number of processes in the group."""
 
     @property
     def group(self) -> Any:
         """The group.
 
         Raises:
-            RuntimeError: there is none yet.
+            RuntimeError: it does not exist yet.
         """
         if self._group is None:
             raise RuntimeError(
@@ -109,16 +109,16 @@ class Collective(ABC):
     def _convert_to_native_op(cls, op: str) -> Any: ...
 
     def setup(self, **kwargs: Any) -> Self:
-        """Make the process group of the job if there is none; ``kwargs`` go to :meth:`init_group`."""
+        """Create the process group of the job if there is none; ``kwargs`` are passed to :meth:`init_group`."""
         if not self.is_initialized():
             self.init_group(**kwargs)
         return self
 
     def create_group(self, **kwargs: Any) -> Self:
-        """Make the group of this object; ``kwargs`` go to :meth:`new_group`.
+        """Create the group of this object; ``kwargs`` are passed to :meth:`new_group`.
 
         Raises:
-            RuntimeError: it has one already.
+            RuntimeError: it already has one.
         """
         if self._group is not None:
             raise RuntimeError(f"{type(self).__name__} has a group already. Make another object for another group.")
@@ -142,7 +142,7 @@ class TorchCollective(Collective):
     """A collective over torch.distributed.
 
     Raises:
-        RuntimeError: this torch is built without it.
+        RuntimeError: torch was built without it.
     """
 
     manages_default_group = False
@@ -158,7 +158,7 @@ class TorchCollective(Collective):
 
     @property
     def group(self) -> Any:
-        """The group; that of the whole job if :meth:`create_group` was not called."""
+        """The group; that of the complete job if :meth:`create_group` was not called."""
         return dist.GroupMember.WORLD if self._group is None else self._group
 
     @property
@@ -234,12 +234,12 @@ class TorchCollective(Collective):
         dist.monitored_barrier(group=self.group, timeout=timeout, wait_all_ranks=wait_all_ranks)
 
     def setup(self, main_address: str | None = None, main_port: str | None = None, **kwargs: Any) -> Self:
-        """Make the process group of the job if there is none.
+        """Create the process group of the job if there is none.
 
         Args:
-            main_address: of the machine with rank 0; ``None``: as ``MASTER_ADDR`` says.
-            main_port: of rank 0; ``None``: as ``MASTER_PORT`` says.
-            kwargs: of ``torch.distributed.init_process_group``.
+            main_address: the address of rank 0's machine; ``None``: ``MASTER_ADDR``.
+            main_port: the port of rank 0; ``None``: ``MASTER_PORT``.
+            kwargs: for ``torch.distributed.init_process_group``.
         """
         if self.is_initialized():
             return self
@@ -258,7 +258,9 @@ class TorchCollective(Collective):
         return self
 
     def teardown(self) -> Self:
-        """Leave the group; end that of the whole job too, if :meth:`setup` has made it and no other group is left."""
+        """Leave the group; also destroy the job's process group if :meth:`setup` has created it and no other group is
+        left.
+        """
         is_member = self.group is not dist.GroupMember.NON_GROUP_MEMBER
         if self._group is not None:
             super().teardown()

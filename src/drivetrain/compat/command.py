@@ -12,14 +12,14 @@ from drivetrain.errors import ConfigurationError
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain exec") -> int:
-    """Install :mod:`drivetrain.compat`, and run the program that ``arguments`` name.
+    """Install :mod:`drivetrain.compat`, and run the program in ``arguments``.
 
     Args:
-        arguments: what follows the command's name; ``None``: ``sys.argv[1:]``.
-        prog: what the command calls itself in messages.
+        arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
+        prog: the command's name in messages.
 
     Returns:
-        The exit code, where the program does not exit by itself.
+        The exit code, if the program does not exit itself.
     """
     parser = argparse.ArgumentParser(
         prog,

@@ -10,10 +10,10 @@ from drivetrain.module.module import LightningModule
 
 
 def from_compiled(model: Any) -> LightningModule:
-    """Return the LightningModule inside of what ``torch.compile`` returned, compiled in place.
+    """Return the LightningModule inside a module that ``torch.compile`` returned, compiled in place.
 
     Raises:
-        WrongTypeError: ``model`` is no such module, or there is no LightningModule in it.
+        WrongTypeError: ``model`` is not such a module, or contains no LightningModule.
     """
     if original(model) is model:
         raise WrongTypeError(f"from_compiled got a {type(model).__name__}. Pass what torch.compile(module) returned.")
@@ -23,13 +23,13 @@ def from_compiled(model: Any) -> LightningModule:
 
 
 def to_uncompiled(model: Any) -> LightningModule:
-    """Return the LightningModule without what compiled it; it is changed in place.
+    """Return the LightningModule with its compilation undone, in place.
 
     Args:
-        model: what ``torch.compile``, :func:`from_compiled` or a fit of what ``torch.compile`` returned have left.
+        model: the result of ``torch.compile`` or :func:`from_compiled`, or a compiled module after a fit.
 
     Raises:
-        WrongTypeError: ``model`` is no LightningModule, or one that is not compiled.
+        WrongTypeError: ``model`` is not a LightningModule, or is not compiled.
     """
     module = original(model)
     _check(module)
@@ -41,7 +41,7 @@ def to_uncompiled(model: Any) -> LightningModule:
 
 
 def _maybe_unwrap_optimized(model: Any) -> LightningModule:
-    """Return a LightningModule; what ``torch.compile`` returned is compiled in place first."""
+    """Return a LightningModule; the result of ``torch.compile`` is first compiled in place."""
     if original(model) is not model:
         return from_compiled(model)
     _check(model)

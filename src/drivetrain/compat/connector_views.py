@@ -1,6 +1,6 @@
-"""``trainer._checkpoint_connector`` and its relatives: parts of a Trainer under the names that libraries know.
+"""``trainer._checkpoint_connector`` and similar attributes: parts of a Trainer under the names that libraries use.
 
-They are private in name only. finetuning-scheduler, PINA and scvi-tools use them.
+Libraries use them despite their private names: finetuning-scheduler, PINA and scvi-tools.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def reads(path: str, doc: str) -> Any:
-    """Return a read-only property: what is at ``path``, such as "_progress.batch_idx", of a view."""
+    """Return a read-only property of a view with the value at ``path``, such as "_progress.batch_idx"."""
     return property(attrgetter(path), doc=doc)
 
 
@@ -41,14 +41,14 @@ class AcceleratorView:
     Attributes:
         accelerator: the accelerator.
         _accelerator_flag: its name.
-        _strategy_flag: the name of the strategy; the strategy itself where an instance was passed.
-        _devices_flag: how many processes on a CPU; the indices of other devices.
+        _strategy_flag: the name of the strategy, or the strategy itself if an instance was passed.
+        _devices_flag: the number of processes on a CPU; the indices of other devices.
         _parallel_devices: the devices of this machine.
-        cluster_environment: who started the processes of the job.
-        is_distributed: there are several processes.
+        cluster_environment: the environment that started the processes of the job.
+        is_distributed: whether there are several processes.
         use_distributed_sampler: the Trainer's argument.
 
-    Setting one of them raises NotSupportedError: all of this is decided when the Trainer is made.
+    Setting one of them raises NotSupportedError: they are decided when the Trainer is created.
     """
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
@@ -82,13 +82,13 @@ class CallbackView:
 
 
 class CheckpointView:
-    """Restores parts of a checkpoint into a run that is under way, each by a call of its own.
+    """Restores parts of a checkpoint into a running run, each with a separate call.
 
-    To resume a fit from a file, pass ``ckpt_path``: that also restores where training was, and checks that all fits.
-    Here nothing is checked but what torch checks.
+    To resume a fit from a file, pass ``ckpt_path``: this also restores the position in training, and checks that
+    everything fits. Here only torch's own checks apply.
 
     Attributes:
-        _loaded_checkpoint: what :meth:`resume_start` has read, until :meth:`resume_end`; it may be replaced.
+        _loaded_checkpoint: the checkpoint read by :meth:`resume_start`, until :meth:`resume_end`; it may be replaced.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -111,7 +111,7 @@ class CheckpointView:
             self._loaded_checkpoint = checkpoint.load(self.trainer, self._path, weights_only)
 
     def restore(self, checkpoint_path: str | Path | None = None, weights_only: bool | None = None) -> None:
-        """Read the checkpoint, and restore all but the place of the run."""
+        """Read the checkpoint, and restore everything except the position of the run."""
         self.resume_start(checkpoint_path, weights_only)
         self.restore_datamodule()
         self.restore_model()
@@ -122,7 +122,7 @@ class CheckpointView:
         self.resume_end()
 
     def restore_datamodule(self) -> None:
-        """Give the datamodule its state."""
+        """Restore the datamodule's state."""
         datamodule = self.trainer.datamodule
         if datamodule is not None and (name := type(datamodule).__qualname__) in self._loaded_checkpoint:
             datamodule.load_state_dict(self._loaded_checkpoint[name])
@@ -134,7 +134,7 @@ class CheckpointView:
             weights.restore(self.trainer, self._loaded_checkpoint, self.trainer.progress.fn == "fit")
 
     def restore_callbacks(self) -> None:
-        """Call ``on_load_checkpoint`` of the callbacks, and give them their states."""
+        """Call ``on_load_checkpoint`` of the callbacks, and restore their states."""
         if self._loaded_checkpoint:
             self.trainer.hooks.call_callbacks("on_load_checkpoint", self._loaded_checkpoint)
             states = self._loaded_checkpoint.get("callbacks", {})
@@ -143,13 +143,13 @@ class CheckpointView:
                     callback.load_state_dict(states[callback.state_key])
 
     def restore_precision_plugin_state(self) -> None:
-        """Give the precision its state, such as a scaler's."""
+        """Restore the precision's state, such as a scaler's."""
         precision = self.trainer.precision_plugin
         if (state := self._loaded_checkpoint.get(type(precision).__qualname__)) is not None:
             precision.load_state_dict(state, self.trainer.lightning_module, self.trainer.strategy.optimizers)
 
     def restore_optimizers_and_schedulers(self) -> None:
-        """Give the optimizers and the schedulers their states.
+        """Restore the states of the optimizers and schedulers.
 
         Raises:
             KeyError: the checkpoint has none.
@@ -166,7 +166,7 @@ class CheckpointView:
         self.restore_lr_schedulers()
 
     def restore_optimizers(self) -> None:
-        """Give the optimizers their states."""
+        """Restore the optimizers' states."""
         strategy = self.trainer.strategy
         if any(overrides(strategy, own, Strategy) for own in ("load_optimizer_states", "load_optimizer_state_dict")):
             strategy.load_optimizer_state_dict(self._loaded_checkpoint)
@@ -175,16 +175,16 @@ class CheckpointView:
             optimizer.load_state_dict(state)
 
     def restore_lr_schedulers(self) -> None:
-        """Give the schedulers their states."""
+        """Restore the schedulers' states."""
         states = self._loaded_checkpoint["lr_schedulers"]
         for config, state in zip(self.trainer.lr_scheduler_configs, states, strict=False):
             config.scheduler.load_state_dict(state)
 
     def restore_loops(self) -> None:
-        """Refused.
+        """Not supported.
 
         Raises:
-            NotSupportedError: a run that is under way stays where it is.
+            NotSupportedError: the position of a running run cannot be changed.
         """
         raise NotSupportedError(
             "The progress of a run that is under way cannot be restored. Resume from the checkpoint instead: "
@@ -194,32 +194,33 @@ class CheckpointView:
     restore_training_state = restore_loops
 
     def resume_end(self) -> None:
-        """Drop what was read, and wait for the other ranks."""
+        """Drop the checkpoint, and wait for the other ranks."""
         self._loaded_checkpoint = {}
         self.trainer.strategy.barrier("resume_end")
 
     def dump_checkpoint(self, weights_only: bool | None = None) -> dict[str, Any]:
-        """Return what ``trainer.save_checkpoint`` would write; every rank must call it."""
+        """Return the checkpoint that ``trainer.save_checkpoint`` would write; every rank must call it."""
         return checkpoint.dump(self.trainer, bool(weights_only))
 
 
 class LoaderSource:
-    """Where the loaders of a stage come from."""
+    """The source of a stage's loaders."""
 
     def __init__(self, trainer: Trainer, stage: str) -> None:
         self._trainer = trainer
         self._stage = stage
 
     def is_defined(self) -> bool:
-        """Return whether the run, or the last one, was given loaders for the stage or has a hook that makes them."""
+        """Return whether loaders for the stage were passed, or a hook returns them, in the current or last run."""
         run = self._trainer.current_run
         return run is not None and run.loaders.available(self._stage)
 
     def dataloader(self) -> Any:
-        """Return what was passed for the stage, or what its hook returns: not shared out to the ranks yet.
+        """Return the loaders that were passed for the stage or that its hook returns, before they are distributed to
+        the ranks.
 
         Raises:
-            ConfigurationError: there is none; or, in ``setup``, none but what was passed.
+            ConfigurationError: there are none; or, in ``setup``, only those of a hook.
         """
         trainer, hook = self._trainer, LOADER_HOOKS[self._stage]
         if trainer.current_run is not None:
@@ -234,7 +235,7 @@ class LoaderSource:
 
 
 class DataView:
-    """Where a Trainer's data comes from.
+    """The sources of a Trainer's data.
 
     Attributes:
         _train_dataloader_source, _val_dataloader_source, _test_dataloader_source, _predict_dataloader_source: by stage.
@@ -251,7 +252,7 @@ class DataView:
 
 
 class LoggerView:
-    """When and what a Trainer logs."""
+    """The logging of a Trainer."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -262,7 +263,7 @@ class LoggerView:
     callback_metrics: dict[str, Any] = reads("trainer.callback_metrics", "The Trainer's.")
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Pass ``metrics`` to every logger, by default as of this step."""
+        """Pass ``metrics`` to every logger, by default at the current step."""
         numbers = {name: float(value) for name, value in metrics.items()}
         if numbers and self.trainer.loggers:
             self.trainer._log(numbers, self.trainer.logger_step if step is None else step)
@@ -273,7 +274,7 @@ class ResultView:
 
     Attributes:
         meta: how it was logged: ``name``, ``on_step``, ``on_epoch``, ``prog_bar``, and ``sync.should``.
-        is_tensor: numbers were logged, and no metric object.
+        is_tensor: whether numbers were logged, not a metric object.
     """
 
     def __init__(self, logged: Logged) -> None:
@@ -288,7 +289,7 @@ class ResultView:
 
 
 class ResultsView:
-    """What was logged in the epoch of the stage that runs.
+    """The values logged in the epoch of the running stage.
 
     Attributes:
         result_metrics: one entry for each name.

@@ -14,14 +14,13 @@ from drivetrain.settings import Settings
 
 
 class _AcceleratorConnector(AcceleratorView):
-    """What a Trainer with these arguments would choose; scvi-tools asks before it makes one.
+    """What a Trainer with these arguments would choose; scvi-tools asks before it creates one.
 
     Args:
-        devices, accelerator: as of the Trainer.
-        arguments: other arguments of the Trainer.
+        devices, accelerator: as for the Trainer. arguments: other arguments of the Trainer.
 
     Raises:
-        ConfigurationError: there is no such accelerator or device.
+        ConfigurationError: the accelerator or device does not exist.
     """
 
     def __init__(self, devices: Any = "auto", *, accelerator: Any = "auto", **arguments: Any) -> None:
@@ -42,12 +41,12 @@ class _MockOptimizer(torch.optim.Optimizer):
 
 
 def _get_full_state_dict_context(*_: Any, **__: Any) -> NoReturn:
-    """Refused: there is no FSDP1 here whose wrappers it could switch."""
+    """Not supported: it would switch FSDP1's wrappers, which do not exist here."""
     raise _only_fsdp2("_get_full_state_dict_context", "trainer.strategy.lightning_module_state_dict()")
 
 
 def _setup_activation_checkpointing(*_: Any, **__: Any) -> NoReturn:
-    """Refused for the same reason."""
+    """Not supported, for the same reason."""
     raise _only_fsdp2("_setup_activation_checkpointing", "FSDPStrategy(activation_checkpointing_policy=...)")
 
 
@@ -59,4 +58,4 @@ def _only_fsdp2(name: str, instead: str) -> NotSupportedError:
 
 
 def do_nothing_closure() -> None:
-    """Return ``None``: the closure of a step that evaluates nothing."""
+    """Return ``None``: a closure for a step without evaluation."""

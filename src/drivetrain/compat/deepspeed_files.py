@@ -1,4 +1,4 @@
-"""``utilities.deepspeed``: one file of the folders in which DeepSpeed keeps checkpoints."""
+"""``utilities.deepspeed``: convert DeepSpeed's checkpoint folders to one file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def ds_checkpoint_dir(checkpoint_dir: str | Path, tag: str | None = None) -> str
     """Return the folder of one checkpoint.
 
     Args:
-        checkpoint_dir: where DeepSpeed saves.
-        tag: the checkpoint's name; ``None``: that in the file ``latest``.
+        checkpoint_dir: the folder in which DeepSpeed saves.
+        tag: the checkpoint's name; ``None``: the name in the file ``latest``.
 
     Raises:
-        ConfigurationError: there is no file ``latest``.
-        NoPathError: there is no such checkpoint.
+        ConfigurationError: the file ``latest`` is missing.
+        NoPathError: the checkpoint does not exist.
     """
     if tag is None:
         latest = Path(checkpoint_dir) / "latest"
@@ -52,17 +52,17 @@ def ds_checkpoint_dir(checkpoint_dir: str | Path, tag: str | None = None) -> str
 def convert_zero_checkpoint_to_fp32_state_dict(
     checkpoint_dir: str | Path, output_file: str | Path, tag: str | None = None
 ) -> dict[str, Any]:
-    """Write the weights of a sharded checkpoint in 32 bits, and what the Trainer kept beside them, as one file.
+    """Write the float32 weights of a sharded checkpoint, and the Trainer's other data in it, as one file.
 
-    ``load_from_checkpoint`` reads it. The folder's files are unpickled: pass one that you trust.
+    ``load_from_checkpoint`` reads it. The folder's files are unpickled: use it only for folders that you trust.
 
     Args:
-        checkpoint_dir: where DeepSpeed saved.
+        checkpoint_dir: the folder in which DeepSpeed has saved.
         output_file: the file to write.
         tag: the checkpoint's name; ``None``: the latest.
 
     Returns:
-        What was written.
+        The written data.
 
     Raises:
         ModuleNotFoundError: DeepSpeed is not installed.

@@ -1,6 +1,7 @@
 """``demos.transformer`` and ``demos.lstm``: two small language models, and WikiText-2 for them.
 
-Submodules have the original's names and are made in its order, so that weights, checkpoints and random numbers are its.
+Submodules have the original's names and are created in its order, so that weights, checkpoints and random numbers are
+the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from drivetrain.errors import WrongTypeError
 from drivetrain.module.module import LightningModule
 
-_WORDS = 33278  # different words in WikiText-2, with the end of a line as one
+_WORDS = 33278  # different words in WikiText-2, including the end of a line
 _URL = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/train.txt"
 _END_OF_LINE = "<eos>"
 
@@ -38,7 +39,7 @@ class Dictionary:
         self.idx2word: list[str] = []
 
     def add_word(self, word: str) -> int:
-        """Return the number of ``word``, a new one if it has none."""
+        """Return the number of ``word``; a word without one gets a new number."""
         number = self.word2idx.setdefault(word, len(self.idx2word))
         if number == len(self.idx2word):
             self.idx2word.append(word)
@@ -57,16 +58,16 @@ def tokenize(path: str | Path) -> tuple[Tensor, Dictionary]:
 
 
 class WikiText2(Dataset[tuple[Tensor, Tensor]]):
-    """WikiText-2 in blocks; a sample is a block and the block of the words after each of its words.
+    """WikiText-2 in blocks; a sample is a block of words and the block shifted by one word.
 
     Args:
         data_dir: the folder of ``wikitext-2.txt``.
         block_size: words in a block.
-        download: fetch the file if it is not there.
+        download: download the file if it is missing.
 
     Raises:
-        WrongTypeError: ``data_dir`` is no path.
-        FileNotFoundError: the file is not there, and ``download`` is False.
+        WrongTypeError: ``data_dir`` is not a path.
+        FileNotFoundError: the file is missing, and ``download`` is False.
     """
 
     def __init__(self, data_dir: Path = Path("./data"), block_size: int = 35, download: bool = True) -> None:
@@ -80,7 +81,7 @@ class WikiText2(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def vocab_size(self) -> int:
-        """How many different words there are."""
+        """The number of different words."""
         return len(self.dictionary)
 
     def __len__(self) -> int:
@@ -92,7 +93,7 @@ class WikiText2(Dataset[tuple[Tensor, Tensor]]):
 
     @staticmethod
     def download(destination: Path) -> None:
-        """Fetch the text from the repository of PyTorch's examples, unless the file is there."""
+        """Download the text from the repository of PyTorch's examples, unless the file exists."""
         if not destination.exists():
             destination.parent.mkdir(parents=True, exist_ok=True)
             torch.hub.download_url_to_file(_URL, str(destination), progress=False)
@@ -102,8 +103,8 @@ class SequenceSampler(Sampler[list[int]]):
     """Batches for a recurrent model: sample ``i`` of a batch is followed by sample ``i`` of the next.
 
     Args:
-        dataset: whose samples follow each other.
-        batch_size: in how many parts it is cut, of which each batch holds one sample.
+        dataset: a dataset of consecutive samples.
+        batch_size: the number of parts into which it is cut; each batch has one sample of each part.
     """
 
     def __init__(self, dataset: Sized, batch_size: int) -> None:
@@ -123,12 +124,12 @@ class SequenceSampler(Sampler[list[int]]):
 
 
 class PositionalEncoding(nn.Module):
-    """Adds to each sample sines and cosines of its length, and drops some of the sums.
+    """Adds sines and cosines of its length to each sample, followed by dropout.
 
     Args:
-        dim: features, an even number.
-        dropout: the share that is dropped.
-        max_len: samples are shorter.
+        dim: number of features, even.
+        dropout: the dropout probability.
+        max_len: the upper limit of the samples' length.
     """
 
     def __init__(self, dim: int, dropout: float = 0.1, max_len: int = 5000) -> None:
@@ -142,12 +143,12 @@ class PositionalEncoding(nn.Module):
         """Return ``x``, of shape ``(batch, length, dim)``, encoded."""
         if self.pe is None:
             self.pe = self._encodings(x.device)
-        # One vector for all positions, that of the length: the original does so, and so do the numbers it trains to.
+        # The vector of the length is used for all positions, as in the original, so that trained numbers are the same.
         result: Tensor = self.dropout(x + self.pe[:, x.size(1)])
         return result
 
     def _encodings(self, device: torch.device) -> Tensor:
-        """The encoding of every position, of shape ``(1, max_len, dim)``."""
+        """Return the encoding of every position, of shape ``(1, max_len, dim)``."""
         positions = torch.arange(self.max_len, dtype=torch.float, device=device)
         rates = torch.exp(torch.arange(0, self.dim, 2, device=device).float() * (-math.log(10000.0) / self.dim))
         angles = positions[:, None] * rates
@@ -158,12 +159,12 @@ class Transformer(nn.Module):
     """An encoder and a decoder that predict the next words.
 
     Args:
-        vocab_size: how many words there are.
+        vocab_size: the number of words.
         ninp: features of a word.
         nhead: heads of the attention.
         nhid: features inside the feed-forward layers.
-        nlayers: of the encoder, and of the decoder.
-        dropout: the share that is dropped.
+        nlayers: number of layers in the encoder, and in the decoder.
+        dropout: the dropout probability.
     """
 
     def __init__(
@@ -189,12 +190,12 @@ class Transformer(nn.Module):
         return torch.full((size, size), -math.inf).triu(diagonal=1)
 
     def forward(self, inputs: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return logarithms of probabilities, of shape ``(batch * length, vocab_size)``.
+        """Return log-probabilities, of shape ``(batch * length, vocab_size)``.
 
         Args:
             inputs: words, of shape ``(batch, length)``.
-            target: the words after them.
-            mask: of ``target``; ``None``: a word does not see later ones.
+            target: the next words.
+            mask: the mask for ``target``; ``None``: a word does not see later ones.
         """
         length = inputs.size(1)
         if self.src_mask is None or len(self.src_mask) != length:
@@ -242,11 +243,11 @@ class SimpleLSTM(nn.Module):
     """A recurrent model that predicts the next word.
 
     Args:
-        vocab_size: how many words there are.
+        vocab_size: the number of words.
         ninp: features of a word.
         nhid: features of the hidden state.
-        nlayers: recurrent layers.
-        dropout: the share that is dropped.
+        nlayers: number of recurrent layers.
+        dropout: the dropout probability.
     """
 
     def __init__(
@@ -261,17 +262,17 @@ class SimpleLSTM(nn.Module):
         self.init_weights()
 
     def init_weights(self) -> None:
-        """Draw the weights of the words, those going in before those coming out, and set the bias to 0."""
+        """Draw the embedding weights, first the input's, then the output's, and set the bias to 0."""
         nn.init.uniform_(self.encoder.weight, -0.1, 0.1)
         nn.init.uniform_(self.decoder.weight, -0.1, 0.1)
         nn.init.zeros_(self.decoder.bias)
 
     def forward(self, input: Tensor, hidden: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return logarithms of probabilities, of shape ``(batch * length, vocab_size)``, and the next hidden state.
+        """Return log-probabilities, of shape ``(batch * length, vocab_size)``, and the next hidden state.
 
         Args:
             input: words, of shape ``(batch, length)``.
-            hidden: the hidden state, as :meth:`init_hidden` returns it.
+            hidden: the hidden state, from :meth:`init_hidden`.
         """
         features, hidden = self.rnn(self.drop(self.encoder(input)), hidden)
         scores: Tensor = self.decoder(self.drop(features))

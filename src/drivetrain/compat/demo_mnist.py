@@ -20,18 +20,17 @@ _HOST = "https://pl-public-data.s3.amazonaws.com/MNIST/processed"
 
 
 class _HostedMNIST(Dataset[tuple[Tensor, int]]):
-    """The digits as two files of tensors: what ``MNIST`` returns without torchvision's.
+    """The digits as two files of tensors: the result of ``MNIST`` without torchvision.
 
     Args:
-        root: the folder below which they are.
-        train: those to train with, not those to test with.
-        normalize: mean and standard deviation by which the pixels, 0 to 255, are shifted and divided; ``None``: leave
-            them.
-        download: fetch the files that are not there.
-        kwargs: not used; torchvision's class takes more.
+        root: the folder above the files.
+        train: the training images, otherwise the test images.
+        normalize: mean and standard deviation for normalizing the pixels, 0 to 255; ``None``: not normalized.
+        download: download missing files.
+        kwargs: ignored; torchvision's class has further arguments.
 
     Raises:
-        FileNotFoundError: a file is not there, and ``download`` is False.
+        FileNotFoundError: a file is missing, and ``download`` is False.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class _HostedMNIST(Dataset[tuple[Tensor, int]]):
 def MNIST(*args: Any, **kwargs: Any) -> Dataset[Any]:
     """Return torchvision's MNIST, or the same digits from another host if its host refuses the download.
 
-    With the variable ``PL_USE_MOCKED_MNIST`` that other host is asked at once, and torchvision is not needed.
+    With the variable ``PL_USE_MOCKED_MNIST`` the other host is used directly, and torchvision is not needed.
 
     Raises:
         ModuleNotFoundError: torchvision is not installed.
@@ -91,11 +90,11 @@ class MNISTDataModule(LightningDataModule):
 
     Args:
         data_dir: the folder of the files.
-        val_split: how many images of the training part are for validation.
-        num_workers: of each loader.
-        normalize: let pixels be between -1 and 1, not between 0 and 1. It takes torchvision.
-        seed: is kept; the split is the same for every seed.
-        batch_size: of each loader; what is left over at the end is dropped.
+        val_split: the number of training images used for validation.
+        num_workers: the workers of each loader.
+        normalize: scale pixels to -1 to 1, not 0 to 1. It needs torchvision.
+        seed: stored; the split is the same for every seed.
+        batch_size: the batch size of each loader; an incomplete last batch is dropped.
     """
 
     name = "mnist"
@@ -120,7 +119,7 @@ class MNISTDataModule(LightningDataModule):
 
     @property
     def default_transforms(self) -> Callable[[Any], Tensor] | None:
-        """What makes a tensor of an image; ``None`` without torchvision, whose images are none."""
+        """Return the transform from an image to a tensor; ``None`` without torchvision, where samples are tensors."""
         if find_spec("torchvision") is None:
             return None
         from torchvision import transforms  # type: ignore[import-not-found]
@@ -160,5 +159,5 @@ class MNISTDataModule(LightningDataModule):
             shuffle=shuffle,
             num_workers=self.num_workers,
             drop_last=True,
-            pin_memory=torch.accelerator.is_available(),  # without one, torch warns that it cannot
+            pin_memory=torch.accelerator.is_available(),  # without an accelerator torch would warn
         )

@@ -1,6 +1,6 @@
-"""Former names of classes: Lightning 2.6 still has them, warns when an object is made, and uses today's class.
+"""Former names of classes: Lightning 2.6 still has them, warns when an object is created, and uses the present class.
 
-Those of accelerators that Lightning no longer supports can be imported, and raise an error when they are called.
+Names for accelerators that Lightning no longer supports can be imported, and raise an error when they are called.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from drivetrain.strategies import SingleDeviceXLAStrategy
 
 
 class RemovedError(NotSupportedError, NotImplementedError):
-    """A class whose work neither Lightning nor drivetrain does any longer. Also a NotImplementedError."""
+    """A class whose function neither Lightning nor drivetrain has any longer. Also a NotImplementedError."""
 
 
 def _former(name: str, current: type, **fixed: Any) -> Any:
@@ -48,7 +48,7 @@ def _former(name: str, current: type, **fixed: Any) -> Any:
 
 
 def _removed(name: str) -> Any:
-    """Return a class that can be imported, and not called."""
+    """Return a class that can be imported, but not called."""
 
     def __init__(self: Any, *_: Any, **__: Any) -> None:
         raise RemovedError(f"{name} no longer exists, and drivetrain has no support for HPU. Write another class.")
@@ -76,7 +76,7 @@ SingleTPUStrategy = _former("SingleTPUStrategy", SingleDeviceXLAStrategy)
 
 
 class FSDPMixedPrecisionPlugin(FSDPPrecision):
-    """The former FSDPMixedPrecisionPlugin, which was also told the device."""
+    """The former FSDPMixedPrecisionPlugin, which also had an argument for the device."""
 
     def __new__(cls, precision: Any = "16-mixed", device: Any = None, scaler: Any = None) -> Any:
         lightning_deprecation(

@@ -1,4 +1,4 @@
-"""``accelerators.cpu``, ``cuda``, ``mps`` and ``environments.lightning``: functions beside the classes there."""
+"""``accelerators.cpu``, ``cuda``, ``mps`` and ``environments.lightning``: functions of these modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def get_cpu_stats() -> dict[str, float]:
 
 
 def get_nvidia_gpu_stats(device: torch.device | str | int) -> dict[str, float]:
-    """Return what the allocator and, with nvidia-ml-py, the GPU say of ``device``."""
+    """Return the allocator's statistics for ``device`` and, with nvidia-ml-py, the GPU's."""
     place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     return CUDAAccelerator().get_device_stats(place)
 
@@ -27,7 +27,7 @@ def get_device_stats() -> dict[str, float]:
 
 
 def num_cuda_devices() -> int:
-    """Return how many GPUs this process sees."""
+    """Return the number of GPUs that this process sees."""
     return torch.cuda.device_count()
 
 
@@ -37,5 +37,5 @@ def is_cuda_available() -> bool:
 
 
 def find_free_network_port() -> int:
-    """Return a free TCP port, or the one that the variable ``STANDALONE_PORT`` names."""
+    """Return a free TCP port, or the one in the variable ``STANDALONE_PORT``."""
     return int(os.environ["STANDALONE_PORT"]) if "STANDALONE_PORT" in os.environ else free_port()

@@ -1,4 +1,4 @@
-"""What ``importlib.metadata`` finds under the original's names: a version, and that it is drivetrain's doing."""
+"""The answers of ``importlib.metadata`` for the original's names: a version, and that drivetrain provides it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ServedDistribution(Distribution):
         self._name = name
 
     def read_text(self, filename: str) -> str | None:
-        """Return the text of a file of its metadata; ``None`` for those that it has not."""
+        """Return the text of a metadata file; ``None`` if it does not exist."""
         if filename == "METADATA":
             return (
                 f"Metadata-Version: 2.1\nName: {self._name}\nVersion: {table.in_use().version}\n"
@@ -27,11 +27,11 @@ class ServedDistribution(Distribution):
         return f"{self._name.replace('-', '_')}\n" if filename == "top_level.txt" else None
 
     def locate_file(self, path: str | os.PathLike[str]) -> Path:
-        """Return where a file of it would be."""
+        """Return the path that a file of it would have."""
         return Path(__file__).parent / path
 
 
 def distributions(name: str | None) -> Iterator[Distribution]:
-    """The one called ``name``, in any spelling; all for ``None``."""
+    """Yield the distribution called ``name``, in any spelling; all for ``None``."""
     wanted = None if name is None else re.sub(r"[-_.]+", "-", name).lower()
     return (ServedDistribution(name) for name in table.in_use().distributions if wanted in (None, name))

@@ -1,12 +1,12 @@
-"""Checkpoints of Lightning 1.x and 2.x in the layout of ours.
+"""Checkpoints of Lightning 1.x and 2.x, converted to drivetrain's layout.
 
-What such a file says of where training was::
+Such a file describes the position in training as follows::
 
     2.x, and 1.6 to 1.9         loops["fit_loop"]: counters of epochs, batches and optimizer steps, each as the numbers
                                 ready, started, processed and completed, in this run (current) and in all (total)
     1.0 to 1.5                  epoch and global_step only, both counted as if the epoch were over
 
-None of them holds the random state, or which batches of an epoch are done.
+None of them contains the random state, or the finished batches of an epoch.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from drivetrain.checkpoints.foreign import Placeholder, placeholders
 
 State = dict[str, Any]
 
-_STAGES = ("train", "validate", "test", "predict")  # whose time a Timer keeps
-_SCALER_KEYS = ("MixedPrecisionPlugin", "NativeMixedPrecisionPlugin", "native_amp_scaling_state")  # of GradScaler
+_STAGES = ("train", "validate", "test", "predict")  # stages of a Timer
+_SCALER_KEYS = ("MixedPrecisionPlugin", "NativeMixedPrecisionPlugin", "native_amp_scaling_state")  # GradScaler's
 _INTERVAL = re.compile(r"datetime\.timedelta\(([^()]*)\)")
 
 
 def migrate(checkpoint: State, resuming: bool = False) -> State:
-    """Return a checkpoint of Lightning's as if this Trainer had written it; any other as it is.
+    """Convert a Lightning checkpoint as if this Trainer had written it; return any other value unchanged.
 
-    Hyperparameters come back as dictionaries, without those that were not loaded. What else the file holds stays.
+    Hyperparameters become dictionaries, without entries that were not loaded. The file's other entries are kept.
 
     Args:
-        checkpoint: what was read; it is left as it is.
-        resuming: whether training resumes from it; then one warning names what the file lacks.
+        checkpoint: the data that was read; it is not changed.
+        resuming: whether training resumes from it; one warning then names what the file lacks.
 
     Returns:
-        A new dictionary, or ``checkpoint`` where there is nothing to do. Its ``loops`` have the entry "drivetrain".
-        Keys of callbacks from before 1.5 are bare class names.
+        A new dictionary, or ``checkpoint`` if no conversion is needed. Its ``loops`` have the entry "drivetrain". Keys
+        of callbacks from before 1.5 are bare class names.
     """
     if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint or "drivetrain_version" in checkpoint:
         return checkpoint
@@ -58,10 +58,10 @@ def migrate(checkpoint: State, resuming: bool = False) -> State:
     if "callbacks" in migrated or "checkpoint_callback_best_model_path" in migrated:
         migrated["callbacks"] = _callbacks(migrated)
     if "lr_schedulers" in migrated:
-        # A function among a scheduler's state stays the one that the scheduler was built with.
+        # A function in a scheduler's state is replaced by the function with which the scheduler was built.
         migrated["lr_schedulers"] = [_known(state) for state in migrated["lr_schedulers"]]
     fit_loop = loops.get("fit_loop")
-    with contextlib.suppress(KeyError, TypeError):  # of loops of a user's own, whose position is unknown
+    with contextlib.suppress(KeyError, TypeError):  # from a user's own loops, whose position is unknown
         progress = _progress_of_epochs(migrated) if fit_loop is None else _progress(fit_loop, migrated)
         migrated["loops"] = {**loops, "drivetrain": progress}
     migrated["restart"] = {"callback_metrics": _monitored(migrated.get("callbacks", {}))}
@@ -82,7 +82,7 @@ def _warn_of_the_unknown(checkpoint: State, knows_place: bool) -> None:
 
 
 def _known(state: Any) -> Any:
-    """Return the items of a dictionary without those that hold something that was not loaded."""
+    """Return the items of a dictionary, except those with values that were not loaded."""
     if not isinstance(state, Mapping):
         return state
     return {key: value for key, value in state.items() if not any(placeholders(value))}
@@ -97,7 +97,7 @@ def _migrate_hparams(checkpoint: State) -> None:
             hparams = checkpoint.pop(old)
             if "hyper_parameters" not in checkpoint:
                 checkpoint["hyper_parameters"] = hparams
-                if old == "hparams":  # __init__ took them as one object of this name
+                if old == "hparams":  # __init__ had them as one argument of this name
                     checkpoint.setdefault("hparams_name", "hparams")
     for key in ("hyper_parameters", "datamodule_hyper_parameters"):
         hparams = checkpoint.get(key)
@@ -106,23 +106,23 @@ def _migrate_hparams(checkpoint: State) -> None:
         if isinstance(hparams, Mapping):
             checkpoint[key] = dict(_known(hparams))
         else:
-            checkpoint.pop(key, None)  # an object of a library that keeps configurations
+            checkpoint.pop(key, None)  # an object of a configuration library
 
 
-# ---- where training was ----------------------------------------------------------------------------------------------
+# ---- the position in training ----------------------------------------------------------------------------------------
 
 
 def _progress(fit_loop: State, checkpoint: State) -> State:
     """Return the counters in a ``fit_loop`` of 1.6 and later."""
     epochs, batches = fit_loop["epoch_progress"]["current"], fit_loop["epoch_loop.batch_progress"]
     now, ever = batches["current"], batches["total"]
-    over = epochs["processed"] >= epochs["ready"]  # the epoch's batches; its end hooks come after
+    over = epochs["processed"] >= epochs["ready"]  # after the epoch's last batch; its end hooks come after
     ending = over and epochs["completed"] < epochs["processed"]
     begun = epochs["started"] >= epochs["ready"]
     done = now["processed"] if begun and (ending or not over) else 0
     steps, manual = _optimizer_steps(fit_loop, checkpoint)
     stepped = fit_loop.get("epoch_loop.state_dict", {}).get("_batches_that_stepped", steps)  # since 1.6.5
-    if not over:  # it is counted when the batch's hooks and validation, which both may save, are over
+    if not over:  # counted after the batch's hooks and validation, both of which may save
         stepped += now["processed"] - now["completed"] if manual else 1
     return {
         "current_epoch": epochs["processed"] - ending,
@@ -136,7 +136,7 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
         "stepped": done > 0,
         "flush_due": False,
         "validation": "" if over or not done else _validation(fit_loop, now),
-        # An epoch that a limit or a request cut short counts as one: its rest is never made up for.
+        # An epoch that a limit or a request cut short counts as complete: its remaining batches are never run.
         "epoch_cut": False,
         "cut_batches": 0,
         "epoch_ending": ending,
@@ -145,9 +145,9 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
 
 
 def _validation(fit_loop: State, batches: State) -> str:
-    """Return how far validation is that follows the last batch: not begun, "running" or "done"."""
+    """Return the state of the validation after the last batch: not begun, "running" or "done"."""
     if batches["completed"] < batches["processed"]:
-        return ""  # the batch's own hooks were not over
+        return ""  # the batch's own hooks had not ended
     names = ("epoch_loop.val_loop.batch_progress", "epoch_loop.val_loop.epoch_loop.batch_progress")
     progress = next((fit_loop[name] for name in names if name in fit_loop), None)
     if progress is None or progress["total"]["ready"] == 0:  # in this epoch
@@ -157,9 +157,9 @@ def _validation(fit_loop: State, batches: State) -> str:
 
 
 def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
-    """Optimizer steps so far, and whether the module made them itself."""
+    """Return the number of optimizer steps so far, and whether the module made them itself."""
     automatic = manual = None
-    for name, state in fit_loop.items():  # the loops' names differ from version to version, their ends do not
+    for name, state in fit_loop.items():  # the loops' names differ between versions, but not their suffixes
         if name.endswith("optimizer_loop.optim_progress") or name.endswith("automatic_optimization.optim_progress"):
             automatic = state["optimizer"]["step"]["total"]["completed"]
         elif name.endswith(".optim_step_progress"):
@@ -170,12 +170,12 @@ def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
 
 
 def _progress_of_epochs(checkpoint: State) -> State:
-    """Return the counters of a file of 1.0 to 1.5: as if it had been saved between two epochs."""
+    """Return the counters of a file of 1.0 to 1.5, as if it had been saved between two epochs."""
     steps = int(checkpoint["global_step"])
     return {
         "current_epoch": int(checkpoint.get("epoch", 0)),
         "batches_done": 0,
-        "earlier_batches": steps,  # fewer than there were, if steps took several batches each
+        "earlier_batches": steps,  # too few, if steps had several batches each
         "global_step": steps,
         "stepped_batches": steps,
         "epoch_cut": False,
@@ -192,7 +192,7 @@ def _migrate_precision(checkpoint: State) -> None:
         if old in checkpoint:
             state = checkpoint.pop(old)
             checkpoint.setdefault("MixedPrecision", state)
-    checkpoint.pop("amp_scaling_state", None)  # that of NVIDIA's apex, which nothing reads any more
+    checkpoint.pop("amp_scaling_state", None)  # for NVIDIA's apex, which is not supported any more
 
 
 def _callbacks(checkpoint: State) -> dict[str, State]:
@@ -215,7 +215,7 @@ def _callbacks(checkpoint: State) -> dict[str, State]:
 
 
 def _state_key(key: Any) -> str:
-    """Return the key under which the same callback's state lies in a checkpoint of ours."""
+    """Return the key of the same callback's state in drivetrain's checkpoints."""
     if isinstance(key, type) and issubclass(key, Placeholder):  # before 1.5 the class itself was the key
         return key.path.rpartition(".")[2]
     if isinstance(key, type):
@@ -233,13 +233,15 @@ def _state_key(key: Any) -> str:
 
 
 def _in_seconds(match: re.Match[str]) -> str:
-    """Return a timedelta as Python writes it, in seconds."""
+    """Return a timedelta in Python's text form as seconds."""
     parts = dict(part.strip().split("=") for part in match.group(1).split(",") if "=" in part)
     return repr(timedelta(**{name: int(number) for name, number in parts.items()}).total_seconds())
 
 
 def _callback_state(state: Any, checkpoint: State) -> Any:
-    """A callback's state with the fields of ours, recognized by what it holds; ``None`` where it lacks too much."""
+    """Return a callback's state with drivetrain's fields, recognized by its entries; ``None`` if too much is
+    missing.
+    """
     if not isinstance(state, Mapping):
         return state
     if "best_model_path" in state:
@@ -247,7 +249,7 @@ def _callback_state(state: Any, checkpoint: State) -> Any:
     if "wait_count" in state and "patience" in state:
         if "best_score" not in state:
             return None
-        reasons = ("stopping_reason", "stopping_reason_message")  # numbered otherwise than ours, and not of this run
+        reasons = ("stopping_reason", "stopping_reason_message")  # numbered differently, and not about this run
         return {
             **{name: value for name, value in state.items() if name not in reasons},
             "stopped_epoch": state.get("stopped_epoch", 0),
@@ -262,7 +264,7 @@ def _model_checkpoint_state(state: State, checkpoint: State) -> State:
     best, score, monitor = state["best_model_path"] or "", state.get("best_model_score"), state.get("monitor")
     models = {path: torch.as_tensor(value) for path, value in (state.get("best_k_models") or {}).items()}
     if best and not models:
-        # Without monitor, and before 1.5, the only file that is known to be kept is the best. Ours ranks by step then.
+        # Without monitor, and before 1.5, only the best file is known to be kept. drivetrain then ranks by step.
         models = {best: torch.as_tensor(float(checkpoint["global_step"]) if score is None else score)}
     kth = state.get("kth_best_model_path") or (best if len(models) == 1 else "")
     return {
@@ -280,7 +282,9 @@ def _model_checkpoint_state(state: State, checkpoint: State) -> State:
 
 
 def _monitored(callbacks: dict[str, State]) -> dict[str, Any]:
-    """The values that callbacks watched when they saved: schedulers that step when an epoch ends may watch them too."""
+    """Return the values that callbacks monitored when they saved: schedulers that step at the end of an epoch may use
+    them too.
+    """
     return {
         state["monitor"]: state["current_score"]
         for state in callbacks.values()

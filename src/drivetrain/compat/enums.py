@@ -1,4 +1,4 @@
-"""Enumerations of the original's options. drivetrain takes the plain words, which these are equal to."""
+"""Enumerations of the original's options. drivetrain uses plain strings, which are equal to them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ E = TypeVar("E", bound="LightningEnum")
 
 
 class LightningEnum(str, Enum):
-    """Words that compare without regard to case."""
+    """Strings that compare case-insensitively."""
 
     @classmethod
     def from_str(cls: type[E], value: str, source: str = "key") -> E:
-        """Return the member whose name is ``value``, or whose value is (``source="value"``), or either (``"any"``).
+        """Return the member with the name ``value``, or with that value (``source="value"``), or either (``"any"``).
 
         Raises:
             ValueError: there is none.
@@ -39,31 +39,31 @@ class LightningEnum(str, Enum):
 
 
 class GradClipAlgorithmType(LightningEnum):
-    """How ``Trainer(gradient_clip_algorithm=...)`` clips."""
+    """The values of ``Trainer(gradient_clip_algorithm=...)``."""
 
     VALUE = "value"
     NORM = "norm"
 
     @staticmethod
     def supported_type(val: str) -> bool:
-        """Return whether there is such an algorithm."""
+        """Return whether the algorithm exists."""
         return val in GradClipAlgorithmType.supported_types()
 
     @staticmethod
     def supported_types() -> list[str]:
-        """Return all of them."""
+        """Return all algorithms."""
         return [member.value for member in GradClipAlgorithmType]
 
 
 class Interval(LightningEnum):
-    """When ``Timer(interval=...)`` looks at the clock."""
+    """The values of ``Timer(interval=...)``."""
 
     step = "step"
     epoch = "epoch"
 
 
 class _FaultTolerantMode(LightningEnum):
-    """An option of Lightning 1.5 to 1.9, in whose checkpoints it is."""
+    """An option of Lightning 1.5 to 1.9, which occurs in their checkpoints."""
 
     DISABLED = "disabled"
     AUTOMATIC = "automatic"

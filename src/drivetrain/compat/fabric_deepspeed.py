@@ -1,4 +1,4 @@
-"""``fabric.strategies.DeepSpeedStrategy``: DeepSpeed's engines in a loop of one's own, with Fabric's signatures."""
+"""``fabric.strategies.DeepSpeedStrategy``: DeepSpeed's engines in your own loop, with Fabric's signatures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from drivetrain.precision.precision import Precision
 from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_state
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 
-_TAG = "checkpoint"  # the folder in a checkpoint's folder
+_TAG = "checkpoint"  # the subfolder in a checkpoint's folder
 _OF_DEEPSPEED = frozenset(
     {
         "module", "buffer_names", "optimizer", "param_shapes", "lr_scheduler", "sparse_tensor_module_names",
@@ -49,8 +49,8 @@ class _Trained:
 class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     """DeepSpeed's ZeRO; see :class:`drivetrain.strategies.DeepSpeedStrategy`, and docs/deepspeed.md.
 
-    Set up a module together with its optimizer. ``fabric.backward(loss)`` and ``optimizer.step()`` go to the engine,
-    which may accumulate gradients itself (``gradient_accumulation_steps`` of its configuration), or by blocks of
+    Set up a module together with its optimizer. ``fabric.backward(loss)`` and ``optimizer.step()`` call the engine,
+    which may accumulate gradients itself (``gradient_accumulation_steps`` of its configuration), or in contexts of
     ``fabric.no_backward_sync``. A scheduler that was passed to ``fabric.setup`` is stepped after each optimizer step.
     Checkpoints are folders of DeepSpeed's own format.
 
@@ -63,7 +63,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
             one; ``None``: the file that the environment variable ``PL_DEEPSPEED_CONFIG_PATH`` names, if there is one.
         logging_level: of DeepSpeed's own logger.
         loss_scale, initial_scale_power, loss_scale_window, hysteresis, min_loss_scale: with precision "16-true".
-        load_full_weights: has no effect: files are read as files, and folders as folders.
+        load_full_weights: no effect: files are read as files, and folders as folders.
         exclude_frozen_parameters: leave parameters that are not trained out of checkpoints.
         zero_optimization: must be True. The other arguments are entries of DeepSpeed's configuration.
 
@@ -155,7 +155,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     @property
     def _deepspeed_engine(self) -> Any:
-        """A view that programs read: DeepSpeed's engine."""
+        """DeepSpeed's engine, under a name that programs read."""
         return self.deepspeed_engine
 
     def engine_config(self) -> dict[str, Any]:
@@ -209,11 +209,11 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         return engine, optimizers, scheduler
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are made, with stage 3 cut into pieces as soon as each is made."""
+        """Context in which new layers are created; with stage 3 they are partitioned as soon as each is created."""
         return self.module_sharded_context() if self.zero_stage_3 else super().module_init_context(empty_init)
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which, with stage 3, layers are cut into pieces as soon as each is made."""
+        """Context in which, with stage 3, layers are partitioned as soon as each is created."""
         if not self.zero_stage_3 or self.remote_device is None:
             return self.model_sharded_context()
         context: AbstractContextManager[Any] = self._deepspeed().zero.Init(
@@ -223,7 +223,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     @contextmanager
     def _for(self, module: nn.Module, engine: Any = None) -> Iterator[None]:
-        """Context in which the strategy's module and engine, of which the base has one, are these."""
+        """Context in which the base class's single module and engine are ``module`` and ``engine``."""
         before = self.lightning_module, self._engine
         self.lightning_module, self._engine = module, engine
         try:
@@ -232,11 +232,11 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
             self.lightning_module, self._engine = before
 
     def _of(self, what: Any) -> _Trained | None:
-        """Return what belongs to a module, an engine or an optimizer."""
+        """Return the record of a module, an engine or an optimizer."""
         return next((each for each in self._all if what in (each.engine, each.module) or what is each.optimizer), None)
 
     def teardown(self) -> None:
-        """Let the engines go; with one process, the modules are complete afterwards."""
+        """Release the engines; with one process, the modules are complete afterwards."""
         while len(self._all) > 1:
             one = self._all.pop(0)
             with self._for(one.module, one.engine):
@@ -252,7 +252,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Let the engine compute the gradients of ``tensor``, scaled as its configuration says."""
+        """Let the engine compute the gradients of ``tensor``, scaled by its configuration."""
         one = self._all[0] if module is None and len(self._all) == 1 else self._of(module)
         if one is None:
             raise ConfigurationError(
@@ -262,7 +262,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         one.engine.backward(tensor, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Let the engine step, if it has accumulated enough gradients, and then the scheduler."""
+        """Let the engine step if it has accumulated enough gradients, and then the scheduler."""
         one = self._of(optimizer)
         if one is None:
             return Strategy.optimizer_step(self, optimizer, **kwargs)
@@ -273,7 +273,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         return loss
 
     def zero_grad(self, optimizer: Optimizer) -> None:
-        """Leave the gradients to the engine, which may be accumulating them, and clears them in its steps."""
+        """Do nothing: the engine may be accumulating gradients, and clears them in its steps."""
         if self._of(optimizer) is None:
             optimizer.zero_grad()
 
@@ -296,7 +296,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Tensor | None:
-        """Let the engine clip in its steps from here on, which skips those whose gradients are not finite."""
+        """Let the engine clip in its further steps; it skips steps with non-finite gradients."""
         one = self._of(optimizer)
         with self._for(module, None if one is None else one.engine):
             return plain.DeepSpeedStrategy.clip_gradients(self, module, optimizer, max_norm, "norm", norm_type)
@@ -324,10 +324,11 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         storage_options: Any = None,
         filter: snapshots.Filters | None = None,
     ) -> None:
-        """Write a folder of DeepSpeed's own format, which holds plain data and other objects' states besides.
+        """Write a folder of DeepSpeed's own format, which also contains plain data and other objects' states.
 
         Raises:
-            ConfigurationError: there is not one module with its optimizer in ``state``, or a name is DeepSpeed's.
+            ConfigurationError: ``state`` does not have exactly one module with its optimizer, or a name is reserved by
+                DeepSpeed.
         """
         if filter or storage_options is not None:
             raise ConfigurationError(
@@ -354,7 +355,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         strict: bool = True,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a folder of DeepSpeed's own format, which is unpickled and can run code, or a file of weights.
+        """Read a folder of DeepSpeed's own format, which is unpickled and can run code, or a file with weights.
 
         Raises:
             CheckpointError: the checkpoint does not fit.

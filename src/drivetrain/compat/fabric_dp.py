@@ -39,7 +39,9 @@ class FabricDataParallelStrategy(Strategy, plain.DataParallelStrategy):  # type:
         plain.DataParallelStrategy.__init__(self, accelerator, parallel_devices, checkpoint_io, precision)
 
     def all_reduce(self, collection: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Return the mean over the elements of each tensor, as one has them of several devices; other values as is."""
+        """Return the mean over the elements of each tensor, as for the outputs of several devices; other values
+        unchanged.
+        """
         operation_of(reduce_op)
         return map_leaves(_mean if reduce_op in ("mean", "avg", None) else _itself, collection)
 

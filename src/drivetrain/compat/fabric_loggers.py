@@ -1,6 +1,6 @@
-"""``fabric.loggers``: the loggers that are called ``CSVLogger(root_dir=...)`` there.
+"""``fabric.loggers``: the loggers with Fabric's signature ``CSVLogger(root_dir=...)``.
 
-The classes have names of their own, so that ``CSVLogger`` without a module stays unambiguous on a command line.
+The classes have their own names, so that ``CSVLogger`` without a module is unambiguous on a command line.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from drivetrain.loggers._folder import FolderLogger
 class _RootDir(FolderLogger):
     @property
     def root_dir(self) -> str:
-        """The root folder that was given; runs lie in its subfolder ``name``."""
+        """The root folder that was passed; runs are in its subfolder ``name``."""
         return self.save_dir
 
     @property

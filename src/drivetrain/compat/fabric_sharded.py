@@ -39,7 +39,7 @@ _ON_ONE_MACHINE = {"HYBRID_SHARD": "FULL_SHARD", "_HYBRID_SHARD_ZERO2": "SHARD_G
 
 
 class _ShardedStates(States):
-    """How a strategy for sharded models loads the states of optimizers: each rank takes its own shards."""
+    """How a strategy for sharded models loads optimizer states: each rank loads its own shards."""
 
     loads_optimizers = True
     _strategy: _Sharded
@@ -49,7 +49,7 @@ class _ShardedStates(States):
             sharded.load_whole_optimizer_states([optimizer], [self._numbered(optimizer, state)])
 
     def _numbered(self, optimizer: Optimizer, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the state with numbers for parameters, in the place of the names that files of Lightning have."""
+        """Return the state with parameter numbers instead of the names in Lightning's files."""
         if not any(isinstance(each, str) for group in state["param_groups"] for each in group["params"]):
             return state
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -58,10 +58,10 @@ class _ShardedStates(States):
 
 
 class _Sharded(FabricParallelStrategy, plain.FSDPStrategy):  # type: ignore[misc]  # Fabric's signatures, on purpose
-    """What both strategies share: modules stay where they are until they are sharded, and states are sharded."""
+    """Base of both strategies: modules are not moved until they are sharded, and states are sharded."""
 
     states = _ShardedStates
-    loading: Sequence[nn.Module] = ()  # what a checkpoint is being read into
+    loading: Sequence[nn.Module] = ()  # the modules into which a checkpoint is being read
 
     def load_checkpoint(  # type: ignore[override]
         self,
@@ -70,12 +70,12 @@ class _Sharded(FabricParallelStrategy, plain.FSDPStrategy):  # type: ignore[misc
         strict: bool = True,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a file or a folder into the objects of ``state``, each rank its own shards; return the rest.
+        """Read a file or a folder into the objects of ``state``, each rank its own shards; return the other entries.
 
         Raises:
             CheckpointError: it does not fit, or is a folder that Lightning has written.
         """
-        if Path(path, ".metadata").is_file():  # of torch.distributed.checkpoint, which unpickles it
+        if Path(path, ".metadata").is_file():  # torch.distributed.checkpoint's, which unpickles it
             raise CheckpointError(
                 f"{path} is a folder that Lightning has written, and drivetrain's folders have another format. Run "
                 f"python -m lightning.fabric.utilities.consolidate_checkpoint {path} where Lightning is installed, and "
@@ -93,36 +93,38 @@ class _Sharded(FabricParallelStrategy, plain.FSDPStrategy):  # type: ignore[misc
         """Do nothing: the complete module may be larger than the device, and ``setup_module`` moves the shards."""
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are made in the precision; with ``empty_init`` without memory.
+        """Context in which new layers are created in the precision; with ``empty_init`` without memory.
 
-        ``setup_module`` gives such layers memory after it has sharded them, and calls their ``reset_parameters``.
+        ``setup_module`` shards such layers, allocates them, and calls their ``reset_parameters``.
         """
         on_meta = torch.device("meta") if empty_init else None
         return entered(on_meta, self.precision_plugin.module_init_context(), self.module_sharded_context())
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which layers may be sharded as they are made; ``setup_module`` shards those that are not."""
+        """Context in which layers may be sharded as they are created; ``setup_module`` shards the others."""
         return self.model_sharded_context()
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """Return what a checkpoint holds of ``module``: shards, or complete tensors on rank 0; every rank calls it."""
+        """Return the state of ``module`` for a checkpoint: shards, or complete tensors on rank 0; every rank calls
+        it.
+        """
         return sharded.sharded_model_state(module) if self.saves_shards else sharded.whole_model_state(module)
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Load complete tensors, or those of a folder with shards, into the shards of ``module``."""
+        """Load complete tensors, or a folder with shards, into the shards of ``module``."""
         with self._on_all_ranks():
             sharded.load_whole_model_state(module, state_dict, strict)
 
 
 class FabricFSDPStrategy(_Sharded):
-    """FSDP2 for a loop of one's own; see :class:`drivetrain.strategies.FSDPStrategy`.
+    """FSDP2 for your own loop; see :class:`drivetrain.strategies.FSDPStrategy`.
 
     Args:
         accelerator, parallel_devices, cluster_environment, precision, process_group_backend, timeout: as for DDP.
         cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing, activation_checkpointing_policy,
             sharding_strategy, device_mesh: as for drivetrain's, in the forms of torch's first FSDP too.
         state_dict_type: "sharded": checkpoints are folders, into which each process writes its shards; "full": files.
-        others: arguments of torch's first FSDP that have no meaning here, which are ignored with a warning.
+        others: arguments of torch's first FSDP without effect here, which are ignored with a warning.
     """
 
     _plain: type = plain.FSDPStrategy
@@ -149,7 +151,7 @@ class FabricFSDPStrategy(_Sharded):
             self, accelerator, parallel_devices, cluster_environment, None, precision, process_group_backend, timeout,
             cpu_offload, mixed_precision, auto_wrap_policy, activation_checkpointing, activation_checkpointing_policy,
             sharding_strategy, state_dict_type, device_mesh,
-            gradient_exchange="window",  # a loop says by no_backward_sync which passes exchange nothing
+            gradient_exchange="window",  # a loop chooses with no_backward_sync which passes do not communicate
             **others,
         )  # fmt: skip
         self.mixed_precision = mixed_precision
@@ -164,17 +166,17 @@ class FabricFSDPStrategy(_Sharded):
         super().set_ranks(environment, num_nodes)
         on_one = _ON_ONE_MACHINE.get(self._asked_sharding)
         if num_nodes == 1 and on_one is not None and self.options.device_mesh is None:
-            self.options = replace(self.options, sharding=on_one)  # there is no other machine to replicate on
+            self.options = replace(self.options, sharding=on_one)  # with one machine there is nothing to replicate
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which torch's ``wrap(layer)`` chooses the layers that are gathered one at a time."""
+        """Context in which torch's ``wrap(layer)`` selects the layers that are gathered one at a time."""
         return nullcontext() if self._wraps_layers else self._in_wrapping()
 
     @contextmanager
     def _in_wrapping(self) -> Iterator[None]:
         from torch.distributed.fsdp.wrap import enable_wrap
 
-        self._wraps_layers = True  # torch's context cannot be entered twice
+        self._wraps_layers = True  # torch's context is not reentrant
         try:
             with enable_wrap(wrapper_cls=self._wrap):
                 yield
@@ -204,7 +206,7 @@ class FabricFSDPStrategy(_Sharded):
 
     @property
     def _fsdp_kwargs(self) -> dict[str, Any]:
-        """A view that programs read: what the original passes to torch's first FSDP."""
+        """The original's arguments for torch's first FSDP, under a name that programs read."""
         policy = {} if (given := self.options.auto_wrap_policy) is None else {"auto_wrap_policy": given}
         return {"use_orig_params": True, **policy}
 
@@ -217,23 +219,23 @@ class FabricFSDPStrategy(_Sharded):
 
     @property
     def sharding_strategy(self) -> Any:
-        """What is sharded, as torch's ``ShardingStrategy``."""
+        """The sharding, as torch's ``ShardingStrategy``."""
         from torch.distributed.fsdp import ShardingStrategy
 
         return ShardingStrategy[self._asked_sharding]
 
     @property
     def mixed_precision_config(self) -> Any:
-        """In which types parameters are gathered and gradients reduced; ``None``: in the parameters' own."""
+        """The dtypes in which parameters are gathered and gradients reduced; ``None``: the parameters' own."""
         return self.mixed_precision
 
 
 class FabricModelParallelStrategy(_Sharded, plain.ModelParallelStrategy):  # type: ignore[misc]  # as above
-    """A function of the user's splits and shards the model; see :class:`drivetrain.strategies.ModelParallelStrategy`.
+    """A user's function splits and shards the model; see :class:`drivetrain.strategies.ModelParallelStrategy`.
 
     Args:
-        parallelize_fn: called with the module and the device mesh, returns the module that is trained. Parameters
-            that it leaves complete are sharded over the dimension "data_parallel" of the mesh.
+        parallelize_fn: called with the module and the device mesh; returns the module to train. Parameters that it
+            leaves complete are sharded over the dimension "data_parallel" of the mesh.
         data_parallel_size, tensor_parallel_size, save_distributed_checkpoint, process_group_backend, timeout: as for
             drivetrain's.
     """
@@ -256,12 +258,12 @@ class FabricModelParallelStrategy(_Sharded, plain.ModelParallelStrategy):  # typ
         self._parallelize_fn = parallelize_fn
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Return what ``parallelize_fn`` makes of ``module``, with the weights of rank 0, sharded where it is not.
+        """Return the result of ``parallelize_fn``, with rank 0's weights, and shard its complete parameters.
 
         Raises:
-            TypeError: the function returns no module.
+            TypeError: the function does not return a module.
         """
-        self._share(module)  # ranks may have drawn others
+        self._share(module)  # ranks may have drawn different weights
         made = self._parallelize_fn(module, self.device_mesh)
         if not isinstance(made, nn.Module):
             raise TypeError(
@@ -271,8 +273,8 @@ class FabricModelParallelStrategy(_Sharded, plain.ModelParallelStrategy):  # typ
         return super().setup_module(compiled_in_place(made))
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        self._loads = bool(empty_init)  # a checkpoint will fill what no layer initialises
+        self._loads = bool(empty_init)  # a checkpoint will fill parameters that no layer initialises
         return super().module_init_context(empty_init)
 
     def _split(self, module: nn.Module) -> None:
-        """Do nothing: ``parallelize_fn`` has split what it wants split."""
+        """Do nothing: ``parallelize_fn`` has split the layers."""

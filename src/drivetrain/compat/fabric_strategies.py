@@ -1,8 +1,8 @@
-"""``fabric.strategies``: base classes for strategies that are written for Fabric.
+"""``fabric.strategies``: base classes for strategies written for Fabric.
 
-Fabric's strategies have members of the same names as the Trainer's with other signatures: ``backward(tensor, module)``,
-``save_checkpoint(path, state)``. A class here has Fabric's signatures in front, for overrides and for ``super()``, and
-behind them the strategy of drivetrain that does the work. An Engine uses it through :class:`FabricVerbs`.
+Fabric's strategies have members with the same names as the Trainer's but other signatures: ``backward(tensor,
+module)``, ``save_checkpoint(path, state)``. A class here has Fabric's signatures, for overrides and for ``super()``,
+and derives from drivetrain's strategy, which does the work. An Engine uses it through :class:`FabricVerbs`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ MEMBERS = frozenset(
 
 
 class FabricVerbs(Verbs):
-    """The verbs of a strategy that is written for Fabric, called with Fabric's signatures."""
+    """Calls the methods of a strategy that is written for Fabric, with Fabric's signatures."""
 
     strategy: Strategy
     takes_prepared = True
@@ -85,7 +85,7 @@ class FabricVerbs(Verbs):
 
     @staticmethod
     def refuse_trainer(cls: type) -> NoReturn:
-        """Raise the error for a Trainer that is given such a strategy."""
+        """Raise the error for a Trainer with such a strategy."""
         base = next(owner.__name__ for owner in cls.__mro__ if _is_ours(owner)).removeprefix("Fabric")
         raise ConfigurationError(
             f"Trainer got the strategy {cls.__name__}, a class of lightning.fabric.strategies, whose methods are "
@@ -170,11 +170,11 @@ class FabricVerbs(Verbs):
 
     def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
         if not isinstance(state, MutableMapping):
-            return super().load(path, state, strict, weights_only)  # reads all of it, or says what is wrong
+            return super().load(path, state, strict, weights_only)  # reads everything, or reports the error
         given = {name: _bare(value) for name, value in state.items()}
         rest = self.strategy.load_checkpoint(path=path, state=given, strict=strict, **reading(weights_only))
         for name in given:
-            if _bare(state[name]) is state[name]:  # what is wrapped stays wrapped
+            if _bare(state[name]) is state[name]:  # wrapped objects stay wrapped
                 state[name] = given[name]
         return rest
 
@@ -201,11 +201,11 @@ class States:
         return self._strategy.get_optimizer_state(optimizer)
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        raise NotImplementedError  # not asked for: optimizers load their states themselves
+        raise NotImplementedError  # not called: optimizers load their states themselves
 
 
 class _BackwardSyncControl(ABC):
-    """How a strategy for Fabric holds back the exchange of gradients: its attribute ``_backward_sync_control``."""
+    """The attribute ``_backward_sync_control`` of a strategy for Fabric, which defers the exchange of gradients."""
 
     @abstractmethod
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
@@ -222,7 +222,7 @@ class _HeldBackByDDP(_BackwardSyncControl):
 
 @contextmanager
 def entered(*contexts: AbstractContextManager[Any] | None) -> Iterator[None]:
-    """Context in which all of these are entered, in their order; ``None`` is none."""
+    """Context that enters all of these in order; ``None`` entries are skipped."""
     with ExitStack() as stack:
         for context in filter(None, contexts):
             stack.enter_context(context)
@@ -230,20 +230,20 @@ def entered(*contexts: AbstractContextManager[Any] | None) -> Iterator[None]:
 
 
 def not_drawn(empty_init: bool | None) -> AbstractContextManager[Any] | None:
-    """Return the context in which parameters of new layers are not drawn, if ``empty_init``."""
+    """Return the context in which parameters of new layers are not initialised, if ``empty_init``."""
     from drivetrain.engine.no_init import NoInit
 
     return NoInit() if empty_init else None
 
 
 class _Served(ABCMeta):
-    """In ``isinstance`` a class of this file stands for the plain one behind it, which an Engine's default has."""
+    """Makes ``isinstance`` with a class of this file accept drivetrain's own class, which an Engine uses by default."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return cls.__subclasscheck__(instance.__class__)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        # Not issubclass(), which for an abstract class asks all of its subclasses, this one among them.
+        # Not issubclass(), which for an abstract class checks all its subclasses, including this one.
         return cls.__dict__.get("_plain", cls) in subclass.__mro__
 
 
@@ -251,9 +251,9 @@ class Strategy(plain.Strategy, metaclass=_Served):
     """The base of a strategy for Fabric.
 
     Args:
-        accelerator: the hardware; ``None``: what the Engine chooses.
-        checkpoint_io: where checkpoints are kept; ``None``: in files.
-        precision: how numbers are kept; ``None``: what the Engine chooses.
+        accelerator: the accelerator; ``None``: the Engine's choice.
+        checkpoint_io: the checkpoint store; ``None``: files.
+        precision: the precision; ``None``: the Engine's choice.
     """
 
     _plain: type = plain.Strategy
@@ -271,13 +271,13 @@ class Strategy(plain.Strategy, metaclass=_Served):
         super().__init__(accelerator, checkpoint_io, precision)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "_plain" in vars(cls):  # what that one declares, but for who calls the methods
+        if "_plain" in vars(cls):  # the same facts as that class, except for the caller of the methods
             cls.facts = cls._plain.facts.but(engine_verbs=FabricVerbs, engine_class=None)  # type: ignore[attr-defined]
         super().__init_subclass__(**kwargs)
 
     @property
     def precision(self) -> Precision:
-        """How numbers are kept."""
+        """The precision."""
         return self._precision
 
     @precision.setter
@@ -286,7 +286,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
 
     @property
     def precision_plugin(self) -> Precision:
-        """The name of ``precision`` in drivetrain's strategies."""
+        """drivetrain's name for ``precision``."""
         return self.precision
 
     @precision_plugin.setter
@@ -300,11 +300,11 @@ class Strategy(plain.Strategy, metaclass=_Served):
         place(module, self.root_device)
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
-        """Return ``module`` wrapped where processes share it; it is on the device already."""
+        """Return ``module``, already on the device, wrapped for several processes."""
         return super().setup_module(module, move_to_device=False)
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Return the optimizer that is stepped in the place of ``optimizer``."""
+        """Return the optimizer to step instead of ``optimizer``."""
         return optimizer
 
     def setup_module_and_optimizers(
@@ -315,15 +315,15 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return module, [self.setup_optimizer(optimizer) for optimizer in optimizers], scheduler
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Return the loader, or what is iterated in its place."""
+        """Return the loader, or a replacement to iterate."""
         return super().process_dataloader(dataloader)
 
     def tensor_init_context(self) -> AbstractContextManager[Any]:  # type: ignore[override]
-        """Context in which new tensors are made on the device and in the precision."""
+        """Context in which new tensors are created on the device and in the precision."""
         return super().tensor_init_context()
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """The same for the layers of a module, whose parameters are not drawn with ``empty_init``."""
+        """The same for the layers of a module; ``empty_init``: parameters are not initialised."""
         of_tensors, of_layers = super().tensor_init_context(), self.precision_plugin.module_init_context()
         return entered(of_tensors, of_layers, not_drawn(empty_init))
 
@@ -334,11 +334,11 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return super().batch_to_device(batch, device)
 
     def backward(self, tensor: Tensor, module: nn.Module | None, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Compute the gradients of ``tensor``, scaled if the precision wants it."""
+        """Compute the gradients of ``tensor``, scaled if the precision scales."""
         super().backward(tensor, None, *args, **kwargs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Step ``optimizer`` in the precision; a closure comes as ``closure=``."""
+        """Step ``optimizer`` in the precision; a closure is passed as ``closure=``."""
         return super().optimizer_step(optimizer, kwargs.pop("closure", None), **kwargs)
 
     def clip_gradients_norm(
@@ -352,14 +352,14 @@ class Strategy(plain.Strategy, metaclass=_Served):
         """Clip this optimizer's gradients by their total norm, and return the norm."""
         return super().clip_gradients_norm(module, optimizer, max_norm, norm_type, error_if_nonfinite)
 
-    # ---- between ranks -------------------------------------------------------------------------------------------
+    # ---- collectives ---------------------------------------------------------------------------------------------
 
     def all_reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Return the reduction of ``tensor`` over the ranks."""
         return super().reduce(tensor, group, reduce_op)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The same, under the name that the Engine calls."""
+        """The same, under the name that the Engine uses."""
         return self.all_reduce(tensor, group=group, reduce_op=reduce_op)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         strict: bool = True,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read a file into the objects of ``state``, or into one module or optimizer; return what it holds besides."""
+        """Read a file into the objects of ``state``, or into one module or optimizer; return its other entries."""
         held, states = super().load_checkpoint(path, weights_only), self.states(self)
         if isinstance(state, (nn.Module, Optimizer)):
             snapshots.into({"object": self._loaded(state)}, {"object": held}, strict, str(path), states)
@@ -394,21 +394,21 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return rest
 
     def _loaded(self, value: Any) -> Any:
-        """What takes the state of ``value``: the module itself, unless an override says how the wrapped one loads."""
+        """Return the object that loads the state of ``value``: an override may load into the wrapped module."""
         return value if overrides(self, "load_module_state_dict", Strategy) else _without_ddp(value)
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """Return what a checkpoint holds of ``module``, under the module's own names."""
+        """Return the state of ``module`` for a checkpoint, under the module's own names."""
         state: dict[str, Any] = _without_ddp(module).state_dict()
         self._refuse_dtensors(state, "get_module_state_dict", module)
         return state
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Load what :meth:`get_module_state_dict` returned."""
+        """Load a result of :meth:`get_module_state_dict`."""
         _without_ddp(module).load_state_dict(state_dict, strict=strict)
 
     def get_optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return what a checkpoint holds of ``optimizer``; every rank calls it."""
+        """Return the state of ``optimizer`` for a checkpoint; every rank calls it."""
         return super().optimizer_state(optimizer)
 
 
@@ -457,7 +457,7 @@ class FabricParallelStrategy(Strategy, plain.ParallelStrategy):
 
 
 class FabricDDPStrategy(FabricParallelStrategy, plain.DDPStrategy):  # type: ignore[misc]  # the signatures, on purpose
-    """The whole model on every device; see :class:`drivetrain.strategies.DDPStrategy`.
+    """The complete model on every device; see :class:`drivetrain.strategies.DDPStrategy`.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision: as for the one above.
@@ -490,7 +490,7 @@ def _is_ours(owner: type) -> bool:
 
 
 def _bare(value: Any) -> Any:
-    """Return a module as the strategy prepared it and an optimizer as it is, where ``value`` is one that was set up."""
+    """Return the prepared module or the original optimizer, if ``value`` was set up."""
     if isinstance(value, EngineModule):
         return value._forward_module
     return unwrapped(value) if issubclass(type(value), OptimizerHandle) else value

@@ -29,7 +29,7 @@ from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies._xla import run_recorded
 
-_METADATA = "shard_metadata"  # where torch_xla looks for it when it consolidates checkpoints
+_METADATA = "shard_metadata"  # the key that torch_xla reads when it consolidates checkpoints
 
 
 class FabricSingleDeviceXLAStrategy(FabricSingleDeviceStrategy, plain.SingleDeviceXLAStrategy):
@@ -52,17 +52,17 @@ class FabricSingleDeviceXLAStrategy(FabricSingleDeviceStrategy, plain.SingleDevi
         plain.SingleDeviceXLAStrategy.__init__(self, device, accelerator, checkpoint_io, precision)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Step ``optimizer``, and let the device run what was recorded."""
+        """Step ``optimizer``, and let the device execute the recorded operations."""
         return super().optimizer_step(optimizer, **kwargs)
 
 
 class _Replicas(FabricParallelStrategy, plain.XLAStrategy):  # type: ignore[misc]  # Fabric's signatures, on purpose
-    """What the strategies with a replica on each device share."""
+    """Base of the strategies with a replica on each device."""
 
     facts = plain.XLAStrategy.facts.but(engine_verbs=FabricVerbs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Step ``optimizer``, and let the device run what was recorded."""
+        """Step ``optimizer``, and let the device execute the recorded operations."""
         return super().optimizer_step(optimizer, **kwargs)
 
     def process_dataloader(self, dataloader: Any) -> Any:
@@ -102,22 +102,22 @@ class FabricXLAStrategy(_Replicas):
 class FabricXLAFSDPStrategy(_Replicas):
     """One replica per XLA device, with shards of the model: torch_xla's ``XlaFullyShardedDataParallel``.
 
-    Set the module up first, and then the optimizers that are built on its parameters. Checkpoints have torch_xla's
-    form: a folder with a file for each rank, or one file with all weights.
+    Set up the module first, then the optimizers created from its parameters. Checkpoints have torch_xla's form: a
+    folder with a file for each rank, or one file with all weights.
 
     Args:
         accelerator, parallel_devices, checkpoint_io, precision: as for every strategy. torch_xla shards parameters of
             32 bits; a precision of 16 bits is what replicas gather and compute in.
-        auto_wrap_policy: which layers are gathered one at a time: a set of classes, or one of torch_xla's policies.
-        activation_checkpointing_policy: classes of those layers that compute their activations again in backward.
+        auto_wrap_policy: the layers that are gathered one at a time: a set of classes, or one of torch_xla's policies.
+        activation_checkpointing_policy: classes of layers that recompute their activations in the backward pass.
         state_dict_type: "sharded": a checkpoint is a folder. "full": it is a file with the weights alone, which an
             unsharded module loads.
         sequential_save: the ranks of a machine write their files one after the other, which needs less memory.
-        fsdp_arguments: what else ``XlaFullyShardedDataParallel`` takes.
+        fsdp_arguments: further arguments of ``XlaFullyShardedDataParallel``.
 
     Raises:
         ModuleNotFoundError: torch_xla is not installed.
-        ConfigurationError: an argument is wrong, or contradicts another.
+        ConfigurationError: an argument is wrong, or two contradict each other.
     """
 
     def __init__(
@@ -155,11 +155,11 @@ class FabricXLAFSDPStrategy(_Replicas):
         """Do nothing: the complete module may be larger than the device, and ``setup_module`` moves the shards."""
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """Context in which new layers are made in the precision, on the host; with ``empty_init`` not drawn."""
+        """Context in which new layers are created in the precision, on the host; ``empty_init``: not initialised."""
         return entered(not_drawn(empty_init), self.precision_plugin.module_init_context())
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
-        """Context in which layers are made as they are; ``setup_module`` shards them."""
+        """Context that does nothing: ``setup_module`` shards the layers."""
         return self.model_sharded_context()
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
@@ -179,7 +179,7 @@ class FabricXLAFSDPStrategy(_Replicas):
             arguments["auto_wrap_policy"] = policy
         if self._checkpointed:
             arguments["auto_wrapper_callable"] = partial(_computed_again, self._checkpointed)
-        wrapped: nn.Module = XlaFullyShardedDataParallel(module.float(), **arguments)  # the only type that it shards
+        wrapped: nn.Module = XlaFullyShardedDataParallel(module.float(), **arguments)  # the only dtype that it shards
         return wrapped
 
     def setup_module_and_optimizers(
@@ -220,7 +220,7 @@ class FabricXLAFSDPStrategy(_Replicas):
         norm_type: float = 2.0,
         error_if_nonfinite: bool = True,
     ) -> Tensor | None:
-        """Clip the gradients of all shards by their total norm, and return it; ``error_if_nonfinite`` is not used."""
+        """Clip the gradients of all shards by their total norm, and return it; ``error_if_nonfinite`` is ignored."""
         self.precision_plugin.unscale_gradients(optimizer)
         norm: Tensor = module.clip_grad_norm_(max_norm=max_norm, norm_type=norm_type)
         return norm
@@ -251,7 +251,7 @@ class FabricXLAFSDPStrategy(_Replicas):
         """Write a folder with a file for each rank, or one file with all weights; every rank calls it.
 
         Raises:
-            FileExistsError: there is a folder with something in it.
+            FileExistsError: the folder exists and is not empty.
         """
         from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
 
@@ -278,7 +278,7 @@ class FabricXLAFSDPStrategy(_Replicas):
             self._put_together(folder)
 
     def _put_together(self, folder: Path) -> None:
-        """Put one file with all weights in the place of the folder with shards."""
+        """Replace the folder with shards by one file with all weights."""
         if self.num_processes != self.world_size:
             raise CheckpointError(
                 'XLAFSDPStrategy(state_dict_type="full"): the shards are on several machines, and one of them cannot '
@@ -301,7 +301,7 @@ class FabricXLAFSDPStrategy(_Replicas):
         strict: bool = True,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Read this rank's file of a folder, or a file with all weights into a module that is not set up yet."""
+        """Read this rank's file in a folder, or a file with all weights into a module that is not set up yet."""
         place = Path(self.broadcast(path))
         if place.is_dir():
             place = place / f"checkpoint_rank-{self.global_rank:08d}-of-{self.world_size:08d}.pth"

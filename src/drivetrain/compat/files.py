@@ -1,4 +1,4 @@
-"""``utilities.cloud_io``, ``distributed`` and ``core.saving``: files wherever they are, and what is in them."""
+"""``utilities.cloud_io``, ``distributed`` and ``core.saving``: local and remote files, and their contents."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ CHECKPOINT_PAST_HPARAMS_KEYS = ("hparams", "module_arguments")
 
 
 class NoPathError(ConfigurationError, FileNotFoundError):
-    """There is nothing at a path."""
+    """A path does not exist."""
 
 
 class NoFolderError(ConfigurationError, RuntimeError):
-    """A file is to be written to a folder that does not exist."""
+    """The folder for a file does not exist."""
 
 
 def get_filesystem(path: str | Path, **kwargs: Any) -> Any:
-    """Return the fsspec file system that ``path`` lies on; ``kwargs`` are its options."""
+    """Return the fsspec file system of ``path``; ``kwargs`` are its options."""
     import fsspec  # type: ignore[import-untyped]  # a dependency of torch
 
     filesystem, _ = fsspec.core.url_to_fs(str(path), **kwargs)
@@ -44,12 +44,12 @@ def get_filesystem(path: str | Path, **kwargs: Any) -> Any:
 def is_shared_filesystem(strategy: Any, path: str | Path | None = None, timeout: float = 3) -> bool:
     """Return whether all ranks see the same files at ``path``; every rank must call this.
 
-    Rank 0 writes a file there, for which the others look.
+    Rank 0 writes a file there, and the others check for it.
 
     Args:
-        strategy: of a Trainer or of Fabric.
+        strategy: a Trainer's or Fabric's.
         path: a folder to write to, or a file in it; ``None``: the working folder.
-        timeout: the seconds after which a rank that does not see the file says so.
+        timeout: the seconds after which a rank that does not see the file returns False.
 
     Raises:
         NoPathError: ``path`` does not exist on every rank.
@@ -68,10 +68,10 @@ def is_shared_filesystem(strategy: Any, path: str | Path | None = None, timeout:
     if strategy.is_global_zero:
         mark = str(folder / f".shared-{uuid.uuid4().hex}")
         Path(mark).touch(exist_ok=False)
-    name = strategy.broadcast(mark)  # the file is there when the others learn its name
+    name = strategy.broadcast(mark)  # the file exists before the others get its name
     found, deadline = os.path.exists(name), time.monotonic() + timeout
     while not found and time.monotonic() < deadline:
-        time.sleep(0.05)  # a network file system shows another machine's files after a while
+        time.sleep(0.05)  # a network file system may show another machine's files with a delay
         found = os.path.exists(name)
     everywhere: bool = strategy.reduce_boolean_decision(found)
     if mark is not None:
@@ -80,12 +80,12 @@ def is_shared_filesystem(strategy: Any, path: str | Path | None = None, timeout:
 
 
 def _load(path_or_url: IO[bytes] | str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
-    """Call ``torch.load`` on a path, an open file, or any address that fsspec knows.
+    """Call ``torch.load`` on a path, an open file, or an address that fsspec supports.
 
     Args:
-        path_or_url: where it is.
-        map_location: as of ``torch.load``.
-        weights_only: read plain data only; ``None``: unless the process allows pickled objects
+        path_or_url: its location.
+        map_location: as in ``torch.load``.
+        weights_only: read only plain data; ``None``: True unless the process allows pickled objects
             (:mod:`drivetrain.parity`).
     """
     restricted = not parity.current().pickle if weights_only is None else weights_only
@@ -101,7 +101,7 @@ def _load_from_checkpoint(cls: Any, checkpoint_path: Any, *args: Any, **kwargs: 
 
 
 def _load_state(cls: Any, checkpoint: dict[str, Any], strict: bool | None = None, **cls_kwargs_new: Any) -> Any:
-    """Call ``cls.load_from_checkpoint`` for a checkpoint that was read already."""
+    """Call ``cls.load_from_checkpoint`` for a checkpoint that was already read."""
     file = io.BytesIO()
     torch.save(checkpoint, file)
     file.seek(0)
@@ -111,11 +111,11 @@ def _load_state(cls: Any, checkpoint: dict[str, Any], strict: bool | None = None
 def save_hparams_to_yaml(
     config_yaml: str | Path, hparams: dict[str, Any] | Namespace, use_omegaconf: bool = True
 ) -> None:
-    """Write hyperparameters as YAML; what YAML does not take is left out, with a warning.
+    """Write hyperparameters as YAML; values that YAML cannot represent are left out, with a warning.
 
     Raises:
         NoFolderError: the folder does not exist.
-        WrongTypeError: ``hparams`` is no mapping.
+        WrongTypeError: ``hparams`` is not a mapping.
     """
     values = vars(hparams) if isinstance(hparams, Namespace) else hparams
     if not isinstance(values, Mapping):
@@ -131,7 +131,7 @@ def save_hparams_to_yaml(
 
 
 def load_hparams_from_yaml(config_yaml: str | Path, use_omegaconf: bool = True) -> dict[str, Any]:
-    """Hyperparameters from a YAML file of plain data; empty, with a warning, where there is no such file.
+    """Return hyperparameters from a YAML file of plain data; empty, with a warning, if the file does not exist.
 
     Raises:
         ConfigurationError: PyYAML is not installed.
@@ -158,17 +158,19 @@ def save_hparams_to_tags_csv(tags_csv: str | Path, hparams: Mapping[str, Any] | 
 
 
 def load_hparams_from_tags_csv(tags_csv: str | Path) -> dict[str, Any]:
-    """Hyperparameters from such a table, each as :func:`convert` reads it; empty, with a warning, without the file."""
+    """Return hyperparameters from such a table, each parsed by :func:`convert`; empty, with a warning, without the
+    file.
+    """
     if not files.is_file(tags_csv):
         rank_zero_warn(f"There is no file {tags_csv}, so there are no hyperparameters.", category=RuntimeWarning)
         return {}
     rows = csv.reader(io.StringIO(files.read(tags_csv).decode(), newline=""))
-    next(rows, None)  # the titles
+    next(rows, None)  # the headings
     return {row[0]: convert(row[1]) for row in rows}
 
 
 def convert(val: str) -> Any:
-    """Return the number, bool or other literal of Python that ``val`` spells; any other text as it is."""
+    """Return the number, bool or other Python literal in ``val``; any other text unchanged."""
     try:
         return ast.literal_eval(val)
     except (ValueError, SyntaxError):

@@ -1,7 +1,7 @@
-"""The import hook: Lightning's modules, made of drivetrain's names.
+"""The import hook: Lightning's modules, made from drivetrain's names.
 
-A served module is a :class:`ServedModule`, which looks a name up in the table when it is asked for it. Whatever is
-below a served package and not in the table is refused here, so that no installed original is ever mixed in.
+A replaced module is a :class:`ServedModule`, which looks up a name in the table when it is used. Other submodules of a
+replaced package are refused here, so that an installed original is never mixed in.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ _VERSIONED = ("", "pytorch", "fabric")
 
 
 class ServedModule(ModuleType):
-    """One module of the original; ``__all__`` lists the names that it offers."""
+    """One module of the original; ``__all__`` lists its names."""
 
     def __init__(self, name: str, path: str) -> None:
         super().__init__(name, f"{name}, served by drivetrain.compat: see drivetrain/compat/served.py.")
         self.__file__ = table.__file__
-        # No folder to search, but a package: so ``from here import absent`` asks the finder, which says what is wrong.
+        # A package without a folder to search: so ``from here import absent`` calls the finder, which explains the
+        # error.
         self.__path__: list[str] = []
         self._compat_path = path
         if path in _VERSIONED:
@@ -39,7 +40,7 @@ class ServedModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
             return sorted(name for name in self._compat_names() if not name.startswith("_"))
-        if name.startswith("__"):  # import, inspect and warnings ask for many of these
+        if name.startswith("__"):  # import, inspect and warnings read many of these
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if (found := find(self._compat_path, name)) is not None:
             value = getattr(importlib.import_module(found[0]), found[1])
@@ -50,7 +51,7 @@ class ServedModule(ModuleType):
         raise AttributeError(_refusal(self.__name__, self._compat_path, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Keep a function where its module has the same name, and was just imported: as the original does."""
+        """Keep a function if its module has the same name and was just imported, as the original does."""
         if not (isinstance(value, ServedModule) and find(self._compat_path, name)):
             super().__setattr__(name, value)
 
@@ -62,19 +63,19 @@ class ServedModule(ModuleType):
 
 
 class CompatFinder:
-    """Stands first in ``sys.meta_path``.
+    """The first entry in ``sys.meta_path``.
 
-    It and its loader are what ``importlib.abc`` describes without saying so: importing that costs every child as much
-    as all the rest.
+    It and its loader implement the protocol of ``importlib.abc`` without importing it, which would cost every child
+    process as much as everything else.
     """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a served module; ``None`` for what is no part of the original.
+        """Return the spec of a replaced module; ``None`` for modules that do not belong to the original.
 
         Raises:
-            ModuleNotFoundError: it belongs to the original and is not served.
+            ModuleNotFoundError: it belongs to the original and is not available.
         """
         if fullname == _TOLD_THE_RANK:
             return _telling_rank(fullname, path)
@@ -89,19 +90,19 @@ class CompatFinder:
         if name == "__main__" and (program := program_of(inner.rpartition(".")[0])) is not None:
             loader = _ProgramLoader(*program)
             return ModuleSpec(fullname, loader, origin=table.__file__)
-        # The error's ``name`` must not be the full name: importlib would take that for "no such submodule" and continue
-        # to a message that does not say who is missing what.
+        # The error's ``name`` must not be the full name: importlib would treat it as "no such submodule" and raise a
+        # message without the explanation.
         raise ModuleNotFoundError(_refusal(parent, inner.rpartition(".")[0], name), name=f"{parent}:{name}")
 
     def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterator[Distribution]:
-        """What ``importlib.metadata`` asks: the original's distributions, in place of those that are installed."""
+        """Return the original's distributions for ``importlib.metadata``, instead of installed ones."""
         from drivetrain.compat.distribution import distributions
 
         return distributions(None if context is None else context.name)
 
 
 def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """Return the spec of a module that is told the rank as soon as it is imported, as the original does."""
+    """Return the spec of a module whose rank is set as soon as it is imported, as the original does."""
     spec = PathFinder.find_spec(fullname, path)
     if spec is not None and spec.loader is not None:
         loader: Any = spec.loader
@@ -125,7 +126,9 @@ class _TableLoader:
         return ServedModule(spec.name, self.path)
 
     def exec_module(self, module: ModuleType) -> None:
-        """The module is complete when it is made. The first one shows deprecations, also those in imported modules."""
+        """Do nothing: the module is complete when it is created. The first one enables deprecation warnings, also in
+        imported modules.
+        """
         if module.__name__ in table.in_use().roots:
             from drivetrain.base.rank_zero import LightningDeprecationWarning
 
@@ -133,13 +136,13 @@ class _TableLoader:
 
 
 class _ProgramLoader:
-    """Loads what ``python -m`` runs of a served module: a call of its ``main``."""
+    """Loads the program that ``python -m`` runs for a replaced module: a call of its ``main``."""
 
     def __init__(self, home: str, name: str) -> None:
         self.home, self.name = home, name
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return code that runs with the variables of ``__main__``, which has the specification with this loader."""
+        """Return code that runs with the variables of ``__main__``, whose spec has this loader."""
         return _run_program.__code__
 
     def run(self) -> None:
@@ -152,12 +155,12 @@ def _run_program() -> None:
 
 
 def program_of(path: str) -> tuple[str, str] | None:
-    """Our module and our name for the program that a served module is; ``None`` if it is none."""
+    """Return drivetrain's module and name for a replaced module that is a program; ``None`` if it is none."""
     return find(path, "main") if path in table.in_use().served else None
 
 
 def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str, str]]:
-    """What a table, by default the one in use, offers in a module: the name there, our module, and our name."""
+    """Yield the names of a module in a table, by default the current one, each with drivetrain's module and name."""
     for source in (of or table.in_use()).served[path]:
         home, _, names = source.partition(":")
         listed: Iterable[str] = names.split() or importlib.import_module(home).__all__
@@ -167,12 +170,14 @@ def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str,
 
 
 def find(path: str, name: str) -> tuple[str, str] | None:
-    """Our module and our name for a name of the original's module ``path``; ``None`` if it is not served."""
+    """Return drivetrain's module and name for a name of the original's module ``path``; ``None`` if it is not
+    available.
+    """
     return next(((home, ours) for offered, home, ours in offers(path) if offered == name), None)
 
 
 def submodules(path: str) -> list[str]:
-    """Return the served modules directly below a served one."""
+    """Return the replaced modules directly below a replaced one."""
     return [key.rpartition(".")[2] for key in table.in_use().served if key and key.rpartition(".")[0] == path]
 
 

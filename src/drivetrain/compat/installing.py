@@ -1,4 +1,4 @@
-"""``drivetrain.compat.install`` and ``uninstall``: Lightning's modules replaced in this process, and undone."""
+"""``drivetrain.compat.install`` and ``uninstall``: replace Lightning's modules in this process, and undo it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def install(numbers: str | Iterable[str] = (), generation: str = "") -> None:
     Calling it again replaces the switches.
 
     Args:
-        numbers: switches for numbers that differ from Lightning's on purpose: those of
-            :mod:`drivetrain.parity` that make them the original's again, such as "undersized_windows":
-            their names, in one string with commas or in several; "original" is all that the generation had.
-        generation: "1.1" or "1.3" serves the names of that version of Lightning, from ``drivetrain.legacy``; "": those
-            of 2.6.
+        numbers: switches of :mod:`drivetrain.parity` that restore the original's numbers where drivetrain differs on
+            purpose, such as "undersized_windows": their names, in one string with commas or in several; "original" sets
+            all that the generation had.
+        generation: "1.1" or "1.3" provides the names of that version of Lightning, from ``drivetrain.legacy``; "":
+            those of 2.6.
 
     Raises:
-        ConfigurationError: there is no such switch or generation, or the original has been imported already.
+        ConfigurationError: the switch or generation does not exist, or the original has already been imported.
     """
     global _before
     switches = _switches(numbers, generation)
@@ -54,7 +54,7 @@ def install(numbers: str | Iterable[str] = (), generation: str = "") -> None:
 
 
 def uninstall() -> None:
-    """Undo :func:`install`. Objects that the program has imported in between stay valid."""
+    """Undo :func:`install`. Objects that the program has imported before stay valid."""
     global _before
     if _before is None:
         return

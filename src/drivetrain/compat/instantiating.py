@@ -14,17 +14,18 @@ ModuleType = TypeVar("ModuleType")
 
 
 def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) -> ModuleType:
-    """Return an object of ``class_type``, or of the subclass that ``config`` names, with the arguments in ``config``.
+    """Return an object of ``class_type``, or of the subclass named in ``config``, with the arguments in ``config``.
 
-    It imports and calls what ``config`` names: pass only what you trust. ``load_from_checkpoint`` does not use it.
+    It imports and calls what ``config`` names: use it only for data that you trust. ``load_from_checkpoint`` does not
+    use it.
 
     Args:
         class_type: the class.
-        config: arguments as on the command line, objects among them by ``class_path`` and ``init_args``; under
-            ``_class_path`` the path of a subclass.
+        config: arguments as on the command line, with objects as ``class_path`` and ``init_args``; ``_class_path`` is
+            the path of a subclass.
 
     Raises:
-        ConfigurationError: the class at that path is no subclass.
+        ConfigurationError: the class at that path is not a subclass.
     """
     values = {name: value for name, value in config.items() if name != INSTANTIATOR}
     path = values.pop(CLASS_PATH, None)
@@ -37,7 +38,7 @@ def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) 
     parser = LightningArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, "module", instantiate=False, fail_untyped=False)
     options = {action.dest.removeprefix("module.") for action in parser._actions}
-    others = {name: value for name, value in values.items() if name not in options}  # of ``**kwargs``
+    others = {name: value for name, value in values.items() if name not in options}  # from ``**kwargs``
     parsed = parser.parse_object({"module": {name: value for name, value in values.items() if name in options}})
     made = parser.instantiate(parsed).get("module")
     return cls(**{**({} if made is None else vars(made)), **others})

@@ -1,4 +1,4 @@
-"""What authors of loggers import: the decorator of ``experiment``, and how parameters and metrics become plain."""
+"""Functions for authors of loggers: the decorator of ``experiment``, and conversion of parameters and metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from drivetrain.loggers.dummy import DummyLogger
 
 
 def rank_zero_experiment(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator of a logger's ``experiment``: on ranks above 0 it is an object that takes everything and does nothing.
+    """Decorator of a logger's ``experiment``: on ranks other than 0 it returns an object that accepts all calls and
+    does nothing.
 
     Put it below ``@property``.
     """
@@ -36,10 +37,10 @@ def _scan_checkpoints(
 
     Args:
         checkpoint_callback: the callback.
-        logged_model_time: when the files that were uploaded before had been written, by path.
+        logged_model_time: by path, the modification time of files that were already uploaded.
 
     Returns:
-        When it was written, the path, its score, and "latest", "best" or "best_k"; the oldest first.
+        The modification time, the path, its score, and "latest", "best" or "best_k"; the oldest first.
     """
     found: dict[str, tuple[Any, str]] = {}
     for tag, path, score in (
@@ -59,12 +60,12 @@ def merge_dicts(
     agg_key_funcs: Mapping[str, Any] | None = None,
     default_func: Callable[[Sequence[float]], float] = statistics.fmean,
 ) -> dict[str, Any]:
-    """One dictionary of several: the values of each key through a function; dictionaries in them likewise.
+    """Merge dictionaries: apply a function to the values of each key, also in nested dictionaries.
 
     Args:
-        dicts: what to merge; a key need not be in all of them.
-        agg_key_funcs: the function by key; for a nested dictionary, a mapping again.
-        default_func: for keys without one.
+        dicts: the dictionaries; a key need not be in all of them.
+        agg_key_funcs: the function by key; for a nested dictionary, a mapping.
+        default_func: the function for other keys.
     """
     functions = agg_key_funcs or {}
     merged: dict[str, Any] = {}
@@ -78,16 +79,16 @@ def merge_dicts(
     return merged
 
 
-# ---- private there, and imported by loggers of third parties ---------------------------------------------------------
+# ---- private names that third-party loggers import -------------------------------------------------------------------
 
 
 def _convert_params(params: Mapping[str, Any] | Namespace | None) -> dict[str, Any]:
-    """Hyperparameters as a dictionary."""
+    """Return hyperparameters as a dictionary."""
     return dict(vars(params)) if isinstance(params, Namespace) else dict(params or {})
 
 
 def _flatten_dict(params: Mapping[Any, Any], delimiter: str = "/", parent_key: str = "") -> dict[str, Any]:
-    """Nested mappings and namespaces as one dictionary, their keys joined."""
+    """Flatten nested mappings and namespaces into one dictionary with joined keys."""
     flat: dict[str, Any] = {}
     for key, value in params.items():
         name = f"{parent_key}{delimiter}{key}" if parent_key else str(key)
@@ -97,7 +98,7 @@ def _flatten_dict(params: Mapping[Any, Any], delimiter: str = "/", parent_key: s
 
 
 def _sanitize_callable_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Functions replaced by what they return when they can be called with nothing, else by their names."""
+    """Replace functions by their results if they can be called without arguments, otherwise by their names."""
     return {key: _called(value) for key, value in params.items()}
 
 
@@ -114,11 +115,11 @@ def _called(value: Any) -> Any:
 
 
 def _sanitize_params(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything but numbers, text and tensors as text."""
+    """Convert all values except numbers, strings and tensors to strings."""
     return {key: value if isinstance(value, (bool, int, float, str, Tensor)) else str(value)
             for key, value in params.items()}  # fmt: skip
 
 
 def _add_prefix(metrics: Mapping[str, Any], prefix: str, separator: str) -> Mapping[str, Any]:
-    """Return ``prefix`` before every key, where there is one."""
+    """Add ``prefix`` to every key, if there is one."""
     return {f"{prefix}{separator}{key}": value for key, value in metrics.items()} if prefix else metrics

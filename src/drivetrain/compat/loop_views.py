@@ -1,4 +1,4 @@
-"""``trainer.fit_loop`` and the like: the counters of a run under the names that third-party callbacks read.
+"""``trainer.fit_loop`` and similar attributes: the counters of a run under the names that third-party callbacks read.
 
 There are no loop objects: these are views over :class:`~drivetrain.loops.progress.Progress` and the Trainer's limits.
 """
@@ -28,11 +28,11 @@ _LOOP_METHODS = (
 
 
 class Counts(NamedTuple):
-    """How many of something were begun and how many are done.
+    """The number of begun and of finished items.
 
     Attributes:
-        ready, started: begun; ``started`` is the same, because nothing lies between the two here.
-        processed, completed: done, all their hooks included.
+        ready, started: begun; both are equal, because nothing happens in between here. processed, completed: finished,
+        including all hooks.
     """
 
     ready: int
@@ -42,12 +42,12 @@ class Counts(NamedTuple):
 
     @classmethod
     def of(cls, begun: int, done: int) -> Counts:
-        """Counts from the two numbers that are kept."""
+        """Return the counts for the two stored numbers."""
         return cls(begun, begun, done, done)
 
 
 class ProgressView(NamedTuple):
-    """Counts over the whole run, and over the current epoch or pass; and whether that is at its last."""
+    """Counts over the complete run, and over the current epoch or pass; and whether that is at its last item."""
 
     total: Counts
     current: Counts
@@ -62,7 +62,7 @@ class _LoopView:
         self._progress = trainer.progress
 
     @property
-    def _data_source(self) -> Any:  # GluonTS asks it in configure_optimizers whether the fit validates
+    def _data_source(self) -> Any:  # GluonTS reads it in configure_optimizers to find out whether the fit validates
         return connector_views.LoaderSource(self._trainer, self._stage)
 
     restarting: bool = reads(
@@ -70,7 +70,7 @@ class _LoopView:
     )
 
 
-def _limit(name: str) -> Any:  # a property; the classes below give each its type
+def _limit(name: str) -> Any:  # a property; the classes below declare its type
     return property(
         lambda view: getattr(view._trainer, name),
         lambda view, value: setattr(view._trainer, name, value),
@@ -125,10 +125,9 @@ class TrainingEpochView(_LoopView):
 
 
 class StepCounts:
-    """Optimizer steps; programs that call an optimizer without its wrapper write here what they have done.
+    """Optimizer steps; programs that call an optimizer without its wrapper write their own steps here.
 
-    ``trainer.global_step`` is the sum of those that the Trainer makes and of those that the module makes. Setting
-    ``completed`` changes it.
+    ``trainer.global_step`` is the sum of the Trainer's and the module's steps. Setting ``completed`` changes it.
     """
 
     def __init__(self, trainer: Trainer, by_hand: bool) -> None:
@@ -137,7 +136,7 @@ class StepCounts:
 
     @property
     def completed(self) -> int:
-        """How many steps are done; of the kind that the module does not make, 0."""
+        """The number of finished steps; 0 for the kind of optimization that the module does not use."""
         module = self._trainer.lightning_module
         by_hand = module is not None and not module.automatic_optimization
         return self._trainer.progress.global_step if by_hand is self._by_hand else 0
@@ -156,7 +155,7 @@ class StepProgress:
         self.total = StepCounts(trainer, by_hand)
 
     def increment_ready(self) -> None:
-        """A step begins: it counts when it is done."""
+        """Do nothing: a step counts when it is finished."""
 
     def increment_completed(self) -> None:
         """Count one more step."""
@@ -171,7 +170,7 @@ class OptimizationView:
 
     @property
     def optim_progress(self) -> OptimizationView:
-        """Where automatic optimization has its steps: ``optim_progress.optimizer.step``."""
+        """The steps of automatic optimization: ``optim_progress.optimizer.step``."""
         return self
 
     @property
@@ -200,7 +199,7 @@ class FitView(_LoopView):
 
     @property
     def epoch_progress(self) -> ProgressView:
-        """Epochs of this fit and of those it resumed from."""
+        """Epochs of this fit and of the fits that it resumed."""
         p = self._progress
         begun = p.current_epoch + (p.loop_stage is not None and p.batch_idx >= 0)
         counts = Counts.of(begun, p.current_epoch)
@@ -224,14 +223,14 @@ class FitView(_LoopView):
 
 
 class EvaluationView(_LoopView):
-    """``trainer.validate_loop`` and ``trainer.test_loop``: the pass that runs now, or ran last.
+    """``trainer.validate_loop`` and ``trainer.test_loop``: the running or last pass.
 
-    Set either of them to an object of a subclass whose ``_print_results`` shows the results in another way.
+    Set either of them to an object of a subclass whose ``_print_results`` shows the results in another form.
 
     Args:
-        trainer: whose.
+        trainer: the Trainer.
         stage: "validate", "test" or "predict", or the TrainerFn.
-        options: as subclasses pass them; the Trainer's arguments decide.
+        options: arguments from subclasses, which are ignored: the Trainer's arguments decide.
     """
 
     def __init__(self, trainer: Trainer, stage: Any, *options: Any, **more: Any) -> None:
@@ -256,7 +255,7 @@ class EvaluationView(_LoopView):
         """Check that this object may be set as ``trainer.<name>``.
 
         Raises:
-            NotSupportedError: its class overrides what nothing here would call.
+            NotSupportedError: its class overrides a method that would not be called.
         """
         if ignored := [member for member in _LOOP_METHODS if hasattr(self, member)]:
             raise NotSupportedError(
@@ -285,7 +284,7 @@ class EvaluationView(_LoopView):
 
 
 class PredictionView(EvaluationView):
-    """``trainer.predict_loop``: also what was predicted so far."""
+    """``trainer.predict_loop``: also the predictions so far."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer, "predict")
@@ -318,7 +317,7 @@ def _evaluation_loop(stage: str) -> Any:
 
 
 def _checkpoint_view(trainer: Trainer) -> connector_views.CheckpointView:
-    """Return the one view of ``trainer``, which keeps what it has read from one call to the next."""
+    """Return the single view of ``trainer``, which keeps its checkpoint from one call to the next."""
     kept = vars(trainer)
     if "_checkpoint_view" not in kept:
         kept["_checkpoint_view"] = connector_views.CheckpointView(trainer)

@@ -1,8 +1,8 @@
-"""Members that Lightning's classes have, and whose override is not called here: refused with a cure, or harmless.
+"""Members of Lightning's classes whose overrides are not called here: refused with a cure, or harmless.
 
-Every other member of a contract is called; what the contracts are follows from the classes themselves. The names are
-those of Lightning 2.6, private ones included that subclasses override; strategies' are those of ``Strategy``,
-``ParallelStrategy`` and ``DDPStrategy``, environments' also those of the subclasses.
+Every other member of a contract is called; the contracts follow from the classes themselves. The names are those of
+Lightning 2.6, including private ones that subclasses override; for strategies those of ``Strategy``,
+``ParallelStrategy`` and ``DDPStrategy``, for environments also those of the subclasses.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ ENGINE_ONLY = frozenset({"convert_output"})
 
 
 def warn_of_trainer_members(cls: type, contract: str) -> None:
-    """Warn, once for a class, of what a user's strategy or precision overrides for a Trainer, where an Engine uses it.
+    """Warn once per class about overrides for a Trainer in a user's strategy or precision that an Engine uses.
 
     Args:
         cls: the class.
@@ -102,7 +102,7 @@ def warn_of_trainer_members(cls: type, contract: str) -> None:
 
 
 def warn_of_engine_members(cls: type) -> None:
-    """Warn, once for a class, of what a user's precision overrides for an Engine, where a Trainer uses it."""
+    """Warn once per class about overrides for an Engine in a user's precision that a Trainer uses."""
     warn_once(cls, ENGINE_ONLY, "which an Engine calls and a Trainer does not. Convert in training_step for both.")
 
 
@@ -146,7 +146,7 @@ INSTEAD = {
 
 
 def warn_of_uncalled(cls: type) -> None:
-    """Warn, once for a class of the user's, of what it overrides of drivetrain's callbacks that is never called."""
+    """Warn once per user's class about overrides of drivetrain's callbacks that are never called."""
     for base in filter(is_own_class, cls.__mro__):
         if names := UNCALLED.get(base.__name__):
             called = ", ".join((*INSTEAD.get(base.__name__, ()), "its hooks"))

@@ -1,4 +1,4 @@
-"""``utilities.memory``: what went wrong with memory, and freeing it."""
+"""``utilities.memory``: detect out-of-memory errors, and free memory."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ def is_oom_error(exception: BaseException) -> bool:
 
 
 def is_cuda_out_of_memory(exception: BaseException) -> bool:
-    """Return whether it was the device's memory, of whatever kind the device is."""
+    """Return whether the device's memory ran out, for any type of device."""
     return isinstance(exception, torch.OutOfMemoryError) or _says(exception, _OF_DEVICE)
 
 
 def is_cudnn_snafu(exception: BaseException) -> bool:
-    """Return whether it is what cuDNN says when it cannot get a workspace."""
+    """Return whether it is cuDNN's error for a workspace that cannot be allocated."""
     return _says(exception, _OF_CUDNN)
 
 
 def is_out_of_cpu_memory(exception: BaseException) -> bool:
-    """Return whether it was the host's memory."""
+    """Return whether the host's memory ran out."""
     return _says(exception, _OF_HOST)
 
 
 def garbage_collection_cuda() -> None:
-    """Collect garbage, and give the device's unused memory back to the system."""
+    """Collect garbage, and return the device's unused memory to the system."""
     gc.collect()
     if torch.accelerator.is_available():
         torch.get_device_module(torch.accelerator.current_accelerator()).empty_cache()
 
 
 def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:
-    """Return a tree of tensors, cut from their graphs; ``to_cpu``: and in the host's memory."""
+    """Return a tree of detached tensors; ``to_cpu``: also in host memory."""
     return move_to_host(in_dict) if to_cpu else detach(in_dict)
 
 

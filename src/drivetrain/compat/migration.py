@@ -18,26 +18,26 @@ from drivetrain.compat.user_warnings import PossibleUserWarning
 
 _VERSION = LATEST.version
 _KEY, _EARLIER_KEY = "pytorch-lightning_version", "legacy_pytorch-lightning_version"
-_LAST_CHANGE = "2.0.0"  # the version in which the layout changed last
+_LAST_CHANGE = "2.0.0"  # the last version that changed the layout
 _ROOTS = ("lightning.pytorch", "pytorch_lightning")
 
 
 def migrate_checkpoint(
     checkpoint: dict[str, Any], target_version: str | None = None
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
-    """Bring a checkpoint of an earlier version into the layout of this one, in place.
+    """Convert a checkpoint of an earlier version to this version's layout, in place.
 
-    What it says of the position in training becomes drivetrain's counters.
+    Its position in training is converted to drivetrain's counters.
 
     Args:
-        checkpoint: what was read; its version is set.
-        target_version: leave the layout as it is if the layout has changed after this version.
+        checkpoint: the data that was read; its version is set.
+        target_version: do not convert if the layout has changed after this version.
 
     Returns:
-        ``checkpoint``, and by version what was changed.
+        ``checkpoint``, and the changes by version.
 
     Raises:
-        KeyError: the checkpoint holds no version.
+        KeyError: the checkpoint has no version.
     """
     version = checkpoint[_KEY]
     if _numbers(version) > _numbers(_VERSION):
@@ -65,9 +65,9 @@ def _pl_migrate_checkpoint(checkpoint: dict[str, Any], checkpoint_path: Any = No
 
 
 class pl_legacy_patch:
-    """Context in which ``torch.load`` and ``pickle`` find what the checkpoints of Lightning 1.x name.
+    """Context in which ``torch.load`` and ``pickle`` find the names in checkpoints of Lightning 1.x.
 
-    These are functions that later versions no longer have. Other names are always found.
+    These are functions that later versions do not have. Other names are always found.
     """
 
     _lock = threading.Lock()
@@ -95,7 +95,7 @@ def _default_of_gpus(value: Any) -> Any:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a version, to compare: "1.2.0rc1" counts as 1.2.0."""
+    """Return the numbers of a version for comparison: "1.2.0rc1" counts as 1.2.0."""
     digits = ("".join(character for character in part if character.isdigit()) for part in version.split(".")[:3])
     return tuple(int(part or 0) for part in digits)
 
@@ -104,7 +104,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def main() -> None:
-    """Upgrade the checkpoints that the command line names; each one is kept beside its upgrade as ``.bak``."""
+    """Upgrade the checkpoints on the command line; each original is kept beside its upgrade as ``.bak``."""
     parser = argparse.ArgumentParser("upgrade_checkpoint", description="Upgrade checkpoints of Lightning in place.")
     parser.add_argument("path", help="a checkpoint, or a folder with checkpoints, also in its subfolders")
     parser.add_argument("--extension", "-e", default=".ckpt", help="how the names of checkpoints in a folder end")

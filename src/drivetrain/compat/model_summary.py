@@ -13,7 +13,7 @@ UNKNOWN_SIZE = UNKNOWN
 
 
 class ModelSummary:
-    """A module's parts, parameter counts and, with an ``example_input_array``, sizes; ``str`` makes a table of it.
+    """A module's parts, parameter counts and, with an ``example_input_array``, sizes; ``str`` formats it as a table.
 
     Args:
         model: any module.
@@ -34,7 +34,7 @@ class ModelSummary:
 
     @property
     def layer_names(self) -> list[str]:
-        """Their names."""
+        """The submodules' names."""
         return [row.name for row in self._summary.rows]
 
     @property
@@ -54,7 +54,7 @@ class ModelSummary:
 
     @property
     def param_nums(self) -> list[int]:
-        """Their parameters' elements."""
+        """The number of elements of each one's parameters."""
         return [row.num_parameters for row in self._summary.rows]
 
     @property
@@ -64,27 +64,27 @@ class ModelSummary:
 
     @property
     def total_training_modes(self) -> dict[str, int]:
-        """How many submodules of any depth are in each mode."""
+        """The number of submodules of any depth in each mode."""
         return {"train": self._summary.modules_in_train, "eval": self._summary.modules_in_eval}
 
     @property
     def total_parameters(self) -> int:
-        """Elements of all parameters."""
+        """Number of elements of all parameters."""
         return self._summary.total
 
     @property
     def trainable_parameters(self) -> int:
-        """Elements of those that train."""
+        """Number of elements of trainable parameters."""
         return self._summary.trainable
 
     @property
     def model_size(self) -> float:
-        """All parameters, in MB."""
+        """The size of all parameters, in MB."""
         return self._summary.size_bytes / 1e6
 
     @property
     def total_flops(self) -> int:
-        """Operations of one forward pass of the example input; 0 where nothing could be counted."""
+        """Operations of one forward pass of the example input; 0 if nothing could be counted."""
         return self._summary.flops or 0
 
     def __str__(self) -> str:
@@ -94,7 +94,7 @@ class ModelSummary:
 
 
 def summarize(lightning_module: nn.Module, max_depth: int = 1) -> ModelSummary:
-    """Summarize a module: :class:`ModelSummary` as a function."""
+    """Return a :class:`ModelSummary` of a module."""
     return ModelSummary(lightning_module, max_depth)
 
 
@@ -104,12 +104,12 @@ def get_human_readable_count(number: int) -> str:
 
 
 def get_formatted_model_size(total_model_size: float) -> str:
-    """Megabytes to three places."""
+    """Return megabytes with three decimals."""
     return f"{total_model_size:,.3f}"
 
 
 def parse_batch_shape(batch: Any) -> str | list[Any]:
-    """Return the shape of a tensor, those of a list's items; "?" for anything else."""
+    """Return the shape of a tensor, or the shapes of a list's items; "?" for anything else."""
     if isinstance(batch, Tensor):
         return list(batch.shape)
     return [parse_batch_shape(item) for item in batch] if isinstance(batch, (list, tuple)) else UNKNOWN

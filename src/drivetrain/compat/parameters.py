@@ -1,4 +1,6 @@
-"""``utilities.grads``, ``utilities.parameter_tying`` and ``utilities.measure_flops``: questions about a module."""
+"""``utilities.grads``, ``utilities.parameter_tying`` and ``utilities.measure_flops``: functions that inspect a
+module.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: str = "/") -> dict[str, Tensor]:
-    """Return the norm of each parameter's gradient, and of all of them together, ready for ``self.log_dict``.
+    """Return the norm of each parameter's gradient and the total norm, ready for ``self.log_dict``.
 
     Args:
-        module: its parameters without a gradient are left out.
-        norm_type: above 0, or "inf".
-        group_separator: between the norm and the parameter in a key, as in "grad_2.0_norm/layer.weight".
+        module: the module; parameters without a gradient are left out.
+        norm_type: positive, or "inf".
+        group_separator: the string between the norm and the parameter in a key, as in "grad_2.0_norm/layer.weight".
 
     Raises:
-        ValueError: ``norm_type`` is not above 0.
+        ValueError: ``norm_type`` is not positive.
     """
     kind = float(norm_type)
     if kind <= 0:
@@ -32,7 +34,7 @@ def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: 
 
 
 def find_shared_parameters(module: nn.Module) -> list[list[str]]:
-    """Return the names under which each parameter is found that has more than one."""
+    """Return, for each parameter with several names, the list of its names."""
     names: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -40,7 +42,7 @@ def find_shared_parameters(module: nn.Module) -> list[list[str]]:
 
 
 def set_shared_parameters(module: nn.Module, shared_params: Sequence[Sequence[str]]) -> nn.Module:
-    """Tie parameters again, as :func:`find_shared_parameters` listed them: the first of each list is kept."""
+    """Tie parameters again from the lists of :func:`find_shared_parameters`: the first name of each list is kept."""
     for first, *others in shared_params:
         parameter = module.get_parameter(first)
         for name in others:
@@ -52,12 +54,12 @@ def set_shared_parameters(module: nn.Module, shared_params: Sequence[Sequence[st
 def measure_flops(
     model: nn.Module, forward_fn: Callable[[], Tensor], loss_fn: Callable[[Tensor], Tensor] | None = None
 ) -> int:
-    """Floating-point operations of one forward pass and, with ``loss_fn``, of its backward pass.
+    """Return the floating-point operations of one forward pass and, with ``loss_fn``, of its backward pass.
 
     Args:
-        model: what is asked about; its mode and its gradients stay as they are.
+        model: the model; its mode and its gradients are restored.
         forward_fn: runs it once.
-        loss_fn: makes a loss of what ``forward_fn`` returned.
+        loss_fn: computes a loss from the result of ``forward_fn``.
     """
     counter = FlopCounterMode(display=False)
     grads = [parameter.grad for parameter in model.parameters()]

@@ -1,4 +1,4 @@
-"""``utilities.parsing`` and ``utilities.model_helpers``: what a class defines, and what its constructor was given."""
+"""``utilities.parsing`` and ``utilities.model_helpers``: inspect a class's methods and its constructor's arguments."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _CONTRACTS = (LightningModule, LightningDataModule, Callback)
 
 
 def is_overridden(method_name: str, instance: object | None = None, parent: type | None = None) -> bool:
-    """Return whether ``instance`` has a method of its own in place of the contract's.
+    """Return whether ``instance`` overrides a method of the contract.
 
     Args:
-        method_name: a name that the contract has; with any other name the answer is no.
-        instance: a module, a data module, a callback, or with ``parent`` anything; ``None`` overrides nothing.
-        parent: the contract, where it is none of these three.
+        method_name: a name in the contract; for any other name the result is False.
+        instance: a module, a data module, a callback, or with ``parent`` any object; ``None`` overrides nothing.
+        parent: the contract, for other objects.
 
     Raises:
-        ValueError: ``instance`` is of another kind, and no ``parent`` is given.
+        ValueError: ``instance`` has another type, and no ``parent`` is given.
     """
     if instance is None:
         return False
@@ -44,13 +44,13 @@ def is_overridden(method_name: str, instance: object | None = None, parent: type
 def is_param_in_hook_signature(
     hook_fx: Callable[..., Any], param: str, explicit: bool = False, min_args: int | None = None
 ) -> bool:
-    """Return whether ``hook_fx`` takes ``param``.
+    """Return whether ``hook_fx`` accepts ``param``.
 
     Args:
         hook_fx: a method, bound or not: its first parameter is the instance and does not count.
         param: the argument's name.
-        explicit: it must be named; else ``*args`` takes it too.
-        min_args: so many arguments are enough, whatever their names.
+        explicit: it must be named; otherwise ``*args`` counts too.
+        min_args: this many parameters are enough, whatever their names.
     """
     (_, *names), rest, *_ = inspect.getfullargspec(hook_fx)
     return param in names or (not explicit and rest is not None) or (min_args is not None and len(names) >= min_args)
@@ -71,9 +71,9 @@ def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
 
 
 def get_init_args(frame: types.FrameType) -> dict[str, Any]:
-    """The arguments that the ``__init__`` running in ``frame`` has, by name; those of its ``**kwargs`` among them.
+    """Return the arguments of the ``__init__`` that runs in ``frame``, by name, including its ``**kwargs``.
 
-    Empty where the frame is no ``__init__`` that names ``super()`` or ``__class__``: there the class is not known.
+    Empty if the frame is not an ``__init__`` that uses ``super()`` or ``__class__``, because the class is then unknown.
     """
     code, values = frame.f_code, frame.f_locals
     if "__class__" not in values or code.co_name != "__init__":
@@ -86,13 +86,13 @@ def get_init_args(frame: types.FrameType) -> dict[str, Any]:
 def collect_init_args(
     frame: types.FrameType, path_args: list[dict[str, Any]], inside: bool = False, classes: tuple[type, ...] = ()
 ) -> list[dict[str, Any]]:
-    """Append to ``path_args`` the arguments of each constructor that calls the one of ``frame``, and return it.
+    """Append the arguments of each constructor that calls the one of ``frame`` to ``path_args``, and return it.
 
     Args:
-        frame: of a constructor, or of something that it calls.
-        path_args: is added to, one dictionary a constructor; that of the most specific class comes last.
-        inside: whether a constructor was found already; the first caller that is none then ends the search.
-        classes: constructors of other objects do not count.
+        frame: of a constructor, or of a function that it calls.
+        path_args: gets one dictionary per constructor; the most specific class's comes last.
+        inside: whether a constructor was already found; the first caller that is not one then ends the search.
+        classes: the only classes whose constructors count.
     """
     caller = frame.f_back
     while caller is not None:
@@ -108,7 +108,9 @@ def collect_init_args(
 
 
 def parse_class_init_keys(cls: type) -> tuple[str, str | None, str | None]:
-    """How the ``__init__`` of ``cls`` calls the instance, ``*args`` and ``**kwargs``; ``None`` for what it has not."""
+    """Return the names of the instance, ``*args`` and ``**kwargs`` in the ``__init__`` of ``cls``; ``None`` for missing
+    ones.
+    """
     names, args, kwargs = inspect.getargs(inspect.unwrap(cls.__init__).__code__)  # type: ignore[misc]
     return names[0], args, kwargs
 
@@ -120,28 +122,28 @@ def save_hyperparameters(
     frame: types.FrameType | None = None,
     given_hparams: Mapping[str, Any] | None = None,
 ) -> None:
-    """``obj.save_hyperparameters``, as a function."""
+    """Call ``obj.save_hyperparameters``."""
     frame = frame or inspect.currentframe()
     HyperparametersMixin.save_hyperparameters(obj, *args, ignore=ignore, frame=frame, given_hparams=given_hparams)
 
 
 def is_picklable(obj: object) -> bool:
-    """Return whether ``pickle`` takes it."""
+    """Return whether ``pickle`` accepts it."""
     try:
         pickle.dumps(obj)
-    except Exception:  # whatever a user's __reduce__ raises
+    except Exception:  # a user's __reduce__ may raise anything
         return False
     return True
 
 
 def clean_namespace(hparams: MutableMapping[str, Any]) -> None:
-    """Remove what ``pickle`` does not take, with a warning each."""
+    """Remove values that ``pickle`` refuses, with a warning for each."""
     for name in [name for name, value in hparams.items() if not is_picklable(value)]:
         rank_zero_warn(f"The hyperparameter {name!r} was removed: a {type(hparams[name]).__name__} cannot be pickled.")
         del hparams[name]
 
 
-# ---- an attribute of a module, of its hyperparameters or of its data module ------------------------------------------
+# ---- an attribute of a module, its hyperparameters or its data module ------------------------------------------------
 
 
 def lightning_hasattr(model: Any, attribute: str) -> bool:

@@ -1,4 +1,4 @@
-"""``callbacks.progress``: the bar of tqdm that callbacks build upon, and the metrics that every bar shows."""
+"""``callbacks.progress``: the tqdm bar on which callbacks build, and the metrics that every bar shows."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from tqdm.auto import tqdm
 if TYPE_CHECKING:
     from drivetrain import Trainer
 
-_WIDTH = 5  # characters of a number: a bar whose numbers keep their width does not jump
+_WIDTH = 5  # characters of a number: with a constant width, the bar does not move
 
 
 class Tqdm(tqdm):  # type: ignore[type-arg]  # only the stubs have a type argument
-    """A bar of tqdm whose fractional numbers are padded with zeros to five characters."""
+    """A tqdm bar whose fractional numbers are padded with zeros to five characters."""
 
     @staticmethod
     def format_num(n: float | str) -> str:
-        """Return ``n`` as text; a whole number and a word are not padded."""
+        """Return ``n`` as text; integers and strings are not padded."""
         text = n if isinstance(n, str) else tqdm.format_num(n)
         if isinstance(n, int) or "e" in text or not _is_number(text):
             return text
@@ -28,12 +28,12 @@ class Tqdm(tqdm):  # type: ignore[type-arg]  # only the stubs have a type argume
 
 
 def convert_inf(x: float | None) -> float | None:
-    """Return ``x``, but ``None`` for one that is infinite or no number: a bar of tqdm has no other open end."""
+    """Return ``x``, or ``None`` if it is infinite or NaN: tqdm has no other form for an unknown total."""
     return x if x is not None and math.isfinite(x) else None
 
 
 def get_standard_metrics(trainer: Trainer) -> dict[str, int | str]:
-    """Return what a bar shows beside logged values: the version of the logger; of several, their versions."""
+    """Return the values beside logged ones in a bar: the version of the logger, or of each of several."""
     versions: list[Any] = [logger.version for logger in trainer.loggers]
     version = versions[0] if len(versions) == 1 else "_".join(dict.fromkeys(map(str, versions)))
     if version in (None, ""):

@@ -1,4 +1,4 @@
-"""``utilities.rank_zero``: the parts beyond what :mod:`drivetrain.base.rank_zero` has for itself."""
+"""``utilities.rank_zero``: functions in addition to those of :mod:`drivetrain.base.rank_zero`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ R = TypeVar("R")
 class _RankZeroOnly:
     """A decorator: the function runs on global rank 0; elsewhere it returns ``default``.
 
-    ``rank_zero_only.rank`` may be read, and set by a program that knows its rank better than the environment does.
+    ``rank_zero_only.rank`` can be read, and set by a program whose rank is not in the environment.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ rank_zero_only = _RankZeroOnly()
 
 
 def _get_rank() -> int | None:
-    """Return the global rank that a launcher exported; ``None`` where none did."""
+    """Return the global rank that a launcher exported; ``None`` without one."""
     return rank_from_environ() if any(os.environ.get(name, "").isdigit() for name in RANK_VARIABLES) else None
 
 
@@ -67,7 +67,7 @@ def rank_zero_deprecation(message: str, stacklevel: int | None = None, **_: Any)
 
 
 def rank_prefixed_message(message: str, rank: int | None) -> str:
-    """Return ``message`` with its rank in front, where there is one."""
+    """Return ``message`` with its rank in front, if there is one."""
     return message if rank is None else f"[rank: {rank}] {message}"
 
 
@@ -75,19 +75,19 @@ class WarningCache(set[str]):
     """Issues each message once."""
 
     def warn(self, message: str, stacklevel: int | None = None, **kwargs: Any) -> None:
-        """Warn of ``message`` unless it has been said."""
+        """Warn with ``message``, unless it was already issued."""
         if message not in self:
             self.add(message)
             rank_zero_warn(message, stacklevel=stacklevel, **kwargs)
 
     def deprecation(self, message: str, stacklevel: int | None = None, **_: Any) -> None:
-        """The same as a deprecation."""
+        """Do the same with a deprecation warning."""
         if message not in self:
             self.add(message)
             rank_zero_deprecation(message, stacklevel=stacklevel)
 
     def info(self, message: str, stacklevel: int = 5, **_: Any) -> None:
-        """The same as a line of the log."""
+        """Do the same with a log line."""
         if message not in self:
             self.add(message)
             rank_zero_info(message)

@@ -1,4 +1,4 @@
-"""``fabric.utilities.distributed``: torch.distributed where it is set up, and a single process where it is not."""
+"""``fabric.utilities.distributed``: torch.distributed if it is initialised, otherwise a single process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 
 def _distributed_is_initialized() -> bool:
-    """Return whether there is a process group."""
+    """Return whether a process group exists."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -19,14 +19,14 @@ def _sync_ddp_if_available(result: Tensor, group: Any = None, reduce_op: Any = N
     """Reduce ``result`` in place over the ranks, and return it.
 
     Args:
-        result: of this rank.
+        result: the value of this rank.
         group: the ranks; ``None``: all of them.
         reduce_op: torch's, or its name; ``None``: the sum. "mean" and "avg": the mean.
     """
     if not _distributed_is_initialized():
         return result
     name = reduce_op.lower() if isinstance(reduce_op, str) else None
-    if name in ("mean", "avg") or reduce_op is dist.ReduceOp.AVG:  # gloo has no mean
+    if name in ("mean", "avg") or reduce_op is dist.ReduceOp.AVG:  # gloo does not support the mean
         dist.all_reduce(result, dist.ReduceOp.SUM, group)
         return result.copy_(result / dist.get_world_size(group))
     operation = dist.ReduceOp.SUM if reduce_op is None else getattr(dist.ReduceOp, name.upper()) if name else reduce_op
@@ -46,5 +46,5 @@ def _all_gather_ddp_if_available(tensor: Tensor, group: Any = None, sync_grads: 
 
 
 def _get_default_process_group_backend_for_device(device: torch.device) -> str:
-    """Return the backend that torch takes for a kind of device."""
+    """Return torch's backend for a device type."""
     return dist.Backend.default_device_backend_map.get(device.type, "gloo")

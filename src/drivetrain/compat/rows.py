@@ -1,16 +1,17 @@
-"""The text in which the tables of served modules are written: a row for each module of Lightning's.
+"""The text format of the tables of replaced modules: a row for each module of Lightning.
 
-A row is a module's path and its sources, which " | " separates; an indented line continues the row above::
+A row is a module's path and its sources, separated by " | "; an indented line continues the row above::
 
     pytorch.callbacks.timer .callbacks.timer: Timer | .compat.enums: Interval
     fabric.fabric .engine.engine: Fabric=Engine
     pytorch.loggers.{comet mlflow} .loggers
 
-The second offers our ``Engine`` as ``Fabric``. A module of ours without names offers its ``__all__``; one that begins
-with a dot is below ``drivetrain``. The third is two rows: each offers the names that our package ``loggers`` has from
-its file of that name. Of the other signs, "-" is the path of the top-level package, "*" as a source stands for the
-sources of all modules directly below the row's, and "=path" for those of another row, of this table or of ``later``;
-"=" alone means the same path in ``later``. A row whose path begins with "*" is a part of others, and no module.
+The second row provides our ``Engine`` as ``Fabric``. A module of ours without names provides its ``__all__``; one that
+begins with a dot is below ``drivetrain``. The third line stands for two rows: each provides the names that our package
+``loggers`` has from its file of that name. Other signs: "-" is the path of the top-level package, "*" as a source means
+the sources of all modules directly below the row's, and "=path" those of another row, in this table or in ``later``;
+"=" alone means the same path in ``later``. A row whose path begins with "*" is only referred to by others, and is not a
+module.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def table_of(text: str, later: Mapping[str, Sources] = MappingProxyType({})) -> 
 
     Args:
         text: the rows.
-        later: the table of a later generation, whose rows this one may name.
+        later: the table of a later generation, to whose rows this one may refer.
     """
     rows: dict[str, Sources] = {}
     for line in re.sub(r"\n +", " ", text.strip()).splitlines():

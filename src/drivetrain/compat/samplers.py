@@ -1,4 +1,4 @@
-"""``fabric.utilities.distributed`` and ``overrides.distributed``: samples, shared out to the ranks."""
+"""``fabric.utilities.distributed`` and ``overrides.distributed``: samplers that distribute samples over the ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from drivetrain.errors import ConfigurationError
 
 
 class _Drawn(Dataset[Any]):
-    """What a sampler draws in one epoch, as a dataset, whose indices a DistributedSampler shares out."""
+    """The draws of a sampler in one epoch, as a dataset for a DistributedSampler."""
 
     def __init__(self, sampler: Any) -> None:
         if not isinstance(sampler, Sized):
@@ -40,10 +40,10 @@ class _Drawn(Dataset[Any]):
 
 
 class DistributedSamplerWrapper(DistributedSampler[Any]):
-    """Gives each rank its part of what ``sampler`` draws; every rank draws all of it, from the same seed.
+    """Gives each rank its part of the draws of ``sampler``; every rank draws all of them, from the same seed.
 
-    The Trainer and the Engine leave a loader with this sampler as it is. For loaders without it they share the samples
-    out themselves, from the order that rank 0 draws.
+    The Trainer and the Engine do not change a loader with this sampler. In loaders without it they distribute the
+    samples themselves, in the order that rank 0 draws.
 
     Args:
         sampler: with a length.
@@ -60,20 +60,20 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
         return (self._drawn[index] for index in super().__iter__())
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the epoch to the sampler too, if it takes one."""
+        """Set the epoch of the sampler too, if it supports it."""
         super().set_epoch(epoch)
         if callable(own := getattr(self._drawn.sampler, "set_epoch", None)):
             own(epoch)
 
 
 class UnrepeatedDistributedSampler(DistributedSampler[Any]):
-    """Gives each rank its part of the samples and none twice: the last ranks may have one sample less.
+    """Gives each rank its part of the samples without repetition: the last ranks may have one sample less.
 
-    The Trainer shares samples out in this way by itself when it evaluates. Under DDP, training waits forever for a rank
-    that has one batch less.
+    In evaluations the Trainer distributes samples like this itself. Under DDP, training waits forever for a rank with
+    one batch less.
 
     Args:
-        args, kwargs: of torch's ``DistributedSampler``; with ``shuffle``, the order depends on the epoch only.
+        args, kwargs: for torch's ``DistributedSampler``; with ``shuffle``, the order depends only on the epoch.
 
     Raises:
         ConfigurationError: there are fewer samples than ranks.
@@ -93,7 +93,7 @@ class UnrepeatedDistributedSampler(DistributedSampler[Any]):
 
 
 class UnrepeatedDistributedSamplerWrapper(DistributedSamplerWrapper, UnrepeatedDistributedSampler):
-    """:class:`DistributedSamplerWrapper` in which no sample is given twice.
+    """:class:`DistributedSamplerWrapper` without repeated samples.
 
     Args:
         sampler: with a length.
@@ -102,11 +102,11 @@ class UnrepeatedDistributedSamplerWrapper(DistributedSamplerWrapper, UnrepeatedD
 
 
 def prepare_for_backward(model: DistributedDataParallel, output: Any) -> None:
-    """Let DDP average the gradients of the next backward pass, which did not begin in its ``forward``.
+    """Let DDP average the gradients of the next backward pass, although it did not begin in its ``forward``.
 
     Args:
         model: the wrapper.
-        output: what the pass begins from; parameters that no tensor in it depends on get no gradient.
+        output: the outputs of the pass; parameters on which no tensor in it depends get no gradient.
     """
     averages = torch.is_grad_enabled() and model.require_backward_grad_sync
     model.require_forward_param_sync = averages
@@ -114,5 +114,5 @@ def prepare_for_backward(model: DistributedDataParallel, output: Any) -> None:
         return
     searches = model.find_unused_parameters and not model.static_graph
     found = [leaf for _, leaf in leaves(output) if isinstance(leaf, Tensor)] if searches else []
-    model.reducer._rebuild_buckets()  # DDP does that before it prepares
+    model.reducer._rebuild_buckets()  # DDP does this before it prepares
     model.reducer.prepare_for_backward(found)

@@ -1,4 +1,4 @@
-"""``utilities.seed``: the forms that the original's functions have."""
+"""``utilities.seed``: functions with the original's signatures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ min_seed_value = 0
 
 
 def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = True) -> int:
-    """:func:`drivetrain.seed_everything`; ``verbose`` logs the seed at INFO."""
+    """Call :func:`drivetrain.seed_everything`; ``verbose`` logs the seed at INFO."""
     chosen = _seed.seed_everything(seed, workers)
     if verbose:
         rank_zero_info("Seed set to %d", chosen)
@@ -22,18 +22,18 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
 
 
 def reset_seed() -> None:
-    """Seed everything again as the last :func:`seed_everything` did; nothing if there was none."""
+    """Seed everything again like the last :func:`seed_everything`; do nothing if there was none."""
     if (seed := os.environ.get("PL_GLOBAL_SEED")) is not None:
         _seed.seed_everything(int(seed), workers=os.environ.get("PL_SEED_WORKERS", "0") == "1")
 
 
 @contextmanager
 def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
-    """:func:`drivetrain.base.seed.isolate_rng`, which always takes the device's generator with it."""
+    """Do :func:`drivetrain.base.seed.isolate_rng`, which always includes the device's generator."""
     with _seed.isolate_rng():
         yield
 
 
 def pl_worker_init_function(worker_id: int, rank: int | None = None) -> None:
-    """A DataLoader's ``worker_init_fn``; ``rank`` is taken from the environment."""
+    """A DataLoader's ``worker_init_fn``; ``rank`` is read from the environment."""
     _seed.worker_seed_init(worker_id)

@@ -1,8 +1,8 @@
-"""The table of the modules of the latest Lightning that are available, and of the drivetrain names behind them.
+"""The table of the modules of the latest Lightning that are available, with their drivetrain names.
 
-A path is below ``lightning``; ``pytorch_lightning`` is another spelling of "pytorch" and ``lightning_fabric`` of
-"fabric". See :mod:`drivetrain.compat.rows` for how a row is written. Nothing is imported before a name is requested. A
-module that is not here, and a name that no source offers, does not exist for the program: see docs/compat.md.
+Paths are below ``lightning``; ``pytorch_lightning`` is an alias of "pytorch" and ``lightning_fabric`` of "fabric". See
+:mod:`drivetrain.compat.rows` for the format of a row. Nothing is imported before a name is requested. Other modules and
+names do not exist for the program: see docs/compat.md.
 """
 
 from __future__ import annotations

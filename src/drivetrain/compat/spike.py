@@ -1,4 +1,4 @@
-"""``fabric.utilities.spike``: the detection of leaps of the loss, for loops that a program writes itself."""
+"""``fabric.utilities.spike``: detect spikes of the loss in a program's own loop."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class FabricSpikeDetection(LossWatch):
     """:class:`drivetrain.callbacks.SpikeDetection` as a callback of Fabric.
 
     ``fabric.call("on_train_batch_end", fabric=fabric, loss=loss, batch=batch, batch_idx=batch_idx)`` on every rank
-    raises a ``TrainingSpikeException`` on all of them if the loss of one is a spike. Rank 0 writes the batches to leave
-    out before.
+    raises a ``TrainingSpikeException`` on all of them if the loss of one is a spike. Before that, rank 0 writes the
+    batches to leave out.
 
     Args:
-        arguments: see :class:`drivetrain.callbacks.SpikeDetection`. Without ``exclude_batches_path`` the file is in the
-            working folder.
+        arguments: as for :class:`drivetrain.callbacks.SpikeDetection`. Without ``exclude_batches_path`` the file is in
+            the working directory.
     """
 
     @torch.no_grad()
     def on_train_batch_end(self, fabric: Engine, loss: Tensor, batch: Any, batch_idx: int) -> None:
-        """Compare the loss of a batch with those before; it waits for the device.
+        """Compare the loss of a batch with earlier ones; this waits for the device.
 
         Raises:
             TrainingSpikeException: it is a spike on at least one rank.
@@ -43,14 +43,14 @@ class FabricSpikeDetection(LossWatch):
         self.add(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: the losses, the batches to leave out, and the arguments."""
+        """Return the state for a checkpoint: the losses, the batches to leave out, and the arguments."""
         return {
             **super().state_dict(), "mode": self.mode, "warmup": self.warmup, "atol": self.atol, "rtol": self.rtol,
             "bad_batches_path": None if self.exclude_batches_path is None else str(self.exclude_batches_path),
         }  # fmt: skip
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` returned."""
+        """Continue from a result of :meth:`state_dict`."""
         super().load_state_dict(state_dict)
         self.mode, self.warmup = state_dict["mode"], state_dict["warmup"]
         self.atol, self.rtol = state_dict["atol"], state_dict["rtol"]

@@ -1,6 +1,6 @@
-"""The tables of Lightning's modules that are available, one for each generation, and which of them is in use.
+"""The tables of Lightning's available modules, one per generation, and which is in use.
 
-``served.py``, here and in the folders of the earlier generations, has the rows of the tables.
+The tables' rows are in ``served.py``, here and in the folders of the earlier generations.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ class Table(NamedTuple):
     """The modules of one generation of the original.
 
     Attributes:
-        version: of the original whose names these are.
-        roots: top-level packages that are replaced, and the path for which each of them stands.
-        rows: the module that has the rows, as ``SERVED``; it is imported when a program imports the original.
-        distributions: the names under which ``importlib.metadata`` finds it.
+        version: the version of the original with these names.
+        roots: the replaced top-level packages, and the path for each.
+        rows: the module with the rows, as ``SERVED``; it is imported when a program imports the original.
+        distributions: its names for ``importlib.metadata``.
     """
 
     version: str
@@ -27,7 +27,7 @@ class Table(NamedTuple):
 
     @property
     def served(self) -> Mapping[str, tuple[str, ...]]:
-        """By path, the sources of a module."""
+        """The sources of each module, by path."""
         found: Mapping[str, tuple[str, ...]] = importlib.import_module(self.rows).SERVED
         return found
 
@@ -56,5 +56,5 @@ def in_use() -> Table:
 
 
 def use(generation: str) -> None:
-    """Let the modules of ``generation`` be served from now on; "" is the latest."""
+    """Use the modules of ``generation`` from now on; "" is the latest."""
     _in_use[0] = GENERATIONS[generation] if generation else LATEST

@@ -1,4 +1,4 @@
-"""``utilities.types``: what programs write behind colons and arrows."""
+"""``utilities.types``: types for annotations in programs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LRSchedulerConfigType(_RequiredOfScheduler, total=False):
 
 
 class OptimizerConfig(TypedDict):
-    """What ``configure_optimizers`` may return: an optimizer alone."""
+    """A result of ``configure_optimizers``: only an optimizer."""
 
     optimizer: Optimizer
 
@@ -52,7 +52,7 @@ class _RequiredOfBoth(TypedDict):
 
 
 class OptimizerLRSchedulerConfig(_RequiredOfBoth, total=False):
-    """What ``configure_optimizers`` may return: an optimizer and its scheduler."""
+    """A result of ``configure_optimizers``: an optimizer and its scheduler."""
 
     monitor: str
 
@@ -88,7 +88,7 @@ _PARAMETERS = Iterator[nn.Parameter]
 
 @runtime_checkable
 class Steppable(Protocol):
-    """Anything with an optimizer's step."""
+    """An object with an optimizer's ``step``."""
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the parameters."""
@@ -96,28 +96,28 @@ class Steppable(Protocol):
 
 @runtime_checkable
 class Optimizable(Steppable, Protocol):
-    """Anything that steps, has parameter groups and can be saved, as an optimizer does and has."""
+    """An object with an optimizer's ``step``, parameter groups and state dict."""
 
     param_groups: list[dict[Any, Any]]
     defaults: dict[Any, Any]
     state: Any
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore the state."""
 
 
 @runtime_checkable
 class CollectibleGroup(Protocol):
-    """Anything that has a size and a rank, as a process group has."""
+    """An object with a size and a rank, like a process group."""
 
     def size(self) -> int:
-        """Return how many processes."""
+        """Return the number of processes."""
 
     def rank(self) -> int:
-        """Return which of them this is."""
+        """Return the rank of this process."""
 
 
 _PRECISION_INPUT_INT = Literal[64, 32, 16]
@@ -134,7 +134,7 @@ _PBAR_DICT = dict[str, float]
 
 
 class _METRICS(TypedDict):
-    """Logged values by who gets them."""
+    """Logged values by their recipients."""
 
     callback: dict[str, Tensor]
     log: dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""``utilities.warnings``: a category that programs filter by. drivetrain's own warnings are plain UserWarnings."""
+"""``utilities.warnings``: a category for filters in programs. drivetrain's own warnings are plain UserWarnings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import warnings
 
 
 class PossibleUserWarning(UserWarning):
-    """Of something that may be meant as it is."""
+    """A warning about something that may be intended."""
 
 
 def disable_possible_user_warnings(module: str = "") -> None:
-    """Ignore every :class:`PossibleUserWarning` that is issued in modules matching ``module``, from now on."""
+    """From now on, ignore every :class:`PossibleUserWarning` from modules matching ``module``."""
     warnings.filterwarnings("ignore", module=module, category=PossibleUserWarning)

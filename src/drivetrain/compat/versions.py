@@ -1,4 +1,4 @@
-"""``utilities.imports``: flags that third parties read. Private there by name, imported nevertheless."""
+"""``utilities.imports``: flags that third parties read. Programs import them despite their private names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import takewhile
 
 
 def _version(distribution: str) -> tuple[int, ...]:
-    """Return the installed version's leading numbers; empty where it is not installed."""
+    """Return the leading numbers of the installed version; empty if it is not installed."""
     try:
         text = metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What programs on Fabric import from ``utilities.load`` and ``utilities.init``: they load weights, create layers."""
+"""``utilities.load`` and ``utilities.init``, for programs on Fabric: load weights and create layers."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ class _EmptyInit(NoInit):
 
 
 class _NotYetLoadedTensor:
-    """No tensor of :func:`_lazy_load` is one: those are tensors whose bytes the system reads when they are used."""
+    """A class without instances: :func:`_lazy_load` returns plain tensors whose bytes are read on use."""
 
 
 def _lazy_load(filename: str | Path) -> Any:
-    """Return what is in a file of ``torch.save``; the bytes of a tensor are read when it is used."""
+    """Return the contents of a file of ``torch.save``; the bytes of a tensor are read on use."""
     if not Path(filename).is_file():
         raise CheckpointError(f"There is no file {str(filename)!r}. Check the path.")
     return torch.load(filename, map_location="cpu", mmap=True, weights_only=not parity.current().pickle)
 
 
 def _materialize_tensors(collection: Any) -> Any:
-    """Return ``collection``: its tensors need no further step."""
+    """Return ``collection`` unchanged: its tensors need no further step."""
     return collection
 
 
 def _move_state_into(
     source: MutableMapping[str, Any], destination: MutableMapping[str, Any], keys: set[str] | None = None
 ) -> None:
-    """Move what has these names, by default all, from one dictionary into the other, whose objects load it."""
+    """Move entries with these names, by default all, from one dictionary to the other, whose objects load them."""
     for key in list(source.keys() if keys is None else keys & source.keys()):
         state = source.pop(key)
         if key in destination and hasattr(destination[key], "load_state_dict"):
@@ -62,7 +62,7 @@ def _move_state_into(
 
 
 def _materialize(module: nn.Module, device: torch.device | str | int) -> None:
-    """Give the parameters and buffers of this module, not those of its children, memory and first values."""
+    """Allocate and initialise the parameters and buffers of this module, without its children's."""
     module.to_empty(device=torch.device(device), recurse=False)
     reset: Any = getattr(module, "reset_parameters", None)
     if not callable(reset):
@@ -74,7 +74,7 @@ def _materialize(module: nn.Module, device: torch.device | str | int) -> None:
 
 
 def _materialize_meta_tensors(module: nn.Module, device: torch.device | str | int) -> None:
-    """Do so for each layer in ``module`` that has something on the meta device."""
+    """Do so for each layer in ``module`` with a tensor on the meta device."""
     for each in module.modules():
         if _has_meta_device_parameters_or_buffers(each, recurse=False):
             _materialize(each, device)

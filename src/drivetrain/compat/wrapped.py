@@ -1,4 +1,4 @@
-"""``fabric.wrappers``: what :meth:`drivetrain.Engine.setup` returns, told apart and taken out of its wrapper."""
+"""``fabric.wrappers``: detect and unwrap objects that :meth:`drivetrain.Engine.setup` returns."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHand
 
 
 def is_wrapped(obj: object) -> bool:
-    """Return whether ``obj`` is a module, an optimizer or a loader as the set-up methods return it."""
+    """Return whether ``obj`` is a module, an optimizer or a loader that a set-up method returned."""
     return issubclass(type(obj), (EngineModule, OptimizerHandle, EngineLoader))
 
 
 def _unwrap_objects(collection: Any) -> Any:
-    """Return ``collection``, an object or a tree of them, with the originals in the place of wrapped ones."""
+    """Return ``collection``, an object or a tree of them, with wrapped objects replaced by the originals."""
     return map_leaves(_original, collection)
 
 

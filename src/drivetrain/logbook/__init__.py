@@ -1,4 +1,4 @@
-"""What ``self.log`` keeps."""
+"""The values of ``self.log``."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 _PUBLIC = {"Logbook": "logbook"}
 __all__ = list(_PUBLIC)
 
-if not TYPE_CHECKING:  # a type checker would take any name for one of these
+if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
     __getattr__, __dir__ = lazy(__name__, _PUBLIC)

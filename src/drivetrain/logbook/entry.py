@@ -1,4 +1,4 @@
-"""One logged name: what was given to it, and what that adds up to."""
+"""One logged name: its values, and their reduction."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STACKED: dict[Reduction, Callable[..., Tensor]] = {"sum": torch.sum, "min": torc
 
 
 class LogRule(NamedTuple):
-    """What ``self.log`` does by default in one hook, and whether a per-step value makes sense there."""
+    """The defaults of ``self.log`` in one hook, and whether it may log per-step values."""
 
     on_step: bool
     on_epoch: bool
@@ -90,7 +90,7 @@ LOGGED_STATE: Form = ({
 
 
 class Logged(NamedTuple):
-    """How one name was logged: in each step, over the epoch, to the progress bar, across ranks, as a metric object."""
+    """How a name was logged: in each step, over the epoch, to the progress bar, across ranks, as a metric object."""
 
     name: str
     on_step: bool
@@ -117,7 +117,7 @@ class Entry:
         self.options = options
         self.on_step = rule.on_step if options.on_step is None else options.on_step
         self.on_epoch = rule.on_epoch if options.on_epoch is None else options.on_epoch
-        self.once = not rule.step_allowed  # its hook runs once in an epoch, so that its value is known at once
+        self.once = not rule.step_allowed  # its hook runs once per epoch, so the first value is final
         self.to_logger = options.logger is not False
         self.to_bar = options.prog_bar
         self.keep_graph = options.enable_graph
@@ -127,16 +127,16 @@ class Entry:
         self._book = book
         self._pending: list[Tensor] = []
         self._pending_weight: float = 1
-        self.source: str | None = None  # the checkpoint that it was restored from, until it is logged again
-        self._restored = False  # some pending values were read from a checkpoint, to the host
+        self.source: str | None = None  # the checkpoint from which it was restored, until it is logged again
+        self._restored = False  # whether some pending values were read from a checkpoint, to the host
         self._total: Value | None = None
         self._weight: float = 0
         self._last_weight: float = 1
         self._metric: Any = None
-        self._is_without_value = False  # the metric object has computed None
-        self.shared = options.sync_dist and book.gather is not None  # the ranks' values are one value
-        self.agreed: Value | None = None  # what they have agreed on for this epoch
-        self._borrows = False  # the epoch's first value under this name was the fresh result of an operation
+        self._is_without_value = False  # whether the metric object has computed None
+        self.shared = options.sync_dist and book.gather is not None  # whether the ranks' values are reduced to one
+        self.agreed: Value | None = None  # the agreed value for this epoch
+        self._borrows = False  # whether the epoch's first value was the new result of an operation
 
     def logged(self) -> Logged:
         """Return how it was logged."""
@@ -145,12 +145,12 @@ class Entry:
 
     @property
     def step_name(self) -> str:
-        """The name of its values per step."""
+        """The name of its per-step values."""
         return self._suffixed("step")
 
     @property
     def epoch_name(self) -> str:
-        """The name of its values per epoch."""
+        """The name of its epoch values."""
         return self._suffixed("epoch")
 
     def _suffixed(self, suffix: str) -> str:
@@ -199,14 +199,16 @@ class Entry:
             self._combine(value * weight if self.reduction == "mean" else value)
 
     def _push_nothing(self, value: Any) -> None:
-        """This rank's batch counts for nothing; where the ranks share a value, it is there all the same."""
+        """Record that this rank's batch does not count; if the ranks share the value, an empty entry is still
+        needed.
+        """
         if self.shared:
             self.last, self.fresh, self._last_weight = None, True, 0
         if isinstance(value, nn.Module):
             self._metric = value  # all ranks must compute it together
 
     def _push_metric(self, metric: nn.Module) -> None:
-        """A metric object (torchmetrics): its own state is the running reduction."""
+        """Record a metric object (torchmetrics), whose own state is the running reduction."""
         if not (hasattr(metric, "compute") and hasattr(metric, "reset")):
             raise LoggingError(
                 f"self.log({self.name!r}, ...) got a {type(metric).__name__}. "
@@ -219,10 +221,10 @@ class Entry:
             self.last, self.fresh = value.detach().clone(), True
 
     def _begin_metric(self, metric: nn.Module) -> None:
-        """The first value of an epoch is this metric object.
+        """Start an epoch with this metric object.
 
         Raises:
-            LoggingError: it is logged in another stage, too, or its value in a step alone is logged, and it has none.
+            LoggingError: it is also logged in another stage, or only its step value is logged, and it has none.
         """
         self._book.check_metric(self, metric)
         if not self.on_epoch and getattr(metric, "_forward_cache", None) is None and hasattr(metric, "_forward_cache"):
@@ -242,7 +244,7 @@ class Entry:
         return value.reshape(())
 
     def last_scalar(self) -> Value | None:
-        """The last value, without dimensions: what was borrowed was not looked at."""
+        """Return the last value as a scalar tensor; its shape was not checked when it was kept without a copy."""
         return self._as_scalar(self.last) if isinstance(self.last, Tensor) and self.last.ndim else self.last
 
     def _as_number(self, value: Any) -> Value:
@@ -255,7 +257,7 @@ class Entry:
         )
 
     def _fold(self) -> None:
-        """Reduce the pending tensors, which share one weight, into the total."""
+        """Reduce the pending tensors, which have the same weight, into the total."""
         if not self._pending:
             return
         if self._restored:
@@ -279,7 +281,7 @@ class Entry:
             self._total = pick(torch.as_tensor(self._total), torch.as_tensor(value))
 
     def epoch_value(self) -> Value | None:
-        """The reduction over everything pushed since the last :meth:`reset`; ``None`` if there was nothing."""
+        """Return the reduction of all values since the last :meth:`reset`; ``None`` if there are none."""
         if self.agreed is not None or self._is_without_value:
             return self.agreed
         if self._metric is not None:
@@ -290,19 +292,21 @@ class Entry:
         return self._total / self._weight if self._weight else float("nan")
 
     def parts(self, epoch: bool) -> tuple[Value, float]:
-        """What the ranks exchange: of a mean its weighted sum and its weight, else the value and 0."""
+        """Return this rank's part for the exchange: for a mean, its weighted sum and its weight, otherwise the value
+        and 0.
+        """
         if epoch:
             self._fold()
             value, weight = self._total, self._weight
         else:
             value, weight = self.last_scalar(), self._last_weight
             value = value * weight if self.reduction == "mean" and value is not None else value
-        if value is None:  # this rank had nothing of its own to log
+        if value is None:  # this rank has no value of its own
             value = {"min": float("inf"), "max": float("-inf")}.get(self.reduction, 0.0)
         return value, (weight if self.reduction == "mean" else 0)
 
     def combine(self, values: Tensor, weights: Tensor) -> Tensor:
-        """One value from the ranks' :meth:`parts`: sums are divided once, and nothing is truncated."""
+        """Return one value from the ranks' :meth:`parts`: sums are divided once, and nothing is truncated."""
         if self.reduction != "mean":
             return STACKED[self.reduction](values)
         if parity.current().averaged_batch_sizes:
@@ -310,9 +314,10 @@ class Entry:
         return values.sum() / weights.sum()
 
     def combine_by(self, reduce: Callable[..., Any], value: Tensor, weights: Tensor) -> Tensor:
-        """One value by a ``reduce`` of the user's, from this rank's part and all weights.
+        """Return one value by a user's ``reduce``, from this rank's part and all weights.
 
-        Of a mean it gets what averages to the weighted mean: with equal weights, this rank's own mean.
+        For a mean, ``reduce`` gets a number whose average over the ranks is the weighted mean: with equal weights, this
+        rank's own mean.
         """
         if self.reduction == "mean":
             mean = weights.mean()
@@ -321,13 +326,13 @@ class Entry:
 
     @property
     def metric(self) -> Any:
-        """The metric object that is logged under this name; ``None`` for numbers."""
+        """Return the metric object logged under this name; ``None`` for numbers."""
         return self._metric
 
     def compute_together(self, sync: Callable[..., list[Tensor]] | None = None) -> None:
-        """A metric object exchanges its state when it computes: now, on all ranks, and not when a value is read on one.
+        """Compute a metric object, which exchanges its state, now and on all ranks, not when one rank reads a value.
 
-        ``sync`` gathers a tensor of it from the ranks that see different samples; ``None``: all do.
+        ``sync`` gathers one of its tensors from the ranks that see different samples; ``None``: from all ranks.
         """
         metric = self._metric
         if sync is None or getattr(metric, "process_group", None) or getattr(metric, "dist_sync_fn", sync) is not None:
@@ -352,10 +357,10 @@ class Entry:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The running reduction as plain data, but for "metric": a metric object keeps its own.
+        """Return the running reduction as plain data, except for "metric": a metric object has its own state.
 
-        The pending values are kept as they are: adding them up now would change the order of the additions, and with
-        64-bit values the last bit of the sum.
+        The pending values are stored separately: adding them up now would change the order of the additions, and so the
+        last bit of 64-bit sums.
         """
         options = {**self.options._asdict(), "reduce_fx": self.reduction}
         pending = (
@@ -366,7 +371,7 @@ class Entry:
                 "pending": pending, "pending_weight": self._pending_weight}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what :meth:`state_dict` returned."""
+        """Restore a result of :meth:`state_dict`."""
         self._total, self._weight = state["total"], state["weight"]
         self.last, self.fresh, self._metric = state["last"], state["fresh"], state["metric"]
         self._last_weight = state.get("last_weight", 1)
@@ -375,7 +380,7 @@ class Entry:
             self._restored = True
 
     def reset(self) -> None:
-        """Forget the epoch."""
+        """Remove the values of the epoch."""
         if self._metric is not None:
             self._metric.reset()
         self._pending.clear()
@@ -384,10 +389,10 @@ class Entry:
 
 
 def check_arguments(name: str, value: Any, options: Options, batch_size: Any) -> None:
-    """Whether ``self.log`` was called with what it can take.
+    """Check the arguments of ``self.log``.
 
     Raises:
-        LoggingError: it was not.
+        LoggingError: an argument is wrong.
     """
     if not isinstance(options.reduce_fx, Hashable) or options.reduce_fx not in _REDUCTIONS:
         raise LoggingError(
@@ -397,7 +402,7 @@ def check_arguments(name: str, value: Any, options: Options, batch_size: Any) ->
     for field in ("prog_bar", "logger", "on_step", "on_epoch"):
         if not isinstance(given := getattr(options, field), (int, type(None))):
             raise LoggingError(f"self.log({name!r}, {field}={shown(given)}): {field} is a bool. Write {field}=True.")
-    # A tensor is let pass: to look at it would be a transfer.
+    # A tensor's value is not checked, because that would need a transfer.
     if not (batch_size is None or isinstance(batch_size, Tensor) or (is_number(batch_size) and batch_size >= 0)):
         raise LoggingError(
             f"self.log({name!r}, batch_size={shown(batch_size)}): batch_size is a number of samples. "
@@ -411,16 +416,16 @@ def check_arguments(name: str, value: Any, options: Options, batch_size: Any) ->
 
 
 def same_options(one: Options, other: Options) -> bool:
-    """Whether two calls mean the same, however the reduction is written."""
+    """Return whether the options of two calls are equal, whatever the form of the reduction."""
     return one._replace(reduce_fx=_REDUCTIONS[one.reduce_fx]) == other._replace(reduce_fx=_REDUCTIONS[other.reduce_fx])
 
 
 def check_same(name: str, entry: Entry, options: Options, hook: str) -> None:
-    """Check that a further call of ``self.log`` in ``hook`` has the options that ``entry`` has.
+    """Check that a further call of ``self.log`` in ``hook`` has the same options as ``entry``.
 
     Raises:
-        LoggingError: it has others.
-        CheckpointError: the entry is of the checkpoint that this run resumes.
+        LoggingError: they differ.
+        CheckpointError: they differ, and the entry comes from the checkpoint that this run resumes.
     """
     if same_options(entry.options, options):
         return

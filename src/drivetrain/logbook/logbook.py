@@ -1,22 +1,21 @@
-"""What was logged: kept where it was computed, read once per flush.
+"""Logged values: stored where they were computed, and read once per flush.
 
-``self.log`` stores the detached value and nothing else happens: no transfer, no string is built. Numbers reach the
-host when the book is *flushed* (every ``log_every_n_steps`` optimizer steps and at the end of an epoch): all values of
-one device and dtype are stacked and travel in one transfer.
+``self.log`` only stores the detached value: it makes no transfer and builds no string. Numbers reach the host when the
+book is *flushed* (every ``log_every_n_steps`` optimizer steps and at the end of an epoch): all values of one device and
+dtype are stacked for one transfer.
 
 [Note: when a value is copied]
-A tensor that lives on after the step, a buffer, a parameter or a view of one, is copied when it is logged, because
-later code will write into it. So is every value of a step that will be flushed, which is known before the step runs,
-and every value of a mean over the epoch. What is left, the fresh result of an operation (a loss) in a step that is not
-flushed, is kept without a copy: only ``callback_metrics`` may show it, and only the step that made it could change it.
-Whether a name stands for such results is judged by its first value in an epoch, because looking costs as much as
-borrowing.
+A tensor that outlives the step, a buffer, a parameter or a view of one, is copied when it is logged, because later code
+may write into it. So is every value of a step that will be flushed, which is known before the step runs, and every
+value of an epoch mean. The remaining values, new results of operations (a loss) in steps that are not flushed, are kept
+without a copy: only ``callback_metrics`` may show them, and only the step itself could change them. Whether a name has
+such values is decided by its first value in an epoch, because the check costs as much as a copy.
 
 [Note: exact epoch means]
-Values of one weight (the batch size) are collected and, at most ``_FOLD_AT`` at a time, summed in 64-bit floats on
-the device that holds them; the weights are summed on the host in Python's own numbers; the division happens once,
-when the mean is asked for. Integers are never truncated, and a smaller last batch counts for what it
-holds. Folding bounds memory: a long evaluation keeps at most ``_FOLD_AT`` small tensors per name.
+Values with the same weight (the batch size) are collected and, at most ``_FOLD_AT`` at a time, summed in float64 on
+their device; the weights are summed on the host as Python numbers; the division happens once, when the mean is read.
+Integers are never truncated, and a smaller last batch has a smaller weight. Summing at intervals bounds memory: a long
+evaluation keeps at most ``_FOLD_AT`` small tensors per name.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from drivetrain.logbook.entry import Entry, Logged, LogRule, Options, Value, che
 
 
 class Row(NamedTuple):
-    """One value on its way out: under which name, and whose it is."""
+    """One value for the loggers: its name and its entry."""
 
     name: str
     value: Any
     entry: Entry
-    parts: tuple[Any, float] | None = None  # what the ranks exchange, of a value that they share
+    parts: tuple[Any, float] | None = None  # this rank's part for the exchange of a shared value
 
 
 class Scope:
-    """The hook that is running now, as ``self.log`` sees it: what it may log, and what it logged before."""
+    """The running hook, as ``self.log`` sees it: what it may log, and what it has logged before."""
 
     __slots__ = ("hook", "rule", "entries", "dataloader_idx")
 
@@ -52,29 +51,29 @@ class Scope:
         self.hook = hook
         self.rule = rule
         self.entries: dict[str, Entry] = {}
-        self.dataloader_idx: int | None = None  # set by an evaluation over more than one loader
+        self.dataloader_idx: int | None = None  # set by an evaluation with several loaders
 
 
 class Logbook:
-    """All scopes of one run, and the metrics they add up to.
+    """All scopes of one run, and the metrics reduced from them.
 
     Attributes:
-        scope: the hook that is running; the loops and the hook table keep it true.
-        batch: the batch that is being worked on.
-        size: its size; ``None`` until a mean over the epoch needs it. The loops set both for every batch.
-        muted: nothing that is logged is kept: the batch is one that a rank repeats.
+        scope: the running hook; the loops and the hook table set it.
+        batch: the current batch.
+        size: its size; ``None`` until an epoch mean needs it. The loops set both for every batch.
+        muted: logged values are discarded, because a rank repeats this batch.
         copies: the values of this step will be read after it, so they are copied.
-        group: what is running: "train", "validate", "test". ``epoch_done``: its epoch's reductions are final.
+        group: the running group: "train", "validate", "test". ``epoch_done``: whether its epoch's reductions are final.
         callback_metrics: the latest value of every name, as tensors on their own device.
-        bar_metrics: what the progress bar shows: plain floats of the last flush, replaced as a whole, so a thread may
-            read it at any time.
-        logged_metrics: the latest value of every name that loggers get, under the name that they get, likewise.
+        bar_metrics: the values for the progress bar: plain floats of the last flush, in a dictionary that is never
+            modified, so a thread may read it at any time.
+        logged_metrics: the same for the latest value of every name that loggers get, under the loggers' names.
         flushes: how often values were read from a device.
-        sum_dtype: the dtype of sums over an epoch; float64 wherever the device has it.
-        gather: where several ranks see different samples, the numbers of each, one row each, after a check that all
-            mean the same names; ``None`` where one is alone. ``gather_world``: the same of all ranks.
-        own_reduce: how a strategy of the user's makes one value of the ranks'; ``None``: by exact sums.
-        sync_metric: how a metric object gets every rank's state where not all ranks see different samples.
+        sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
+        gather: returns the numbers of each rank that sees different samples, one row each, after a check that all have
+            the same names; ``None`` with one rank. ``gather_world``: the same for all ranks.
+        own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
+        sync_metric: how a metric object gathers the ranks' states if not all ranks see different samples.
     """
 
     def __init__(self, sum_dtype: torch.dtype = torch.float64) -> None:
@@ -99,13 +98,14 @@ class Logbook:
         self._compared_sizes = False
         self._logged_before: dict[str, list[Logged]] = {}  # by group
         self._held: dict[Entry, Value | None] = {}  # training's step values when the last evaluation began
-        self._agreed_steps: dict[str, Value] = {}  # by name: what all ranks have in place of a step's value
-        self._logged_first: dict[str, tuple[str, Scope] | None] = {}  # by full name: where; None: it was warned of
+        self._agreed_steps: dict[str, Value] = {}  # by name: the ranks' agreed value instead of a step's own
+        # by full name, the first scope; None: already warned
+        self._logged_first: dict[str, tuple[str, Scope] | None] = {}
 
-    # ---- what the loops do -------------------------------------------------------------------------------------
+    # ---- for the loops -----------------------------------------------------------------------------------------
 
     def scope_for(self, group: str, hook: str, rule: LogRule | None, dataloader_idx: int | None = None) -> Scope:
-        """The scope of ``hook`` in ``group`` ("train", "validate", ...), made on first use."""
+        """Return the scope of ``hook`` in ``group`` ("train", "validate", ...), created on first use."""
         key = hook if dataloader_idx is None else f"{hook}/{dataloader_idx}"
         scopes = self._groups.setdefault(group, {})
         if key not in scopes:
@@ -114,9 +114,9 @@ class Logbook:
         return scopes[key]
 
     def start_run(self) -> None:
-        """Forget everything an earlier run logged."""
+        """Remove everything that an earlier run has logged."""
         for group in self._groups:
-            self.reset(group)  # a metric object keeps its state otherwise, also from a run that was interrupted
+            self.reset(group)  # a metric object would keep its state, also from an interrupted run
         self._groups.clear()
         self._logged_before.clear()
         self._logged_first.clear()
@@ -128,15 +128,15 @@ class Logbook:
         self.callback_metrics, self.bar_metrics, self.logged_metrics = {}, {}, {}
 
     def join(self, device: torch.device, data: Any, world: Any, own_reduce: Callable[..., Any] | None = None) -> None:
-        """Take sums on ``device``, and exchange values in the groups of a strategy.
+        """Compute sums on ``device``, and exchange values in the groups of a strategy.
 
         Args:
-            device: of this process.
+            device: the device of this process.
             data: the group of the ranks that see different samples. world: the group of all ranks.
-            own_reduce: the strategy's ``reduce`` if the user has written it: ``reduce(tensor, group, reduce_op)``.
+            own_reduce: the strategy's ``reduce`` if the user overrides it: ``reduce(tensor, group, reduce_op)``.
         """
         self.device = device
-        asked = own_reduce is not None  # with one process too
+        asked = own_reduce is not None  # also with one process
         all_ranks = data.size == world.size
         self.own_reduce = own_reduce and partial(own_reduce, group=None if all_ranks else data)
         self.gather = data.gather_keyed if data.size > 1 or asked else None
@@ -144,7 +144,7 @@ class Logbook:
         self.sync_metric = None if all_ranks else lambda tensor, group=None: data.gather_objects(tensor)
 
     def reset(self, group: str) -> None:
-        """End an epoch of ``group``: its running reductions start again, ``callback_metrics`` keep what they were."""
+        """End an epoch of ``group``: its running reductions restart; ``callback_metrics`` keeps its values."""
         self._logged_before[group] = self.logged(group)
         for scope in self._groups.get(group, {}).values():
             for entry in scope.entries.values():
@@ -152,34 +152,36 @@ class Logbook:
             scope.entries.clear()
 
     def logged(self, group: str) -> list[Logged]:
-        """How each name was logged in the epoch of ``group`` that runs; before its first value, in the last epoch."""
+        """Return how each name was logged in the running epoch of ``group``, or in the last epoch before its first
+        value.
+        """
         return [entry.logged() for entry in self._entries(group)] or self._logged_before.get(group, [])
 
     def begin(self, group: str) -> None:
-        """What runs is ``group``: "train", "validate", "test" or "predict"."""
-        if self.group == "train" and group != "train":  # what it logs is newer than what training steps have logged
+        """Set the running group: "train", "validate", "test" or "predict"."""
+        if self.group == "train" and group != "train":  # its values are newer than those of training steps
             self.refresh()
             self._held = {entry: self._newest(entry) for entry in self._entries("train") if entry.on_step}
         self.group, self.epoch_done, self.copies = group, False, True
 
     def begin_batch(self, batch: Any, scope: Scope, copies: bool) -> None:
-        """A step works on ``batch``; ``copies``: the values it logs are read after it."""
+        """Begin a step on ``batch``; ``copies``: its logged values are read after it."""
         self.batch, self.size, self.scope, self.copies = batch, None, scope, copies
 
     def enter(self, scope: Scope | None) -> Scope | None:
-        """What is logged from here on belongs to ``scope``; return the scope before, to enter it again."""
+        """Set the current scope; return the previous one, to restore it."""
         outer, self.scope = self.scope, scope
         return outer
 
     def enter_if_left(self, scope: Scope) -> None:
-        """:meth:`enter`, unless a hook is running."""
+        """Do :meth:`enter`, unless a hook is running."""
         if self.scope is None:
             self.scope = scope
 
     def within(self, scope: Scope, *calls: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that makes these calls, all with its arguments, and returns what the last one returned.
+        """Return a function that makes these calls, all with its arguments, and returns the last one's result.
 
-        What they log belongs to ``scope``.
+        Their logged values belong to ``scope``.
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -194,20 +196,20 @@ class Logbook:
         return call
 
     def end_epoch(self) -> None:
-        """The epoch's batches are over: its reductions are final."""
+        """Mark the epoch's reductions as final after its last batch."""
         self.epoch_done = self.copies = True
 
     def mute(self, muted: bool) -> None:
-        """Discard what is logged, or stop doing so: a rank repeats a batch so that the others need not wait."""
+        """Set whether logged values are discarded, while a rank repeats a batch so that the others need not wait."""
         self.muted = muted
 
     def put_back(self, rows: Sequence[Row]) -> None:
-        """``rows`` of :meth:`step_values` were not logged: they are among the next ones again."""
+        """Return ``rows`` of :meth:`step_values` to the pending ones, because they were not logged."""
         for row in rows:
             row.entry.fresh = True
 
     def forget_results(self) -> None:
-        """Forget what a trial has logged."""
+        """Remove the values that a trial has logged."""
         self.callback_metrics.clear()
         self.logged_metrics.clear()
         self._held.clear()
@@ -216,18 +218,18 @@ class Logbook:
     def restore_results(
         self, callback_metrics: dict[str, Any], bar_metrics: dict[str, float], logged_metrics: dict[str, Any]
     ) -> None:
-        """Take over the results of a run in another process."""
+        """Copy the results of a run in another process."""
         self.callback_metrics, self.bar_metrics, self.logged_metrics = callback_metrics, bar_metrics, logged_metrics
 
     def leave_batch(self) -> None:
-        """No step is running: no batch is held, and a value logged by an epoch hook has weight 1."""
+        """Called outside steps: no batch is kept, and a value logged by an epoch hook has weight 1."""
         self.scope = self.batch = None
         self.size = 1
 
     def find_batch_size(self) -> int:
-        """The size of the current batch: the first dimension of its first tensor."""
+        """Return the size of the current batch: the first dimension of its first tensor."""
         batch = self.batch
-        if self._compared_sizes:  # once per run is enough: a batch keeps its structure, and walking it is not free
+        if self._compared_sizes:  # checked once per run, because it traverses the batch, whose structure stays the same
             if type(batch) in (list, tuple) and batch:
                 batch = batch[0]
             if isinstance(batch, Tensor):
@@ -251,7 +253,7 @@ class Logbook:
         return first
 
     def step_values(self, group: str) -> list[Row]:
-        """The per-step values of ``group`` written since the last call, still on their device."""
+        """Return the per-step values of ``group`` since the last call, still on their device."""
         rows = []
         for entry in self._entries(group):
             if entry.on_step and entry.fresh and (entry.last is not None or entry.shared):
@@ -261,7 +263,7 @@ class Logbook:
         return rows
 
     def epoch_values(self, group: str) -> list[Row]:
-        """The reductions of ``group`` over the epoch so far, still on their device."""
+        """Return the reductions of ``group`` over the epoch so far, still on their device."""
         return [
             Row(entry.epoch_name, value, entry)
             for entry in self._entries(group)
@@ -269,7 +271,7 @@ class Logbook:
         ]
 
     def agree_on_steps(self, rows: list[Row]) -> list[Row]:
-        """``rows`` with one value for all ranks where ``sync_dist`` asks for it; every rank must call it."""
+        """Return ``rows`` with one value for all ranks if ``sync_dist`` is set; every rank must call it."""
         if self.gather is None:
             return rows
         shared = [row for row in rows if row.parts is not None]
@@ -280,7 +282,7 @@ class Logbook:
         return [row._replace(value=found[id(row)]) if id(row) in found else row for row in rows]
 
     def agree_on_epoch(self, group: str) -> None:
-        """Let the ranks agree on the epoch's values of ``group`` that they have not agreed on; all must call it."""
+        """Exchange the remaining epoch values of ``group`` between the ranks; every rank must call it."""
         if self.gather_world is None:
             return
         new = [(entry.epoch_name, entry) for entry in self._entries(group) if entry.on_epoch and entry.agreed is None]
@@ -296,7 +298,7 @@ class Logbook:
             entry.compute_together(self.sync_metric)
 
     def of_rank_zero(self, name: str, value: Any) -> Any:
-        """Rank 0's value of a metric that each rank may have for itself: all decide by the same."""
+        """Return rank 0's value of a metric that may differ between ranks, so that all decide the same."""
         if self.gather_world is None:
             return value
         return self.gather_world([name], torch.as_tensor(value, dtype=self.sum_dtype, device=self.device).reshape(1))[
@@ -304,8 +306,8 @@ class Logbook:
         ]
 
     def _agree(self, named: list[tuple[str, Entry, tuple[Any, float]]], also: Sequence[str] = ()) -> list[Tensor]:
-        """One keyed exchange: names, and those that are exchanged later, are compared, then all numbers travel."""
-        assert self.gather is not None  # the caller has looked
+        """Make one keyed exchange: compare the names, including those to be exchanged later, then send all numbers."""
+        assert self.gather is not None  # checked by the caller
         numbers = [number for _, _, parts in named for number in parts]
         vector = torch.stack([
             torch.as_tensor(number, dtype=self.sum_dtype, device=self.device) for number in numbers
@@ -321,7 +323,7 @@ class Logbook:
         ]
 
     def read(self, rows: list[Row]) -> list[Row]:
-        """``rows`` as plain floats, with one transfer for each device and dtype among them; the bar sees them too."""
+        """Return ``rows`` as plain floats, with one transfer for each device and dtype, and show them in the bar."""
         values: list[Any] = [row.value for row in rows]
         groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
         for position, value in enumerate(values):
@@ -337,13 +339,13 @@ class Logbook:
                 values[position] = number
         read = [Row(row.name, float(value), row.entry) for row, value in zip(rows, values, strict=True)]
         if shown := {row.name: row.value for row in read if row.entry.to_bar}:
-            self.bar_metrics = {**self.bar_metrics, **shown}  # a new dictionary: a thread may hold the old one
+            self.bar_metrics = {**self.bar_metrics, **shown}  # a new dictionary: a thread may use the old one
         return read
 
     def refresh(self) -> dict[str, Any]:
-        """Bring both kinds of metrics up to date with what is running, without any transfer; return those of callbacks.
+        """Update both kinds of metrics from the running group, without any transfer; return ``callback_metrics``.
 
-        Those hold values per step of training only: of an evaluation, its epoch counts.
+        These contain per-step values only for training: for an evaluation, they contain its epoch values.
         """
         metrics, trains = self.callback_metrics, self.group == "train"
         for entry in self._entries(self.group):
@@ -363,14 +365,14 @@ class Logbook:
         return metrics
 
     def _agreed(self, entry: Entry) -> Value | None:
-        """The last value of a step that the ranks have agreed on, which callbacks see; ``None``: of no step."""
+        """Return the agreed value of the last step, for callbacks; ``None`` without a step value."""
         return self._agreed_steps.get(entry.step_name) if entry.shared else None
 
     def _newest(self, entry: Entry) -> Value | None:
         return entry.last if (agreed := self._agreed(entry)) is None else agreed
 
     def state_dict(self, group: str) -> list[dict[str, Any]]:
-        """Every running reduction of ``group``, with the hook that it belongs to."""
+        """Return every running reduction of ``group``, with its hook."""
         return [
             {"hook": scope.hook, "dataloader_idx": scope.dataloader_idx, "name": name, **entry.state_dict()}
             for scope in self._groups.get(group, {}).values()
@@ -380,7 +382,7 @@ class Logbook:
     def load_state_dict(
         self, group: str, states: list[dict[str, Any]], rules: Mapping[str, LogRule], source: str | None = None
     ) -> None:
-        """Restore what :meth:`state_dict` returned. ``source`` names the checkpoint in messages."""
+        """Restore a result of :meth:`state_dict`. ``source`` names the checkpoint in messages."""
         for state in states:
             scope = self.scope_for(group, state["hook"], rules.get(state["hook"]), state["dataloader_idx"])
             rule = rules[state["hook"]]
@@ -390,15 +392,15 @@ class Logbook:
             scope.entries[state["name"]] = entry
 
     def is_of_one_step(self, name: str) -> bool:
-        """Return whether ``name`` is logged in training steps only, so that its value is that of the last batch."""
+        """Return whether ``name`` is logged only in training steps, so that its value belongs to the last batch."""
         found = [entry for entry in self._entries("train") if name in (entry.name, entry.step_name)]
         return bool(found) and all(entry.on_step and not (entry.on_epoch and name == entry.name) for entry in found)
 
     def check_metric(self, entry: Entry, metric: Any) -> None:
-        """Check that a metric object is logged in one stage only: each stage resets it.
+        """Check that a metric object is logged in one stage only, because each stage resets it.
 
         Raises:
-            LoggingError: it is not.
+            LoggingError: it is logged in several.
         """
         for group in self._groups:
             entries = list(self._entries(group))
@@ -411,7 +413,7 @@ class Logbook:
                 )
 
     def metrics(self) -> list[Any]:
-        """The metric objects that are logged in any group."""
+        """Yield the metric objects that are logged in any group."""
         entries = [entry for group in self._groups for entry in self._entries(group)]
         return [entry.metric for entry in entries if entry.metric is not None]
 
@@ -419,14 +421,15 @@ class Logbook:
         for scope in self._groups.get(group, {}).values():
             yield from scope.entries.values()
 
-    # ---- what self.log does ------------------------------------------------------------------------------------
+    # ---- for self.log ------------------------------------------------------------------------------------------
 
     def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> Entry:
-        """The entry for ``name`` in the running hook, checked: the slow first call of ``self.log`` for a name.
+        """Return the entry for ``name`` in the running hook, after checks: the slow first call of ``self.log`` for a
+        name.
 
         Raises:
-            LoggingError: this hook may not log, an argument is wrong, or the name was logged before in
-                this hook with other options.
+            LoggingError: this hook may not log, an argument is wrong, or the name was logged before in this hook with
+                other options.
             CheckpointError: it was logged with other options in the run that this one resumes.
         """
         scope = self.scope
@@ -456,7 +459,7 @@ class Logbook:
             )
         if (known := scope.entries.get(name)) is not None:
             check_same(name, known, options, scope.hook)
-            known.options, known.source = options, None  # torch.mean for "mean", or an entry of a checkpoint
+            known.options, known.source = options, None  # torch.mean instead of "mean", or an entry of a checkpoint
             return known
         full = name
         if scope.dataloader_idx is not None and options.add_dataloader_idx:
@@ -466,7 +469,7 @@ class Logbook:
         return entry
 
     def _check_name(self, name: str, scope: Scope) -> None:
-        """Warn, once a name, if steps of training and of validation share it, or several loaders do."""
+        """Warn, once per name, if steps of training and of validation use it, or several loaders do."""
         known = self._logged_first.setdefault(name, (self.group, scope))
         if known is None or known[1] is scope:
             return

@@ -1,4 +1,4 @@
-"""What the replicas of a module log about their parts of one batch, added up to what one module would have logged."""
+"""Values that a module's replicas log about their parts of one batch, combined as one module would have logged them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPENING = threading.Lock()  # replicas may run in threads
 
 
 class _Pushed(NamedTuple):
-    """One value that a replica has logged, and how many samples it stands for."""
+    """One value that a replica has logged, and its number of samples."""
 
     value: Any
     samples: Any
@@ -25,38 +25,38 @@ class _Pushed(NamedTuple):
 
 
 class PartEntry:
-    """Stands in for an :class:`Entry` on one replica: keeps what is pushed."""
+    """Replaces an :class:`Entry` on one replica: stores the logged values."""
 
     def __init__(self, entry: Entry, options: Options, samples: int) -> None:
         self.entry, self.options, self._samples = entry, options, samples
         self.pushed: list[_Pushed] = []
 
     def push(self, value: Any, batch_size: Any) -> None:
-        """Keep one value; the replicas' values become one in :func:`merge`."""
+        """Store one value; :func:`merge` combines the replicas' values."""
         if isinstance(value, Tensor):
             value = self.entry._as_scalar(value) if value.ndim else value
             value = value.clone() if self.entry.keep_graph else value.detach().clone()
         elif not isinstance(value, (int, float, nn.Module)):
             value = self.entry._as_number(value)
         if isinstance(value, nn.Module) and not (hasattr(value, "compute") and hasattr(value, "reset")):
-            self.entry.push(value, batch_size)  # which raises the error about it
+            self.entry.push(value, batch_size)  # raises the error for this value
         given = batch_size is not None
         self.pushed.append(_Pushed(value, batch_size if given else self._samples, given))
 
 
 class _Scope:
-    """What ``self.log`` reads of a :class:`~drivetrain.logbook.logbook.Scope`."""
+    """The members of a :class:`~drivetrain.logbook.logbook.Scope` that ``self.log`` reads."""
 
     def __init__(self) -> None:
         self.entries: dict[str, PartEntry] = {}
 
 
 class PartBook:
-    """Stands in for the logbook on one replica, during one step.
+    """Replaces the logbook on one replica, during one step.
 
     Args:
         book: the logbook of the run.
-        samples: how many samples this replica's part of the batch holds.
+        samples: the number of samples in this replica's part of the batch.
     """
 
     def __init__(self, book: Logbook, samples: int) -> None:
@@ -64,7 +64,7 @@ class PartBook:
         self.scope = _Scope()
 
     def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> PartEntry:
-        """Open the entry in the logbook, which checks the call, and return this replica's part of it."""
+        """Open the entry in the logbook, which checks the call, and return this replica's entry."""
         with _OPENING:
             entry = self._book.open_entry(name, value, options, batch_size)
         known = self.scope.entries.get(name)
@@ -74,13 +74,14 @@ class PartBook:
 
 
 def merge(books: Sequence[PartBook], device: torch.device) -> None:
-    """Log in the logbook what the replicas have logged: the first value of each under a name as one, and so on.
+    """Log the replicas' values in the logbook: for each name, the replicas' first values as one, then their second, and
+    so on.
 
-    A mean is weighted by the samples of each replica; a sum, a minimum and a maximum are those over the replicas.
+    A mean is weighted by each replica's samples; sums, minima and maxima are taken over the replicas.
 
     Args:
-        books: those of the replicas, in the order of the parts.
-        device: where values of several replicas become one.
+        books: the replicas' books, in the order of the parts.
+        device: the device on which values are combined.
     """
     for name in dict.fromkeys(name for book in books for name in book.scope.entries):
         parts = [book.scope.entries[name] for book in books if name in book.scope.entries]

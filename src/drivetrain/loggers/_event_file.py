@@ -1,4 +1,4 @@
-"""A SummaryWriter that can continue an event file which was closed."""
+"""A SummaryWriter that can append to a closed event file."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _NUMBERS = itertools.count()
 
 
 class EventFile(SummaryWriter):
-    """Writes to one event file, new or already there.
+    """Writes to one event file, new or existing.
 
     Args:
-        log_dir: the folder of a new one.
-        event_file: what to append to; ``None``: a new file.
+        log_dir: the folder of a new file.
+        event_file: an existing file to append to; ``None``: a new file.
         kwargs: as for ``SummaryWriter``.
 
     Attributes:
-        event_file: where it writes.
+        event_file: the file's path.
     """
 
     def __init__(self, log_dir: str, event_file: str | None = None, **kwargs: Any) -> None:
@@ -37,7 +37,7 @@ class EventFile(SummaryWriter):
         self.event_file = event_file or os.path.join(log_dir, name + suffix)
         self._begun = event_file is not None
         if self._begun:
-            kwargs.pop("purge_step", None)  # what a restart makes invalid was said once
+            kwargs.pop("purge_step", None)  # the purge was already recorded when the file was created
         super().__init__(log_dir, **kwargs)
 
     def _get_file_writer(self) -> Any:
@@ -61,7 +61,7 @@ class EventFile(SummaryWriter):
 
 
 class _Appending(EventFileWriter):  # type: ignore[misc]
-    """tensorboard's own, but that the file is opened for appending, whatever bytes its path consists of."""
+    """tensorboard's writer, with the file opened for appending, also if its path is not UTF-8."""
 
     def __init__(self, path: str, max_queue: int, flush_secs: float) -> None:
         self._logdir = os.path.dirname(path)

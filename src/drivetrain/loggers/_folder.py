@@ -1,4 +1,4 @@
-"""What loggers that write to a folder share: where a run lives, and its hyperparameters in plain text."""
+"""Base of loggers that write to a folder: the folder of a run, and its hyperparameters as text."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _VERSION = re.compile(r"version_(\d+)")
 
 
 class FolderLogger(Logger):
-    """A logger whose run lives in ``<save_dir>/<name>/version_<n>``.
+    """A logger whose run is in ``<save_dir>/<name>/version_<n>``.
 
     Args:
         save_dir: the root folder, or an address such as ``s3://bucket/runs``; ``~`` and environment variables are
-            expanded. At an address, files are written to a temporary folder of this machine, and uploaded when the
-            logger saves and once a minute.
+            expanded. For an address, files are written to a local temporary folder, and uploaded when the logger saves
+            and once a minute.
         name: the experiment's folder below it; empty or ``None`` for none.
-        version: a number, a folder name to be taken as it is, or ``None`` for the number after the highest one
-            there. That number is chosen when a run begins, or when :attr:`version` or :attr:`log_dir` is read before.
-            Rank 0 then makes the folder, and no other run can get it.
-        prefix: put before every name, joined by a hyphen.
+        version: a number, a complete folder name, or ``None`` for the next free number. That number is chosen when a
+            run begins, or when :attr:`version` or :attr:`log_dir` is read before. Rank 0 then creates the folder, so
+            that no other run can get the same one.
+        prefix: prepended to every name, joined by a hyphen.
 
     Raises:
-        ConfigurationError: one of the two is of another type, there cannot be such a folder, or a package for such an
+        ConfigurationError: ``name`` or ``version`` has another type, the folder is not possible, or a package for the
             address is missing.
     """
 
@@ -52,17 +52,18 @@ class FolderLogger(Logger):
                 "free number."
             )
         self._save_dir = files.spelled(os.path.expandvars(os.fspath(save_dir)))
-        self._root = files.absolute(self._save_dir)  # the run stays there when the program changes its folder
+        self._root = files.absolute(self._save_dir)  # stays the same when the program changes its working directory
         self._name = name or ""
         self._version = version
         self._is_given = version is not None
-        self._made = False  # the version's folder, by this logger
+        self._made = False  # whether this logger has created the version's folder
         self._mirror: Mirror | None = None
         self._prefix = f"{prefix}{self.LOGGER_JOIN_CHAR}" if prefix else ""
         self.hparams: dict[str, Any] = {}
         self._hparams_written = True
         self._check_folder("save_dir", save_dir, self._root, "runs")
-        named = os.path.join(self._root, self._name)  # not root_dir: an override of name may need what comes later
+        # not root_dir: an override of name may need attributes that are set later
+        named = os.path.join(self._root, self._name)
         self._check_folder("name", name, named, "lightning_logs")
         if isinstance(version, str):
             self._check_folder("version", version, os.path.join(named, version), "first")
@@ -78,7 +79,7 @@ class FolderLogger(Logger):
 
     @contextlib.contextmanager
     def _explained(self, folder: str) -> Iterator[None]:
-        """Context that makes ``folder`` or looks into it.
+        """Context that creates or reads ``folder``.
 
         Raises:
             ConfigurationError: that fails.
@@ -93,17 +94,17 @@ class FolderLogger(Logger):
 
     @property
     def save_dir(self) -> str:
-        """The root folder that was given."""
+        """The root folder that was passed."""
         return self._save_dir
 
     @property
     def name(self) -> str:
-        """The experiment's folder name; empty if runs lie in ``save_dir`` itself."""
+        """The experiment's folder name; empty if runs are in ``save_dir`` itself."""
         return self._name
 
     @property
     def root_dir(self) -> str:
-        """The folder that holds all runs of the experiment."""
+        """The folder with all runs of the experiment."""
         own = type(self).save_dir is not FolderLogger.save_dir
         root = files.absolute(self.save_dir) if own else self._root
         return os.path.join(root, self.name) if self.name else root
@@ -115,13 +116,13 @@ class FolderLogger(Logger):
 
     @property
     def version(self) -> int | str:
-        """Which run this is. Reading it decides it, and on rank 0 makes the run's folder."""
+        """The version of this run. Reading it determines it, and on rank 0 creates the run's folder."""
         if self._version is None:
             with self._explained(self._runs_dir):
                 if rank_from_environ() == 0:
                     self._version, self._made = _make_version(self._runs_dir), True
                 else:
-                    self._version = _next_version(self._runs_dir)  # rank 0's answer replaces it when the ranks meet
+                    self._version = _next_version(self._runs_dir)  # replaced by rank 0's value after the rendezvous
         return self._version
 
     @property
@@ -131,14 +132,16 @@ class FolderLogger(Logger):
 
     @property
     def numbers_runs(self) -> bool:
-        """Whether each run gets a version, and so a folder, of its own: none was given."""
+        """Whether each run gets its own version and folder, because none was passed."""
         return not self._is_given and type(self).version is FolderLogger.version
 
     def agree_on_run(self, broadcast: Callable[[Any], Any]) -> None:
         self._version = broadcast(self.version if rank_from_environ() == 0 else None)
 
     def leave_run(self) -> None:
-        """Give back the version that this process has chosen, if nothing was written: other processes will write."""
+        """Release the version that this process has chosen if nothing was written, because other processes will
+        write.
+        """
         if self._made:
             self._made = False
             with contextlib.suppress(OSError):  # it is not empty
@@ -147,13 +150,15 @@ class FolderLogger(Logger):
 
     @property
     def log_dir(self) -> str:
-        """This run's own folder. Reading it decides the version."""
+        """The folder of this run. Reading it determines the version."""
         version = self.version
         return os.path.join(self._runs_dir, version if isinstance(version, str) else f"version_{version}")
 
     @property
     def _here(self) -> str:
-        """The folder in which this process writes: :attr:`log_dir`, or what is uploaded to that address."""
+        """The folder in which this process writes: :attr:`log_dir`, or a local folder that is uploaded to that
+        address.
+        """
         folder = self.log_dir
         if not files.is_remote(folder):
             return folder
@@ -164,16 +169,16 @@ class FolderLogger(Logger):
         return self._mirror.folder
 
     def _fetch(self, name: str) -> bool:
-        """Download a file of the run, if it is at an address and not here yet; return whether that was done."""
+        """Download a file of the run, if it is at an address and missing here; return whether it was downloaded."""
         return bool(self._here) and self._mirror is not None and self._mirror.fetch(name)
 
     def _upload(self) -> None:
-        """Upload what has changed, if the run's folder is at an address."""
+        """Upload changed files, if the run's folder is at an address."""
         if self._mirror is not None:
             self._mirror.upload()
 
     def _upload_and_release(self) -> None:
-        """Upload what has changed, and remove the copies on this machine: the run has ended."""
+        """Upload changed files, and remove the local copies at the end of the run."""
         if self._mirror is not None:
             self._mirror.upload()
             self._mirror.release()
@@ -183,7 +188,7 @@ class FolderLogger(Logger):
             os.makedirs(self._here, exist_ok=True)
 
     def _look_into_folder(self) -> None:
-        """Raise a ConfigurationError if the run's folder cannot be one; nothing is made."""
+        """Raise a ConfigurationError if the run's folder is not possible; nothing is created."""
         with self._explained(self.log_dir), contextlib.suppress(FileNotFoundError):
             if files.is_remote(self.log_dir):
                 files.names(self.log_dir)
@@ -195,11 +200,12 @@ class FolderLogger(Logger):
 
     def _keep_hparams(self, params: Any) -> None:
         if params is not None:
-            self.hparams.update(params if isinstance(params, Mapping) else vars(params))  # vars: an argparse.Namespace
+            # vars: for an argparse.Namespace
+            self.hparams.update(params if isinstance(params, Mapping) else vars(params))
         self._hparams_written = False
 
     def _write_hparams(self) -> None:
-        """Bring ``hparams.yaml`` up to date."""
+        """Update ``hparams.yaml``."""
         if self._hparams_written:
             return
         self._make_folder()
@@ -208,7 +214,7 @@ class FolderLogger(Logger):
 
 
 def _make_version(root_dir: str) -> int:
-    """Make the folder of the next version; of runs that begin together each gets its own."""
+    """Create the folder of the next version; runs that begin at the same time get different ones."""
     is_remote = files.is_remote(root_dir)
     if not is_remote:
         os.makedirs(root_dir, exist_ok=True)
@@ -216,7 +222,7 @@ def _make_version(root_dir: str) -> int:
     while True:
         folder = os.path.join(root_dir, f"version_{version}")
         try:
-            if is_remote:  # there are no folders: a file without hyperparameters takes the name
+            if is_remote:  # an address has no folders: a file without hyperparameters reserves the name
                 with files.replacing(os.path.join(folder, FolderLogger.NAME_HPARAMS_FILE), new=True) as stream:
                     stream.write(yaml_text.dump({}).encode())
             else:
@@ -228,10 +234,10 @@ def _make_version(root_dir: str) -> int:
 
 
 def _remove_version(folder: str) -> None:
-    """Remove what :func:`_make_version` has made.
+    """Remove the result of :func:`_make_version`.
 
     Raises:
-        OSError: something was written to it.
+        OSError: it is not empty.
     """
     if not files.is_remote(folder):
         os.rmdir(folder)

@@ -1,4 +1,4 @@
-"""A folder on this machine whose files are uploaded to an address, for loggers that append to files."""
+"""A local folder whose files are uploaded to an address, for loggers that append to files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _EVERY_S = 60.0
 
 
 class Mirror:
-    """Files of a logger, written here and uploaded as whole objects, because an object cannot grow.
+    """Files of a logger, written locally and uploaded as complete objects, because an object cannot be appended to.
 
-    The folder is temporary. It is made when it is first used, again in each process that gets a copy of the logger,
-    and removed when the process ends. What was not uploaded by then is lost.
+    The folder is temporary. It is created on first use, again in each process with a copy of the logger, and removed
+    when the process ends. Changes that were not uploaded by then are lost.
 
     Args:
-        address: of the folder that the files are uploaded to.
+        address: the folder to which the files are uploaded.
     """
 
     def __init__(self, address: str) -> None:
@@ -29,7 +29,7 @@ class Mirror:
         self._folder: str | None = None
         self._removal: weakref.finalize[..., Any] | None = None
         self._owner = os.getpid()
-        self._uploaded: dict[str, tuple[int, int]] = {}  # name -> size and time of what was uploaded
+        self._uploaded: dict[str, tuple[int, int]] = {}  # size and time of each uploaded file, by name
         self._uploaded_at = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -40,10 +40,10 @@ class Mirror:
 
     @property
     def folder(self) -> str:
-        """The folder on this machine."""
+        """The local folder."""
         if self._folder is None or self._owner != os.getpid():
             if self._removal is not None:
-                self._removal.detach()  # the folder belongs to the process that this one was forked from
+                self._removal.detach()  # the folder belongs to the parent of this forked process
             self._folder, self._owner, self._uploaded = tempfile.mkdtemp(prefix="drivetrain-"), os.getpid(), {}
             self._removal = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
@@ -54,7 +54,7 @@ class Mirror:
         return time.monotonic() - self._uploaded_at > _EVERY_S
 
     def fetch(self, name: str) -> bool:
-        """Download a file that an earlier run or another process has uploaded; return whether that was done."""
+        """Download a file that an earlier run or another process has uploaded; return whether it was downloaded."""
         target, address = os.path.join(self.folder, name), f"{self.address}/{name}"
         if os.path.exists(target) or remote.written_at(address) is None:
             return False
@@ -63,10 +63,10 @@ class Mirror:
         return True
 
     def upload(self) -> None:
-        """Upload the files that have changed since they were last uploaded.
+        """Upload the files that have changed since the last upload.
 
         Raises:
-            OSError: that failed; the files stay here, and the next call tries again.
+            OSError: the upload failed; the files are kept, and the next call tries again.
         """
         self._uploaded_at = time.monotonic()
         if self._folder is None:
@@ -79,7 +79,7 @@ class Mirror:
                 self._uploaded[name] = found
 
     def release(self) -> None:
-        """Remove the folder, whose files were uploaded; a process that was forked would leave it behind."""
+        """Remove the folder after its files were uploaded; a forked process would leave it behind."""
         if self._removal is not None and self._owner == os.getpid():
             self._removal()
         self._folder, self._removal, self._uploaded = None, None, {}

@@ -1,4 +1,4 @@
-"""What loggers share whose runs live with a service: which run this is, on which rank, and how media are given."""
+"""Base of loggers for services: the run's id, the rank that writes, and the arguments for media."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from drivetrain.loggers.logger import Logger
 class RunLogger(Logger):
     """A logger that writes to one run of a service.
 
-    The run begins with a fit, or with the first thing that is logged, or when :attr:`experiment` is read. A fit that
-    resumes from a checkpoint continues the run whose id the checkpoint holds, unless another id was given.
+    The run begins with a fit, with the first logged value, or when :attr:`experiment` is read. A fit that resumes from
+    a checkpoint continues the run whose id is in the checkpoint, unless another id was passed.
 
     Args:
-        prefix: put before every metric's name, joined by a hyphen.
+        prefix: prepended to every metric's name, joined by a hyphen.
         run_id: the id of a run to continue; ``None``: a new run.
-        module: the package behind the logger, as it is imported.
-        install: what to install for it.
-        log_model: upload checkpoints: True when the run ends, "all" each when it was written.
+        module: the import name of the logger's package.
+        install: the name for installing it.
+        log_model: upload checkpoints: True: at the end of the run; "all": each after it was written.
 
     Raises:
         ConfigurationError: the package is not installed.
@@ -46,20 +46,20 @@ class RunLogger(Logger):
         self._run_id = run_id
         self._given = run_id is not None
         self._run: Any = None
-        self._resumed = False  # from a checkpoint, so that what was logged after it comes again
+        self._resumed = False  # from a checkpoint, so values logged after it are repeated
         self._owner = os.getpid()
         self._log_model = log_model
-        self._callback: Any = None  # whose checkpoints are uploaded when the run ends
+        self._callback: Any = None  # the callback whose checkpoints are uploaded at the end of the run
         self._sent: dict[str, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_run": None, "_callback": None}  # a copy in another process continues the same run
 
-    # ---- which run -----------------------------------------------------------------------------------------------
+    # ---- the run -------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _begin(self) -> Any:
-        """Begin the run, or continue the one of ``_run_id``; return the service's object, and set ``_run_id``."""
+        """Begin the run, or continue the run ``_run_id``; return the service's object, and set ``_run_id``."""
 
     @property
     def version(self) -> str | None:
@@ -68,26 +68,26 @@ class RunLogger(Logger):
 
     @property
     def is_undecided(self) -> bool:
-        """Whether there is no run yet."""
+        """Whether the run has not begun."""
         return self._run_id is None
 
     @property
     def numbers_runs(self) -> bool:
-        """Whether the service chooses the run's id: none was given."""
+        """Whether the service chooses the run's id, because none was passed."""
         return not self._given
 
     @property
     def experiment(self) -> Any:
-        """The service's own object of the run, which begins by asking for it.
+        """The service's object for the run; reading it begins the run.
 
-        On ranks other than 0 it is a stand-in that ignores every call.
+        On ranks other than 0 it is an object that ignores every call.
 
         Raises:
             ConfigurationError: the run cannot begin.
         """
         if rank_from_environ() != 0:
             return Nothing()
-        if self._owner != os.getpid():  # a copied process has the object, and not its threads
+        if self._owner != os.getpid():  # a forked process has the object, but not its threads
             self._run, self._owner = None, os.getpid()
         if self._run is None:
             try:
@@ -109,11 +109,11 @@ class RunLogger(Logger):
         self._run_id = broadcast(self._run_id)
 
     def state_dict(self) -> dict[str, Any]:
-        """The run's id, so that a resumed fit continues it."""
+        """Return the run's id, so that a resumed fit continues it."""
         return {} if self._run_id is None else {"run_id": self._run_id}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the checkpoint's run, unless an id was given or a run has begun."""
+        """Continue the checkpoint's run, unless an id was passed or a run has begun."""
         run_id = str(state["run_id"])
         if self._run_id is None:
             self._run_id = run_id
@@ -132,10 +132,10 @@ class RunLogger(Logger):
         return {f"{self._prefix}{name}": value for name, value in metrics.items()}
 
     def _each(self, method: str, key: str, values: Any, kwargs: Mapping[str, Sequence[Any]]) -> Iterator[Any]:
-        """Yield each of ``values`` with its own part of the other arguments, which are lists as long.
+        """Yield each of ``values`` with its items of the other arguments, which are lists of the same length.
 
         Raises:
-            ConfigurationError: ``values`` is no list, or another list has another length.
+            ConfigurationError: ``values`` is not a list, or another list has a different length.
         """
         start = f"{type(self).__name__}.{method}({key!r})"
         if not isinstance(values, (list, tuple)):
@@ -151,7 +151,7 @@ class RunLogger(Logger):
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """Upload the checkpoints now, or remember them for the end of the run."""
+        """Upload the checkpoints now, or record them for the end of the run."""
         if self._log_model == "all" or (self._log_model and getattr(checkpoint_callback, "save_top_k", 0) == -1):
             self._upload(checkpoint_callback)
         elif self._log_model:
@@ -169,13 +169,13 @@ class RunLogger(Logger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Upload the checkpoints that wait for the end. The run stays open, for ``trainer.test``."""
+        """Upload the recorded checkpoints. The run stays open, for ``trainer.test``."""
         if status == "success" and self._callback is not None:
             self._upload(self._callback)
 
 
 class Tables(RunLogger):
-    """A run's logger whose service shows tables."""
+    """A logger for a service that shows tables."""
 
     @rank_zero_only
     def log_table(
@@ -186,13 +186,13 @@ class Tables(RunLogger):
         dataframe: Any = None,
         step: int | None = None,
     ) -> None:
-        """Log a table: its columns and rows, or a pandas frame. MLflow and Comet keep it as a file."""
+        """Log a table: its columns and rows, or a pandas frame. MLflow and Comet store it as a file."""
         rows = None if data is None else [list(row) for row in data]
         self._write_table(key, None if columns is None else list(columns), rows, dataframe, step)
 
     @abstractmethod
     def _write_table(self, key: str, columns: Any, rows: Any, dataframe: Any, step: int | None) -> None:
-        """Log a table, given as lists or as a pandas frame."""
+        """Log a table from lists or from a pandas frame."""
 
     @rank_zero_only
     def log_text(
@@ -203,22 +203,22 @@ class Tables(RunLogger):
         dataframe: Any = None,
         step: int | None = None,
     ) -> None:
-        """Log texts as a table, as :meth:`log_table`."""
+        """Log texts as a table, as in :meth:`log_table`."""
         self.log_table(key, columns, data, dataframe, step)
 
 
 def array_of(image: Any) -> Any:
-    """Return the array in the host's memory of an image that is a tensor; any other image as it is."""
+    """Return a tensor image as an array in host memory; any other image unchanged."""
     return image.detach().cpu().numpy() if hasattr(image, "detach") else image
 
 
 def mapping_of(params: Any) -> dict[str, Any]:
-    """Return hyperparameters, a mapping or a namespace or ``None``, as a dictionary."""
+    """Return hyperparameters from a mapping, a namespace or ``None`` as a dictionary."""
     return {} if params is None else dict(params) if isinstance(params, Mapping) else dict(vars(params))
 
 
 def flat(params: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """Return nested hyperparameters in one level, the names joined by a slash, as numbers, truth values or text."""
+    """Flatten nested hyperparameters, with names joined by a slash and values as numbers, booleans or text."""
     found: dict[str, Any] = {}
     for key, value in params.items():
         name = f"{parent}/{key}" if parent else str(key)
@@ -230,7 +230,7 @@ def flat(params: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
 
 
 def local_folder(owner: str, value: str | os.PathLike[str]) -> str:
-    """Return ``save_dir``, in which the package of a service keeps its files, as a local path.
+    """Return ``save_dir``, in which a service's package stores its files, as a local path.
 
     Raises:
         ConfigurationError: it is an address.
@@ -242,11 +242,11 @@ def local_folder(owner: str, value: str | os.PathLike[str]) -> str:
 
 
 def scored(checkpoint_callback: Any, sent: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
-    """Return the checkpoints that were written or changed since they were ``sent``: path, score, and a tag.
+    """Return the checkpoints that are new or changed since ``sent``: path, score, and a tag.
 
     Args:
-        checkpoint_callback: whose files.
-        sent: path -> when the file that was sent had been changed.
+        checkpoint_callback: the callback with the files.
+        sent: by path, the modification time of the uploaded file.
     """
     best = getattr(checkpoint_callback, "best_model_path", "")
     last = getattr(checkpoint_callback, "last_model_path", "")

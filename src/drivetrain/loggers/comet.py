@@ -29,12 +29,12 @@ class CometLogger(Tables):
 
     Args:
         api_key: the key; ``None``: the variable ``COMET_API_KEY`` or Comet's configuration file.
-        workspace: the workspace; ``None``: the account's default one.
-        project: the project; ``None``: Comet's default one.
-        experiment_key: of an experiment to continue.
+        workspace: the workspace; ``None``: the account's default.
+        project: the project; ``None``: Comet's default.
+        experiment_key: the key of an experiment to continue.
         mode: "get_or_create" (Comet's default), "get" or "create".
-        online: False writes an archive to a folder, which ``comet upload`` sends later.
-        prefix: put before every metric's name, joined by a hyphen.
+        online: False writes an archive to a folder, for ``comet upload``.
+        prefix: prepended to every metric's name, joined by a hyphen.
         kwargs: passed on to ``comet_ml.ExperimentConfig``: ``name``, ``tags``, ``offline_directory``, ...
 
     Raises:
@@ -76,7 +76,7 @@ class CometLogger(Tables):
 
         mode = self._mode
         if self._resumed and (self._online is False or mode == "create"):
-            mode = "get"  # an archive that adds to an experiment, instead of one that makes it
+            mode = "get"  # the archive then continues an experiment instead of creating one
         run = comet_ml.start(
             api_key=self._api_key, workspace=self._workspace, project=self._project, experiment_key=self._run_id,
             mode=mode, online=self._online,
@@ -98,7 +98,7 @@ class CometLogger(Tables):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers at ``step``; "epoch" is Comet's own second axis too."""
+        """Log numbers at ``step``; "epoch" is also Comet's second axis."""
         row = self._named(metrics)
         epoch = metrics.get("epoch")
         self.experiment.log_metrics(row, step=step, epoch=None if epoch is None else int(epoch))
@@ -117,7 +117,7 @@ class CometLogger(Tables):
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
-        """Log images: arrays, PIL images or paths. Other lists hold one entry for each."""
+        """Log images: arrays, PIL images or paths. Other lists have one entry for each image."""
         for image, own in self._each("log_image", key, images, kwargs):
             self.experiment.log_image(array_of(image), name=key, step=step, **own)
 
@@ -141,7 +141,7 @@ class CometLogger(Tables):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Send what is left. The experiment stays open, for ``trainer.test``; Comet ends it with the program."""
+        """Send the remaining data. The experiment stays open, for ``trainer.test``; Comet ends it with the program."""
         if self._run is not None:
             self._run.log_other("Status", status)
             if hasattr(self._run, "flush"):

@@ -24,21 +24,21 @@ _LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.01  # a write takes a millisecond
 class CSVLogger(FolderLogger):
     """Writes ``<save_dir>/<name>/version_<n>/metrics.csv``, and ``hparams.yaml`` beside it.
 
-    A row holds the step and what was logged there; a name that first appears later widens the table. Consecutive
-    calls for one step share a row as long as no name has two values. A table that is already there, because a
-    ``version`` was given, is continued. Where another logger writes to the same table at the same time, the table
-    keeps the rows of both, and a warning says so. Between two writes no file is open and no thread runs.
+    A row contains the step and its values; a name that first appears later adds a column. Consecutive calls for one
+    step share a row unless a name has two values. An existing table is continued if ``version`` was passed. If another
+    logger writes to the same table at the same time, the table keeps the rows of both, with a warning. Between two
+    writes no file is open and no thread runs.
 
     Args:
         save_dir: the root folder, or an address such as ``s3://bucket/runs``: see docs/remote.md.
         name: the experiment's folder below it; empty for none.
         version: a number, a folder name, or ``None`` for the next free number.
-        prefix: put before every column but ``step``, joined by a hyphen.
-        flush_logs_every_n_steps: rows are written once they span this many steps, and whenever a checkpoint or the
-            end of the run asks for it.
+        prefix: prepended to every column except ``step``, joined by a hyphen.
+        flush_logs_every_n_steps: rows are written when they span this many steps, and when a checkpoint is saved or the
+            run ends.
 
     Raises:
-        ConfigurationError: ``flush_logs_every_n_steps`` is below 1, or ``version`` is of another type.
+        ConfigurationError: ``flush_logs_every_n_steps`` is below 1, or ``version`` has another type.
     """
 
     @arguments_checked
@@ -61,44 +61,45 @@ class CSVLogger(FolderLogger):
                 (int,),
             )
         self._flush_every = flush_logs_every_n_steps
-        self._flushed_at: int | None = None  # the step at which the current span of unwritten steps began
+        self._flushed_at: int | None = None  # the first step of the unwritten rows
         self._columns: list[str] = []
         self._columns_in_file: list[str] = []
-        # The rows from byte `_offset` of the file on. After a write the last one stays, since it may still grow.
+        # The rows from byte `_offset` of the file on. After a write the last row stays, because values may still be
+        # added to it.
         self._rows: list[Row] = []
         self._offset = 0
         self._opened = False
         self._dirty = False
-        self._left: tuple[int, ...] | None = None  # what the file was like after this logger's last write
-        self._row_in_file: Row = {}  # the last row as it was written then
+        self._left: tuple[int, ...] | None = None  # the file's identity after this logger's last write
+        self._row_in_file: Row = {}  # the last row as written then
         self._shared = False
-        self._found: Row = {}  # the last row of the table that was there already
+        self._found: Row = {}  # the last row of the existing table
 
     @property
     def metrics_file_path(self) -> str:
-        """Where the table is, or will be."""
+        """The path of the table, which may not exist yet."""
         return os.path.join(self.log_dir, "metrics.csv")
 
     @property
     def _table(self) -> str:
-        """The table that this process writes; for a run at an address it is uploaded from there."""
+        """The local path of the table; for a run at an address, it is uploaded from there."""
         return os.path.join(here, "metrics.csv") if (here := self._here) != self.log_dir else self.metrics_file_path
 
     @property
     def experiment(self) -> CSVExperiment:
-        """What writes the files: ``log_metrics``, ``log_hparams`` and ``save``, and ``add_scalar``."""
+        """The object that writes the files: ``log_metrics``, ``log_hparams``, ``save`` and ``add_scalar``."""
         return CSVExperiment(self)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Add ``metrics`` to the table; ``step=None`` means one more than in the last row."""
+        """Add ``metrics`` to the table; ``step=None`` means the last row's step plus one."""
         self._open()
         if step is None:
             step = int(self._rows[-1]["step"]) + 1 if self._rows else 0
         values = {name: _plain(value) for name, value in self._named(metrics).items() if name != "step"}
         row = {"step": step, **values}
         if not self._rows and row.items() <= self._found.items():
-            return  # a resumed run logs the values of the moment of saving again
+            return  # a resumed run logs the values at the time of saving again
         last = self._rows[-1] if self._rows else {}
         if last.get("step") == step and all(last.get(name, value) == value for name, value in values.items()):
             last.update(values)
@@ -108,19 +109,19 @@ class CSVLogger(FolderLogger):
         self._dirty = True
         if self._flushed_at is None:
             self._flushed_at = step
-        # abs: a second run of the same logger starts at step 0 again
+        # abs: a second run of the same logger restarts at step 0
         if abs(step - self._flushed_at) + 1 >= self._flush_every:
             self._flushed_at = step + 1
             self.save()
 
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
-        """Keep ``params``, a mapping or a namespace, for ``hparams.yaml``; later values replace earlier ones."""
+        """Store ``params``, a mapping or a namespace, for ``hparams.yaml``; later values replace earlier ones."""
         self._keep_hparams(params)
 
     @rank_zero_only
     def save(self) -> None:
-        """Write what is not in the files yet."""
+        """Write the remaining rows and hyperparameters."""
         self._save()
         self._upload()
 
@@ -128,7 +129,7 @@ class CSVLogger(FolderLogger):
         self._write_hparams()
         if not self._dirty:
             if not self.is_undecided:
-                self._open()  # when a fit begins: a folder that cannot be used is an error before training
+                self._open()  # at the start of a fit, so that an unusable folder is an error before training
             return
         self._make_folder()
         table = self._table
@@ -158,12 +159,12 @@ class CSVLogger(FolderLogger):
             self._written(lines, len(earlier))
 
     def finalize(self, status: str) -> None:
-        """Write what is left."""
+        """Write the remaining rows and hyperparameters."""
         self.save()
         self._upload_and_release()
 
     def _open(self) -> None:
-        """Continue the table that is already there, if there is one."""
+        """Continue the existing table, if there is one."""
         if self._opened:
             return
         self._opened = True
@@ -174,7 +175,7 @@ class CSVLogger(FolderLogger):
             self._found = self._last_row()
 
     def _last_row(self) -> Row:
-        """Return the numbers in the last row of the table; empty if there is none, or if it holds anything else."""
+        """Return the numbers in the last row of the table; empty if there is none, or if it contains anything else."""
         if not self._offset:
             return {}
         with open(self._table, "rb") as file:
@@ -182,11 +183,11 @@ class CSVLogger(FolderLogger):
         return _row(self._columns_in_file, line)
 
     def _read_table(self) -> None:
-        """Take over the columns of the table, and its end."""
+        """Read the columns of the table, and the position of its end."""
         own, self._columns, self._columns_in_file, self._offset = self._columns, ["step"], [], 0
         with contextlib.suppress(FileNotFoundError), open(self._table, "rb") as file:
             content = file.read()
-            self._offset = content.rfind(b"\n") + 1  # a last line without its end was cut off by a crash
+            self._offset = content.rfind(b"\n") + 1  # a last line without a newline was cut off by a crash
             text = content[: self._offset].decode(errors="backslashreplace")
             self._columns_in_file = next(csv.reader(io.StringIO(text, newline="")), [])
             self._columns = [*self._columns_in_file]
@@ -195,7 +196,7 @@ class CSVLogger(FolderLogger):
         self._columns += [name for name in own if name not in self._columns]
 
     def _begin_anew(self) -> None:
-        """The table was deleted since the last write: begin another one with the rows that are not written yet."""
+        """Start a new table with the unwritten rows, because the old one was deleted since the last write."""
         rank_zero_warn(
             f"{self.metrics_file_path} was deleted, and the rows in it are lost. CSVLogger begins a new table. "
             "Do not delete the folder of a run that is under way."
@@ -205,7 +206,7 @@ class CSVLogger(FolderLogger):
         self._write_hparams()
 
     def _continue_behind_others(self) -> None:
-        """Another logger has changed the table since: write behind its rows, and replace none of them."""
+        """Continue after the rows of another logger that has changed the table, without replacing any."""
         if not self._shared:
             self._shared = True
             rank_zero_warn(
@@ -215,7 +216,7 @@ class CSVLogger(FolderLogger):
         self._keep_unwritten_rows()
 
     def _keep_unwritten_rows(self) -> None:
-        """Read the table as it is now, and keep of the own rows what is not in it."""
+        """Read the table again, and keep those own rows that it does not contain."""
         self._read_table()
         if self._row_in_file and self._rows:
             first, written = self._rows[0], self._row_in_file
@@ -224,7 +225,7 @@ class CSVLogger(FolderLogger):
         self._row_in_file = {}
 
     def _widened(self) -> bytes:
-        """Return the part of the file before `_offset`, under the new header."""
+        """Return the part of the file before `_offset`, with the new header."""
         lines: list[list[Any]] = []
         if self._offset:
             with open(self._table, "rb") as file:
@@ -239,7 +240,7 @@ class CSVLogger(FolderLogger):
         try:
             file.write(b"".join(lines))
             file.truncate()
-            file.flush()  # a full disk is noticed here, while the rows are still kept
+            file.flush()  # a full disk raises here, while the rows are still in memory
         except OSError as error:
             path = self.metrics_file_path
             raise OSError(error.errno, f"{files.reason(error, Path(path))}. Rows before it are kept", path) from error
@@ -249,7 +250,7 @@ class CSVLogger(FolderLogger):
         return [_encode([[row.get(name, "") for name in self._columns]]) for row in self._rows]
 
     def _written(self, lines: list[bytes], offset: int) -> None:
-        """The rows are in the file from ``offset`` on: keep only the last one, which may still grow."""
+        """Keep only the last row after a write from ``offset`` on, because values may still be added to it."""
         self._offset = offset + sum(map(len, lines[:-1]))
         del self._rows[:-1]
         self._row_in_file = dict(self._rows[-1]) if self._rows else {}
@@ -287,7 +288,7 @@ class CSVExperiment:
         return list(self._logger._columns_in_file)
 
     def log_hparams(self, params: Any) -> None:
-        """Keep hyperparameters."""
+        """Store hyperparameters."""
         self._logger.log_hyperparams(params)
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
@@ -295,7 +296,7 @@ class CSVExperiment:
         self._logger.log_metrics({tag: scalar_value}, global_step)
 
     def save(self) -> None:
-        """Write what is not in the files yet."""
+        """Write the remaining rows and hyperparameters."""
         self._logger.save()
 
     def __getattr__(self, name: str) -> Any:
@@ -307,9 +308,9 @@ class CSVExperiment:
 
 @contextlib.contextmanager
 def _writing_alone(folder: str) -> Iterator[None]:
-    """Context that loggers of other processes wait for, where the file system can lock a folder.
+    """Context with a lock on the folder for loggers in several processes, if the file system supports it.
 
-    The lock ends with the process, so that a killed run leaves none behind.
+    The lock ends with the process, so a killed run leaves no lock.
     """
     try:
         import fcntl
@@ -323,14 +324,15 @@ def _writing_alone(folder: str) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            time.sleep(_LOCK_PAUSE_S)  # a stopped process must not stop this one: in the end it continues without
+            # a stopped process must not block this one: after a time it continues without the lock
+            time.sleep(_LOCK_PAUSE_S)
         yield
     finally:
         os.close(handle)
 
 
 def _identity(path: str) -> tuple[int, ...] | None:
-    """Return what changes when a file is written by another process; ``None`` where there is no file."""
+    """Return a value that changes when another process writes the file; ``None`` if there is no file."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -339,7 +341,7 @@ def _identity(path: str) -> tuple[int, ...] | None:
 
 
 def _row(columns: list[str], line: bytes) -> Row:
-    """Return the numbers in a line of the table; empty if it holds anything else."""
+    """Return the numbers in a line of the table; empty if it contains anything else."""
     try:
         texts = next(csv.reader([line.decode()]), [])
         row: Row = {
@@ -359,5 +361,5 @@ def _encode(lines: Iterable[Iterable[Any]]) -> bytes:
 
 
 def _plain(value: Any) -> int | float:
-    """Return numbers as Python writes them; a user may pass a tensor or a numpy scalar."""
+    """Return numbers as Python numbers; a user may pass a tensor or a numpy scalar."""
     return value if type(value) is int else float(value)

@@ -9,12 +9,12 @@ from drivetrain.loggers.logger import Logger
 
 
 class DummyLogger(Logger):
-    """Takes everything and writes nothing, so that a program may call its loggers in ``fast_dev_run`` as well.
+    """Accepts everything and writes nothing, so that a program can call its loggers in ``fast_dev_run`` too.
 
-    It has every method that another logger has: ``logger.log_image(...)`` does nothing.
+    It has every method of other loggers: ``logger.log_image(...)`` does nothing.
 
     Args:
-        save_dir: ignored; every default logger takes one.
+        save_dir: ignored; other default loggers have it.
     """
 
     def __init__(self, save_dir: str | None = None) -> None:
@@ -38,10 +38,10 @@ class DummyLogger(Logger):
         return ""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Drop them."""
+        """Do nothing."""
 
     def log_hyperparams(self, params: Any = None, *args: Any, **kwargs: Any) -> None:
-        """Drop them."""
+        """Do nothing."""
 
 
 _ABSENT = frozenset({"begin_run", "is_undecided", "is_profiler", "numbers_runs"})
@@ -49,11 +49,11 @@ _ABSENT = frozenset({"begin_run", "is_undecided", "is_profiler", "numbers_runs"}
 
 
 class Nothing:
-    """Has every attribute and may be called: all of it is nothing again."""
+    """Has every attribute and can be called, always with itself as the result."""
 
     def __getattr__(self, name: str) -> Nothing:
         if name.startswith("__"):
-            raise AttributeError(name)  # copying and pickling ask for these, and must not be answered
+            raise AttributeError(name)  # copy and pickle look these up, and must not find them
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Nothing:

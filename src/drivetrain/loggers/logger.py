@@ -1,4 +1,4 @@
-"""The contract of a logger, where the flushed numbers of a run go; and the registry."""
+"""The contract of a logger, which gets the flushed numbers of a run; and the registry."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 class Logger(ABC):
     """Receives plain floats, a few times a second at most, on global rank 0 only.
 
-    A new logger is a new file in this folder, or in a package of its own, with one such class; a program may give its
-    class a name with ``LoggerRegistry.register("name", cls)``. The library behind it is imported when the logger
-    first writes, never when the file is imported.
+    A new logger is a new file in this folder, or in a package, with one subclass; a program may register its class with
+    ``LoggerRegistry.register("name", cls)``. The logger's library is imported when it first writes, not when the file
+    is imported.
     """
 
     LOGGER_JOIN_CHAR: ClassVar[str] = "-"
@@ -39,64 +39,66 @@ class Logger(ABC):
     @property
     @abstractmethod
     def version(self) -> int | str | None:
-        """Which run of the experiment this is."""
+        """The version of the run in the experiment."""
 
     @property
     def save_dir(self) -> str | None:
-        """The root folder that was given, or ``None`` for a logger that keeps no files here."""
+        """The root folder that was passed, or ``None`` for a logger without local files."""
         return None
 
     @property
     def root_dir(self) -> str | None:
-        """The folder that holds the runs of this experiment, or ``None`` for a logger that keeps no files here."""
+        """The folder with the runs of this experiment, or ``None`` for a logger without local files."""
         return None
 
     @property
     def log_dir(self) -> str | None:
-        """This run's own folder, or ``None``; checkpoints go below it."""
+        """The folder of this run, or ``None``; checkpoints are saved below it."""
         return None
 
     def agree_on_run(self, broadcast: Callable[[Any], Any]) -> None:
-        """Let this process mean the run that rank 0 writes; called in every process, when they have met.
+        """Set this process's run to rank 0's; called in every process after the rendezvous.
 
         Args:
-            broadcast: gives every process rank 0's value.
+            broadcast: returns rank 0's value on every process.
         """
 
     def leave_run(self) -> None:
-        """This process starts others that run the program, and writes nothing itself; called before they start."""
+        """Called before this process starts others that run the program; this process then writes nothing itself."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the logger, as plain data, so that a resumed fit continues the run."""
+        """Return the logger's state for a checkpoint as plain data, so that a resumed fit continues the run."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue the run of a checkpoint, which holds what :meth:`state_dict` returned; before anything is logged."""
+        """Continue the run of a checkpoint, from a result of :meth:`state_dict`; called before anything is logged."""
 
     @abstractmethod
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Record ``metrics`` at ``step`` (the logger's x axis: batches on which an optimizer step happened)."""
+        """Record ``metrics`` at ``step``, the loggers' x axis: the number of batches with an optimizer step."""
 
     @abstractmethod
     def log_hyperparams(self, params: Any = None, *args: Any, **kwargs: Any) -> None:
         """Record the run's hyperparameters.
 
         Args:
-            params: a mapping, a namespace, or ``None`` for no more than there are.
-            args, kwargs: what a logger takes beside them, such as ``metrics`` of a TensorBoardLogger.
+            params: a mapping, a namespace, or ``None`` for no new ones. args, kwargs: further arguments of a logger,
+            such as ``metrics`` of a TensorBoardLogger.
         """
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
-        """Record the model's graph; most loggers have no place for one."""
+        """Record the model's graph; most loggers do not support it."""
 
     def save(self) -> None:
-        """Make what was recorded so far durable."""
+        """Make the recorded values durable."""
 
     def finalize(self, status: str) -> None:
-        """The run ended: ``"success"`` or ``"failed"``. Write what is left and close what is open."""
+        """Called when the run has ended: ``"success"`` or ``"failed"``. Write the remaining values and close open
+        files.
+        """
 
     def after_save_checkpoint(self, checkpoint_callback: Any) -> None:
-        """A checkpoint was written, by this callback: a :class:`~drivetrain.callback.Checkpoint`."""
+        """Called when this callback, a :class:`~drivetrain.callback.Checkpoint`, has written a checkpoint."""
 
 
 LoggerRegistry: Registry[Logger] = Registry("drivetrain.loggers", "logger", "logger")
@@ -104,10 +106,10 @@ LoggerRegistry: Registry[Logger] = Registry("drivetrain.loggers", "logger", "log
 
 
 def logger_named(name: str, save_dir: str | os.PathLike[str]) -> Logger:
-    """Return a new logger of this name, which writes below ``save_dir`` if it keeps files.
+    """Return a new logger with this name, which writes below ``save_dir`` if it keeps files.
 
     Raises:
-        UnknownNameError: there is none.
+        UnknownNameError: the name is unknown.
     """
     entry = LoggerRegistry.entry(name)
     takes_folder = "save_dir" in inspect.signature(entry.cls).parameters

@@ -12,7 +12,7 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_only, rank_zero_
 from drivetrain.loggers._run import Tables, array_of, flat, local_folder, mapping_of
 
 _REFUSED = re.compile(r"[^\w/. :-]+")
-_BATCH = 100  # parameters that MLflow takes in one call
+_BATCH = 100  # parameters that MLflow accepts in one call
 _LONGEST = 6000  # characters of a parameter's value
 _STATUS = {"success": "FINISHED", "finished": "FINISHED", "failed": "FAILED"}
 
@@ -20,21 +20,21 @@ _STATUS = {"success": "FINISHED", "finished": "FINISHED", "failed": "FAILED"}
 class MLFlowLogger(Tables):
     """Logs to a run of MLflow.
 
-    A fit that resumes from a checkpoint continues the run that wrote it. Values that the run has already, because it
-    went on after the checkpoint, are not logged a second time, so that the steps of a curve never go back.
+    A fit that resumes from a checkpoint continues the run that wrote it. Values that the run already has, because it
+    continued after the checkpoint, are not logged again, so that the steps of a curve never go back.
 
     Args:
-        experiment_name: the experiment, which is made if there is none.
+        experiment_name: the experiment, which is created if necessary.
         run_name: the run's name.
-        tracking_uri: address of the server or store; ``None``: the variable ``MLFLOW_TRACKING_URI``, else
+        tracking_uri: address of the server or store; ``None``: the variable ``MLFLOW_TRACKING_URI``, otherwise
             ``save_dir``.
-        tags: of the run.
-        save_dir: a local folder for everything; it has no effect with a ``tracking_uri``.
-        log_model: upload checkpoints as artifacts: True when the run ends, "all" each when it was written.
-        prefix: put before every metric's name, joined by a hyphen.
-        artifact_location: where the artifacts of a new experiment are kept; ``None``: the store's default.
+        tags: the run's tags.
+        save_dir: a local folder for everything; ignored with a ``tracking_uri``.
+        log_model: upload checkpoints as artifacts: True: at the end of the run; "all": each after it was written.
+        prefix: prepended to every metric's name, joined by a hyphen.
+        artifact_location: the location of a new experiment's artifacts; ``None``: the store's default.
         run_id: the id of a run to continue.
-        synchronous: wait until MLflow has taken the values; ``None``: MLflow's default.
+        synchronous: wait until MLflow has stored the values; ``None``: MLflow's default.
 
     Raises:
         ConfigurationError: MLflow is not installed.
@@ -63,8 +63,8 @@ class MLFlowLogger(Tables):
         self.tags = dict(tags or {})
         self._artifact_location = artifact_location
         self._options = {} if synchronous is None else {"synchronous": synchronous}
-        self._params: dict[str, str] = {}  # those that the run has: MLflow lets none be changed
-        self._reached: dict[str, int] = {}  # of a run that was resumed: name -> the last step it has
+        self._params: dict[str, str] = {}  # parameters of the run, which MLflow does not allow to change
+        self._reached: dict[str, int] = {}  # for a resumed run: the last step by name
         self._told = False
 
     # ---- the run -------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class MLFlowLogger(Tables):
         from mlflow.tracking.context import registry as context
 
         if self._tracking_uri.startswith("file:"):
-            # MLflow 3 asks for a database by default, and a folder is what was asked for.
+            # MLflow 3 uses a database by default, but the caller passed a folder.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         client = MlflowClient(self._tracking_uri)
         if self._run_id is None:
@@ -100,31 +100,31 @@ class MLFlowLogger(Tables):
 
     @property
     def run_id(self) -> str | None:
-        """The run's id, which begins by asking for it."""
+        """The run's id; reading it begins the run."""
         _ = self.experiment
         return self._run_id
 
     @property
     def experiment_id(self) -> str | None:
-        """The id of the experiment; the run begins by asking for it."""
+        """The id of the experiment; reading it begins the run."""
         _ = self.experiment
         return self._experiment_id
 
     @property
     def name(self) -> str | None:
-        """The experiment's id once the run has begun; before, its name."""
+        """The experiment's id after the run has begun; before, its name."""
         return self._experiment_id or self._experiment_name
 
     @property
     def save_dir(self) -> str | None:
-        """The local folder, or ``None`` if a server keeps the run."""
+        """The local folder, or ``None`` if a server stores the run."""
         return self._tracking_uri.removeprefix("file:") if self._tracking_uri.startswith("file:") else None
 
     # ---- values --------------------------------------------------------------------------------------------------
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers at ``step``; text is left out. Characters that MLflow does not allow in a name are dropped."""
+        """Log numbers at ``step``; strings are left out. Characters that MLflow does not allow in names are dropped."""
         from mlflow.entities import Metric
 
         client, now, rows = self.experiment, int(time.time() * 1000), []
@@ -181,7 +181,7 @@ class MLFlowLogger(Tables):
 
     @rank_zero_only
     def finalize(self, status: str = "success") -> None:
-        """Upload the checkpoints that wait for the end, and mark the run as ended; what is logged later reopens it."""
+        """Upload the recorded checkpoints, and mark the run as ended; later logging reopens it."""
         if self._run is None:
             return
         super().finalize(status)

@@ -13,16 +13,16 @@ from drivetrain.loggers._run import RunLogger, array_of, flat, mapping_of
 class NeptuneLogger(RunLogger):
     """Logs to a run of Neptune, through the package neptune 1.x.
 
-    A fit that resumes from a checkpoint continues the run that wrote it, if its id was known: Neptune gives a run its
-    id when it is online.
+    A fit that resumes from a checkpoint continues the run that wrote it, if its id was known: Neptune assigns the id
+    when the run is online.
 
     Args:
         api_key: the key; ``None``: the variable ``NEPTUNE_API_TOKEN``.
         project: ``workspace/project``; ``None``: the variable ``NEPTUNE_PROJECT``.
         name: the run's name.
-        run: a run that ``neptune.init_run`` has returned, to write to.
+        run: an existing run from ``neptune.init_run``.
         log_model_checkpoints: upload checkpoints.
-        prefix: the folder of the run that everything is written to.
+        prefix: the run's namespace for all values.
         neptune_run_kwargs: passed on to ``neptune.init_run``: ``mode="offline"``, ``tags``, ``with_id``, ...
 
     Raises:
@@ -63,7 +63,7 @@ class NeptuneLogger(RunLogger):
 
     @property
     def run(self) -> Any:
-        """The run, as :attr:`experiment`."""
+        """The run, an alias of :attr:`experiment`."""
         return self.experiment
 
     @property
@@ -73,7 +73,7 @@ class NeptuneLogger(RunLogger):
 
     @property
     def save_dir(self) -> str:
-        """The folder below which Neptune keeps what it has not sent."""
+        """The folder in which Neptune stores unsent data."""
         return os.path.join(os.getcwd(), ".neptune")
 
     @rank_zero_only
@@ -113,16 +113,16 @@ class NeptuneLogger(RunLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Send what is left. The run stays open, for ``trainer.test``; Neptune ends it with the program."""
+        """Send the remaining data. The run stays open, for ``trainer.test``; Neptune ends it with the program."""
         if self._run is not None:
             self._run[f"{self._folder}status"] = status
             self._run.sync(wait=False)
 
 
 def _id_of(run: Any) -> str | None:
-    """Return the run's id, which it has if it is online."""
+    """Return the run's id, if it is online."""
     try:
         found = run["sys/id"].fetch()
-    except Exception:  # the client raises other classes offline than online
+    except Exception:  # offline, the client raises other exceptions than online
         return None
     return None if found is None else str(found)

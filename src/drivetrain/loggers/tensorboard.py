@@ -30,24 +30,23 @@ _WRITER_ARGUMENTS = ("comment", "purge_step", "max_queue", "flush_secs", "filena
 class TensorBoardLogger(FolderLogger):
     """Writes event files to ``<save_dir>/<name>/version_<n>[/<sub_dir>]``, and ``hparams.yaml`` beside them.
 
-    The writer, which keeps a file open and a thread running, exists from the first thing written until
-    :meth:`finalize`. What is logged after that, in ``trainer.test`` for example, is appended to the same event file.
-    Another process that continues the run, such as a resumed one, writes an event file of its own.
+    The writer, with an open file and a thread, exists from the first written value until :meth:`finalize`. Later
+    values, in ``trainer.test`` for example, are appended to the same event file. Another process that continues the
+    run, such as a resumed one, writes its own event file.
 
     Args:
         save_dir: the root folder; ``~`` and environment variables are expanded.
         name: the experiment's folder below it; empty or ``None`` for none.
         version: a number, a folder name, or ``None`` for the next free number.
         log_graph: record the model's graph when a fit starts, if the model has an ``example_input_array``.
-        default_hp_metric: log ``hp_metric = -1`` with hyperparameters that come without metrics, since TensorBoard's
-            table of runs shows only runs that have one.
-        prefix: put before every metric's name, joined by a hyphen.
-        sub_dir: a folder inside the run's folder; the files go there.
+        default_hp_metric: log ``hp_metric = -1`` with hyperparameters that come without metrics, because TensorBoard's
+            table only shows runs that have it.
+        prefix: prepended to every metric's name, joined by a hyphen.
+        sub_dir: a folder inside the run's folder for the files.
         kwargs: passed on to ``torch.utils.tensorboard.SummaryWriter``: ``max_queue``, ``flush_secs``, ...
 
     Raises:
-        ConfigurationError: the package tensorboard is not installed, or ``version`` is of another
-            type.
+        ConfigurationError: the package tensorboard is not installed, or ``version`` has another type.
     """
 
     def __init__(
@@ -85,23 +84,23 @@ class TensorBoardLogger(FolderLogger):
             **self.__dict__,
             "_writer": None,
             "_event_file": None,
-        }  # a copy has its own file
+        }  # a copy writes its own file
 
     @property
     def sub_dir(self) -> str | None:
-        """The folder inside the run's folder that was given."""
+        """The folder inside the run's folder, as passed."""
         return self._sub_dir
 
     @property
     def log_dir(self) -> str:
-        """This run's folder, ``sub_dir`` included; it comes into being with the first thing written."""
+        """This run's folder, including ``sub_dir``; it is created with the first written value."""
         return os.path.join(super().log_dir, self._sub_dir) if self._sub_dir else super().log_dir
 
     @property
     def experiment(self) -> SummaryWriter:
-        """The ``SummaryWriter``, for pictures, histograms and all else; opened by asking for it.
+        """The ``SummaryWriter``, for images, histograms and so on; reading it opens it.
 
-        Elsewhere than on global rank 0 it is a stand-in that ignores every call.
+        On other ranks than 0 it is an object that ignores every call.
         """
         if rank_from_environ() != 0:
             return Nothing()  # type: ignore[return-value]
@@ -134,8 +133,8 @@ class TensorBoardLogger(FolderLogger):
         """Record ``params``, a mapping or a namespace, for the table of runs; nested names are joined by a slash.
 
         Args:
-            params: the hyperparameters; later values replace earlier ones. ``None``: those that were given before.
-            metrics: numbers to compare runs by; a single number is called ``hp_metric``.
+            params: the hyperparameters; later values replace earlier ones. ``None``: the earlier ones.
+            metrics: numbers for comparing runs; a single number is called ``hp_metric``.
             step: the x position of ``metrics``; 0 by default.
         """
         from torch.utils.tensorboard.summary import hparams
@@ -146,7 +145,7 @@ class TensorBoardLogger(FolderLogger):
         elif not isinstance(metrics, Mapping):
             metrics = {"hp_metric": metrics}
         self.log_metrics(metrics, step or 0)
-        # SummaryWriter.add_hparams would open a run of its own below this one, so its parts are written by hand.
+        # SummaryWriter.add_hparams would create another run below this one, so its parts are written separately.
         file_writer = self.experiment._get_file_writer()  # type: ignore[no-untyped-call]
         summaries = hparams(dict(_flat(self.hparams)), self._named(metrics))  # type: ignore[no-untyped-call]
         for summary in summaries:
@@ -156,9 +155,9 @@ class TensorBoardLogger(FolderLogger):
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Record the graph of ``model`` on ``input_array``, by default its ``example_input_array``.
 
-        Does nothing unless the logger was made with ``log_graph=True``. The model is traced in evaluation mode and in
-        its run's precision; the run does not notice (:func:`~drivetrain.module.export.example_pass`). If tracing fails,
-        there is a warning, and no graph.
+        It does nothing unless the logger was created with ``log_graph=True``. The model is traced in evaluation mode
+        and in its run's precision, without effects on the run (:func:`~drivetrain.module.export.example_pass`). If
+        tracing fails, a warning is issued and there is no graph.
         """
         if not self._log_graph:
             return
@@ -170,12 +169,13 @@ class TensorBoardLogger(FolderLogger):
                 )
                 return
             args, kwargs = inputs
-            # torch's tracer reads every attribute, and without a Trainer the module's ``trainer`` raises.
+            # torch's tracer reads every attribute, and the module's ``trainer`` raises without a Trainer.
             traced = model if getattr(model, "_trainer", None) is not None else detached(model)
             if kwargs:
                 traced, args = _ByName(traced, list(kwargs)), tuple(kwargs.values())
             try:
-                self.experiment.add_graph(traced, args, use_strict_trace=False)  # strict: no dictionary as output
+                # strict tracing does not support dictionaries as output
+                self.experiment.add_graph(traced, args, use_strict_trace=False)
             except Exception as error:
                 rank_zero_warn(
                     f"There is no graph, because tracing {type(model).__name__} failed "
@@ -185,10 +185,10 @@ class TensorBoardLogger(FolderLogger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Write what the writer still holds, and ``hparams.yaml``."""
+        """Write buffered values, and ``hparams.yaml``."""
         self._flush()
         if self._writer is None and not self.is_undecided:
-            self._look_into_folder()  # when a fit begins: one that cannot be used is an error before training
+            self._look_into_folder()  # at the start of a fit, so that an unusable folder is an error before training
 
     def _flush(self) -> None:
         self._forget_copy()
@@ -199,7 +199,7 @@ class TensorBoardLogger(FolderLogger):
         self._upload()
 
     def _forget_copy(self) -> None:
-        """In a copied process there is the writer, and not the thread that writes: whoever waits for it hangs."""
+        """Drop the writer in a forked process, which lacks its thread: waiting for it would hang."""
         if self._owner != os.getpid():
             self._writer, self._event_file, self._owner = None, None, os.getpid()
 
@@ -218,18 +218,18 @@ class TensorBoardLogger(FolderLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Write what is left and close the writer: its file and its thread go."""
+        """Write buffered values and close the writer with its file and thread."""
         self._flush()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
         if self._mirror is not None:
-            self._event_file = None  # which is no longer here; the next run writes another one
+            self._event_file = None  # uploaded and removed here; the next run writes another file
         self._upload_and_release()
 
 
 class _ByName(nn.Module):
-    """A model that gets its inputs by name, for a tracer that knows positions only."""
+    """A model with named inputs, wrapped for a tracer that only supports positions."""
 
     def __init__(self, model: nn.Module, names: list[str]) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ _STEP = "trainer/global_step"
 
 
 class InitArguments(TypedDict, total=False):
-    """Arguments of ``wandb.init`` that are no arguments of the logger, for type checkers and for the command line."""
+    """Arguments of ``wandb.init`` that the logger does not have itself, for type checkers and for the command line."""
 
     entity: str | None
     notes: str | None
@@ -46,22 +46,22 @@ class WandbLogger(Tables):
     """Logs to a run of Weights & Biases.
 
     The x axis of the curves is ``trainer/global_step``. The service's own step, which counts calls and must not go
-    back, is left to the service, so that a resumed run loses no row. A fit that resumes from a checkpoint continues the
-    run that wrote it.
+    back, is not set, so that a resumed run loses no row. A fit that resumes from a checkpoint continues the run that
+    wrote it.
 
     Args:
         name: the run's name.
-        save_dir: the folder below which wandb keeps its files.
-        version: the run's id, as ``id``.
-        offline: keep everything here; ``wandb sync`` uploads it later.
-        dir: as ``save_dir``.
+        save_dir: the folder for wandb's files.
+        version: an alias of ``id``.
+        offline: keep everything on this machine; ``wandb sync`` uploads it later.
+        dir: an alias of ``save_dir``.
         id: the id of the run, to continue an earlier one.
         anonymous: log without an account.
-        project: the project; ``None``: the variable ``WANDB_PROJECT``, else "lightning_logs".
-        log_model: upload checkpoints: True when the run ends, "all" each when it was written.
-        experiment: a run that ``wandb.init`` has returned, to write to.
-        prefix: put before every metric's name, joined by a hyphen.
-        checkpoint_name: name of the artifact that holds checkpoints; ``None``: ``model-<run id>``.
+        project: the project; ``None``: the variable ``WANDB_PROJECT``, otherwise "lightning_logs".
+        log_model: upload checkpoints: True: at the end of the run; "all": each after it was written.
+        experiment: an existing run from ``wandb.init``.
+        prefix: prepended to every metric's name, joined by a hyphen.
+        checkpoint_name: the name of the artifact with checkpoints; ``None``: ``model-<run id>``.
         add_file_policy: "mutable" copies a checkpoint before it is uploaded, "immutable" does not.
         kwargs: passed on to ``wandb.init``: ``entity``, ``tags``, ``group``, ``config``, ...
 
@@ -132,7 +132,7 @@ class WandbLogger(Tables):
 
     @property
     def save_dir(self) -> str:
-        """The folder below which wandb keeps its files."""
+        """The folder for wandb's files."""
         return self._save_dir
 
     @property
@@ -142,13 +142,13 @@ class WandbLogger(Tables):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers, or anything else that ``wandb.log`` takes."""
+        """Log numbers, or other values that ``wandb.log`` accepts."""
         row = self._named(metrics)
         self.experiment.log(row if step is None else {**row, _STEP: step})
 
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
-        """Put ``params``, a mapping or a namespace, into the run's configuration."""
+        """Add ``params``, a mapping or a namespace, to the run's configuration."""
         self.experiment.config.update(_plain(mapping_of(params)), allow_val_change=True)
 
     @rank_zero_only
@@ -167,7 +167,9 @@ class WandbLogger(Tables):
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
-        """Log images: tensors, arrays, PIL images or paths. Other lists, as ``caption``, hold one entry for each."""
+        """Log images: tensors, arrays, PIL images or paths. Other lists, such as ``caption``, have one entry for each
+        image.
+        """
         self._log_media("log_image", "Image", key, images, step, kwargs)
 
     @rank_zero_only
@@ -211,9 +213,9 @@ class WandbLogger(Tables):
 
         Args:
             artifact: its address, ``entity/project/name:version``.
-            save_dir: where to; ``None``: wandb's folder.
+            save_dir: the target folder; ``None``: wandb's folder.
             artifact_type: its type.
-            use_artifact: note in the present run, if there is one, that it was used.
+            use_artifact: record its use in the current run, if there is one.
         """
         import wandb
 
@@ -224,7 +226,7 @@ class WandbLogger(Tables):
         return str(found.download(root=None if save_dir is None else os.fspath(save_dir)))
 
     def use_artifact(self, artifact: str, artifact_type: str | None = None) -> Any:
-        """Note in the run that an artifact was used, and return it."""
+        """Record in the run that an artifact is used, and return it."""
         return self.experiment.use_artifact(artifact, type=artifact_type)
 
 
@@ -235,7 +237,7 @@ def _define_axis(run: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return hyperparameters as what wandb keeps: plain data, and the text of anything else."""
+    """Return hyperparameters in wandb's form: plain data, and the text of other values."""
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The familiar import paths for plugins; the classes live in the folders of what they are."""
+"""The familiar import paths for plugins; the classes are defined in their own folders."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ _FILES = {
 }
 __all__ = list(_FILES)
 
-if not TYPE_CHECKING:  # a type checker would take any name for one of these
+if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
     __getattr__, __dir__ = lazy(__name__, _FILES, ("environments", "io", "layer_sync", "precision"))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return the rows below ``header``: the first column flush left, the numbers flush right."""
+    """Return the rows below ``header``: the first column left-aligned, numbers right-aligned."""
     widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Which Python functions took the time of each action: the standard library's cProfile."""
+"""The time of Python functions in each action, by the standard library's cProfile."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import ConfigurationError, is_number, shown
 from drivetrain.profilers.profiler import Profiler
 
-_PRINTED = 20  # functions of each action, where no limit was given: all of them are thousands of lines
+_PRINTED = 20  # functions of each action without a limit: all of them would be thousands of lines
 
-Path = tuple[str, ...]  # an action, behind those that it is part of
+Path = tuple[str, ...]  # an action, after the actions that contain it
 
 
 class AdvancedProfiler(Profiler):
     """Records every call of a Python function, by action.
 
-    The report has a part for each action: its functions, those first that took longest. What happens in an action
-    counts for those around it too. Recording makes Python functions several times slower.
+    The report has a section for each action: its functions, the slowest first. Calls inside an action also count for
+    the actions around it. Recording makes Python functions several times slower.
 
     Args:
-        dirpath: folder of the files; ``None``: the folder of the run's logger.
-        filename: what the files' names contain. With ``None`` the report is printed.
-        line_count_restriction: how many functions the report shows of each action: a whole number, or a fraction of
-            them as a float below 1.0. 1.0 is all of them in a file, and 20 where the report is printed.
+        dirpath: the folder of the files; ``None``: that of the run's logger.
+        filename: a part of the files' names. ``None``: the report is printed.
+        line_count_restriction: the number of functions per action in the report: an integer, or a fraction as a float
+            below 1.0. 1.0 means all of them in a file, and 20 in a printed report.
         dump_stats: also write a file for each action, ``<stage>-<filename>-<rank>-<action>.prof``, which ``pstats``
             and tools such as snakeviz read.
 
     Raises:
-        ConfigurationError: ``line_count_restriction`` is no number above 0.
+        ConfigurationError: ``line_count_restriction`` is not a positive number.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class AdvancedProfiler(Profiler):
         """Begin an action.
 
         Raises:
-            ConfigurationError: it has begun and not ended, or another tool profiles this process.
+            ConfigurationError: it is already running, or another tool profiles this process.
         """
         if action_name in self._open:
             raise ConfigurationError(
@@ -95,7 +95,9 @@ class AdvancedProfiler(Profiler):
             self._profiles[self._open].disable()
 
     def _record(self, path: Path) -> None:
-        """Record what comes as part of ``path``: one profile runs at a time, since Python allows no second one."""
+        """Record what follows as part of ``path``; only one profile runs at a time, because Python allows no second
+        one.
+        """
         self._open = path
         if path:
             profile = self._profiles.setdefault(path, cProfile.Profile())
@@ -109,7 +111,7 @@ class AdvancedProfiler(Profiler):
                 ) from error
 
     def _stats(self) -> dict[str, pstats.Stats]:
-        """Return the statistics of each action, those of the actions inside it included."""
+        """Return the statistics of each action, including the actions inside it."""
         open_ = self._open
         stats: dict[str, pstats.Stats] = {}
         self._pause()
@@ -126,7 +128,7 @@ class AdvancedProfiler(Profiler):
         return stats
 
     def summary(self) -> str:
-        """Return the report: a part for each action."""
+        """Return the report, with a section for each action."""
         limit = self.line_count_restriction
         if isinstance(limit, float) and limit >= 1:
             limit = int(limit) if limit > 1 else _PRINTED if self.filename is None else 1.0
@@ -149,6 +151,6 @@ class AdvancedProfiler(Profiler):
             rank_zero_info(f"AdvancedProfiler wrote the statistics of each action to {os.path.dirname(path)}.")
 
     def teardown(self, stage: str | None) -> None:
-        """Stop recording what an exception has left open."""
+        """Stop recordings that an exception has left open."""
         self._pause()
         self._open = ()

@@ -1,4 +1,4 @@
-"""How much memory each action took, and torch's snapshots of CUDA's memory."""
+"""The memory growth in each action, and torch's snapshots of CUDA memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _MIB = 2**20
 
 @dataclass
 class Growth:
-    """What is kept of the calls of one action, in bytes.
+    """Statistics of the calls of one action, in bytes.
 
     Attributes:
-        calls: how many have ended.
-        grown: what they have left allocated, all together; negative if they freed more.
-        peak: the most that was allocated in one of them.
+        calls: the number of finished calls.
+        grown: their total memory growth; negative if they freed more.
+        peak: the highest allocation in any call.
     """
 
     calls: int = 0
@@ -38,20 +38,20 @@ class _Open:
 
 
 class MemoryProfiler(Profiler):
-    """Measures how the memory in use grows in each action, and its highest value there.
+    """Measures the growth and the peak of memory in each action.
 
-    With CUDA it is what torch has allocated on the current device. torch then also records each allocation with the
-    line of code that made it, and a snapshot is written when the run ends, also by an exception such as out of memory:
-    ``<stage>-<filename>-<rank>.pickle``, for https://pytorch.org/memory_viz. Elsewhere it is the memory of this
-    process, of which torch can make no snapshot.
+    With CUDA it is torch's allocated memory on the current device. torch then also records each allocation with its
+    line of code, and a snapshot is written when the run ends, also by an exception such as out of memory:
+    ``<stage>-<filename>-<rank>.pickle``, for https://pytorch.org/memory_viz. On other devices it is the memory of this
+    process, for which torch has no snapshots.
 
     It resets torch's peak statistics, ``torch.cuda.max_memory_allocated()``, at each action.
 
     Args:
-        dirpath: folder of the files; ``None``: the folder of the run's logger.
-        filename: what the files' names contain. With ``None`` the table is printed.
+        dirpath: the folder of the files; ``None``: that of the run's logger.
+        filename: a part of the files' names. ``None``: the table is printed.
         snapshot: write the snapshot, with CUDA.
-        max_entries: how many of the last allocations and frees it holds.
+        max_entries: the number of allocations and frees that it contains, counted from the last.
     """
 
     @arguments_checked
@@ -74,7 +74,7 @@ class MemoryProfiler(Profiler):
         return {**super().__getstate__(), "_open": [], "_process": None, "_records": False}
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Begin a new table, and with CUDA a new record of allocations."""
+        """Start a new table, and with CUDA a new record of allocations."""
         super().setup(stage, local_rank, log_dir)
         self.growth, self._open = {}, []
         if self._snapshot and has_cuda():
@@ -82,7 +82,7 @@ class MemoryProfiler(Profiler):
             self._records = True
 
     def _used(self) -> tuple[int, int]:
-        """Return the bytes in use, and the most since this was last called."""
+        """Return the bytes in use, and the peak since the last call."""
         if has_cuda():
             return memory_in_use()
         if self._process is None:
@@ -104,7 +104,7 @@ class MemoryProfiler(Profiler):
         self._open.append(_Open(action_name, used, used))
 
     def stop(self, action_name: str) -> None:
-        """End an action; one that has not begun is ignored."""
+        """End an action; ignored if it is not running."""
         used = self._now()
         index = next((index for index, each in enumerate(self._open) if each.action == action_name), None)
         if index is None:
@@ -115,7 +115,7 @@ class MemoryProfiler(Profiler):
         kept.peak = max(kept.peak, ended.peak)
 
     def summary(self) -> str:
-        """Return the table, the actions with the highest memory first."""
+        """Return the table, with the actions with the highest memory first."""
         of = "CUDA memory" if has_cuda() else "memory of the process"
         rows = [
             [name, str(each.calls), f"{each.peak / _MIB:.1f}", f"{each.grown / _MIB:+.1f}"]

@@ -9,13 +9,13 @@ from drivetrain.profilers.profiler import Profiler
 
 
 class PassThroughProfiler(Profiler):
-    """Measures nothing. ``trainer.profiler`` is one where no profiler was passed, so that user code may call it."""
+    """Measures nothing. ``trainer.profiler`` is one if no profiler was passed, so that user code can call it."""
 
     def start(self, action_name: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def stop(self, action_name: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     @contextmanager
     def profile(self, action_name: str) -> Iterator[str]:

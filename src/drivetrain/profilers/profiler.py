@@ -23,12 +23,12 @@ class Profiler(ABC):
     The Trainer calls both around the parts of a run (docs/profilers.md lists the names), and :meth:`describe` at its
     end. User code adds actions of its own: ``with self.trainer.profiler.profile("augment"):``.
 
-    A new profiler is a new file in this folder, or in a package of its own, with one such class that implements
-    :meth:`start` and :meth:`stop`.
+    A new profiler is a new file in this folder, or in a package, with one subclass that implements :meth:`start` and
+    :meth:`stop`.
 
     Args:
-        dirpath: folder of the files it writes; ``None``: the folder of the run's logger.
-        filename: what the names of these files contain. With ``None`` the report is printed instead of written.
+        dirpath: the folder of its files; ``None``: that of the run's logger.
+        filename: a part of these files' names. ``None``: the report is printed.
     """
 
     def __init__(self, dirpath: str | os.PathLike[str] | None = None, filename: str | None = None) -> None:
@@ -58,7 +58,7 @@ class Profiler(ABC):
 
     @contextmanager
     def profile(self, action_name: str) -> Iterator[str]:
-        """Return a context that is one action."""
+        """Return a context that measures its block as one action."""
         self.start(action_name)
         try:
             yield action_name
@@ -66,17 +66,17 @@ class Profiler(ABC):
             self.stop(action_name)
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """A run begins: "fit", "validate", "test" or "predict".
+        """Called when a run begins: "fit", "validate", "test" or "predict".
 
         Args:
-            stage: of the run.
-            local_rank: of this process on its machine.
-            log_dir: where files go if no ``dirpath`` was given.
+            stage: the run's stage.
+            local_rank: this process's rank on its machine.
+            log_dir: the folder for files without a ``dirpath``.
         """
         self._stage, self._log_dir, self._local_rank = stage, log_dir, local_rank
 
     def watch(self, module: nn.Module) -> None:
-        """The run's module is known; called after :meth:`setup`."""
+        """Called after :meth:`setup`, with the run's module."""
 
     def summary(self) -> str:
         """Return the report as text; empty if there is none."""
@@ -92,13 +92,13 @@ class Profiler(ABC):
             files.write(self._path(".txt"), f"{report}\n".encode())
 
     def teardown(self, stage: str | None) -> None:
-        """The run has ended, also by an exception: free what is held."""
+        """Called when the run has ended, also by an exception: free resources."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_stage": None}
 
     def _path(self, extension: str, *parts: str) -> str:
-        """Return the path ``<folder>/<stage>-<filename>-<rank>[-<parts>]<extension>``; its folder exists."""
+        """Return the path ``<folder>/<stage>-<filename>-<rank>[-<parts>]<extension>``; create its folder."""
         folder = self.dirpath or self._log_dir or os.getcwd()
         if files.is_remote(folder):
             rank_zero_info(f"{type(self).__name__} writes to {os.getcwd()}, because {folder} is no local folder.")

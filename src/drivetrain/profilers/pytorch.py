@@ -1,4 +1,4 @@
-"""Which torch operations took the time: torch.profiler, with a trace for Chrome's viewer."""
+"""The time of torch operations, by torch.profiler, with a trace for Chrome's viewer."""
 
 from __future__ import annotations
 
@@ -62,20 +62,21 @@ class PyTorchProfiler(Profiler):
     writes a trace for https://ui.perfetto.dev or ``chrome://tracing``, and its report is a table of operations.
 
     Args:
-        dirpath: folder of the trace and of the table's file; ``None``: the folder of the run's logger.
-        filename: what the files' names contain. With ``None`` the table is printed.
-        group_by_input_shapes: the table has one row per operation and shapes of its inputs.
+        dirpath: the folder of the trace and of the table's file; ``None``: that of the run's logger.
+        filename: a part of the files' names. ``None``: the table is printed.
+        group_by_input_shapes: one row in the table per operation and input shapes.
         emit_nvtx: mark operations for NVIDIA's Nsight instead of recording here; needs a CUDA device.
         export_to_chrome: write the trace.
         row_limit: rows of the table; -1: all.
-        sort_by_key: the column that the table is sorted by; ``None``: the total time on the device, else on the CPU.
-        record_module_names: the trace shows the forward pass of each layer under its name.
+        sort_by_key: the column by which the table is sorted; ``None``: the total time on the device, otherwise on the
+            CPU.
+        record_module_names: show the forward pass of each layer in the trace, under its name.
         table_kwargs: passed on to the ``table`` method of torch's averages.
         profiler_kwargs: passed on to ``torch.profiler.profile``: ``activities``, ``record_shapes``,
             ``profile_memory``, ``with_stack``, ... ``schedule=None`` records the whole run.
 
     Raises:
-        ConfigurationError: an argument is unknown to torch's profiler too, or ``sort_by_key`` is no column.
+        ConfigurationError: an argument is unknown, also to torch's profiler, or ``sort_by_key`` is not a column.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class PyTorchProfiler(Profiler):
         """torch's profiler, or its NVTX context, while it records."""
         self._report = ""
         self._actions: list[tuple[str, Any]] = []
-        self._layers: list[Any] = []  # what the open forward passes are recorded by
+        self._layers: list[Any] = []  # recordings of the running forward passes
         self._hooks: list[Any] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -140,7 +141,7 @@ class PyTorchProfiler(Profiler):
     # ---- a run ---------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Begin to record.
+        """Start recording.
 
         Raises:
             ConfigurationError: ``emit_nvtx`` without a CUDA device.
@@ -170,7 +171,7 @@ class PyTorchProfiler(Profiler):
         if kwargs["schedule"] is not None:
             kwargs["on_trace_ready"] = lambda profiler: self._ready(profiler, user)
         else:
-            kwargs["on_trace_ready"] = None  # a profiler without a schedule calls it before the table can be made
+            kwargs["on_trace_ready"] = None  # without a schedule, torch calls it before the table can be made
         return torch.profiler.profile(**kwargs)
 
     def watch(self, module: nn.Module) -> None:
@@ -198,7 +199,7 @@ class PyTorchProfiler(Profiler):
             self._actions.append((action_name, _entered(action_name)))
 
     def stop(self, action_name: str) -> None:
-        """End an action; the end of a batch is a step of the schedule."""
+        """End an action; the end of a batch is also a step of the schedule."""
         index = next((index for index, (name, _) in enumerate(self._actions) if name == action_name), None)
         if index is not None:
             self._actions.pop(index)[1].__exit__(None, None, None)
@@ -237,7 +238,7 @@ class PyTorchProfiler(Profiler):
             )
 
     def summary(self) -> str:
-        """Return the table of the operations that were recorded last, once the run has ended; empty if none were."""
+        """Return the table of the last recorded operations, after the run; empty if there are none."""
         return self._report
 
     def describe(self) -> None:
@@ -246,7 +247,7 @@ class PyTorchProfiler(Profiler):
         super().describe()
 
     def teardown(self, stage: str | None) -> None:
-        """Stop recording, also where an exception has left actions open, and remove what was added to the module."""
+        """Stop recording, also of actions that an exception has left open, and remove hooks from the module."""
         self._finish()
         while self._layers:
             self._layers.pop().__exit__(None, None, None)

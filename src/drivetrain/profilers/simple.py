@@ -1,4 +1,4 @@
-"""How long each action took, as a table."""
+"""The duration of each action, as a table."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _RECENT = 10_000
 
 @dataclass
 class Durations:
-    """What is kept of the calls of one action; as much memory after a million calls as after one.
+    """Statistics of the calls of one action, in constant memory.
 
     Attributes:
-        calls: how many have ended.
-        total: their duration in seconds, with the actions inside them.
+        calls: the number of finished calls.
+        total: their total duration in seconds, including the actions inside them.
         own: without those.
         longest: the longest call's, in seconds.
-        recent: those of the last calls, 10 000 at most.
+        recent: the durations of the last calls, at most 10 000.
     """
 
     calls: int = 0
@@ -42,20 +42,20 @@ class _Open:
 
 
 class SimpleProfiler(Profiler):
-    """Measures how long actions take, and how often they happen.
+    """Measures the durations and the number of calls of actions.
 
-    The table has one row per action. Actions contain others: ``Total`` counts them too, ``Own`` does not, so the
-    ``Own`` column adds up to the time of the run. Each run begins a new table.
+    The table has one row per action. Actions contain others: ``Total`` includes them and ``Own`` does not, so the
+    ``Own`` column adds up to the time of the run. Each run starts a new table.
 
-    Times are those of this process. A GPU works asynchronously, so that its time appears in the action that waits for
-    it; ``PyTorchProfiler`` shows both.
+    Times are those of this process. A GPU works asynchronously, so its time appears in the action that waits for it;
+    ``PyTorchProfiler`` shows both.
 
-    ``durations`` holds sums by action, ``recorded_durations`` the last calls one by one.
+    ``durations`` contains sums by action, ``recorded_durations`` the last single calls.
 
     Args:
-        dirpath: folder of the table's file; ``None``: the folder of the run's logger.
-        filename: what the file's name contains. With ``None`` the table is printed.
-        extended: all columns. With False the table has the action, its mean duration and its total.
+        dirpath: the folder of the table's file; ``None``: that of the run's logger.
+        filename: a part of the file's name. ``None``: the table is printed.
+        extended: show all columns. False: show the action, its mean duration and its total.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class SimpleProfiler(Profiler):
         self._began = time.perf_counter()
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Begin a new table."""
+        """Start a new table."""
         super().setup(stage, local_rank, log_dir)
         self.durations, self._open, self._began = {}, [], time.perf_counter()
 
     def start(self, action_name: str) -> None:
-        """Begin an action; it is part of the innermost one that has begun.
+        """Begin an action, inside the innermost running one.
 
         Raises:
-            ConfigurationError: it has begun and not ended.
+            ConfigurationError: it is already running.
         """
         if any(each.action == action_name for each in self._open):
             raise ConfigurationError(
@@ -92,7 +92,7 @@ class SimpleProfiler(Profiler):
         """End an action.
 
         Raises:
-            ConfigurationError: it has not begun.
+            ConfigurationError: it is not running.
         """
         now = time.perf_counter()
         index = next((index for index, each in enumerate(self._open) if each.action == action_name), None)
@@ -113,21 +113,21 @@ class SimpleProfiler(Profiler):
 
     @property
     def recorded_durations(self) -> defaultdict[str, list[float]]:
-        """By action, how long each of its last 10 000 calls took, in seconds; no times for any other name."""
+        """The durations of each action's last 10 000 calls in seconds; empty for unknown names."""
         return defaultdict(list, {action: list(kept.recent) for action, kept in self.durations.items()})
 
     @property
     def current_actions(self) -> dict[str, float]:
-        """The actions that have begun and not ended, with the clock's time of their begin."""
+        """The running actions, with their start times."""
         return {each.action: each.began for each in self._open}
 
     @property
     def start_time(self) -> float:
-        """The clock's time at which the table begins."""
+        """The start time of the table."""
         return self._began
 
     def summary(self) -> str:
-        """Return the table, the actions that took longest first."""
+        """Return the table, with the longest actions first."""
         elapsed = time.perf_counter() - self._began
         durations = sorted(self.durations.items(), key=lambda item: -item[1].total)
         stage = f" of {self._stage}" if self._stage else ""

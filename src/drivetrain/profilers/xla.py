@@ -1,4 +1,4 @@
-"""torch_xla's profiler: a server from which a tool collects what the host and the devices did."""
+"""torch_xla's profiler: a server from which a tool collects activity of the host and the devices."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _PORT = 9012
 
 
 class XLAProfiler(Profiler):
-    """Marks the actions of a run, and those of your own, in the traces of torch_xla's profiler.
+    """Marks the actions of a run, and your own, in the traces of torch_xla's profiler.
 
     Pass it as ``Trainer(profiler=XLAProfiler())``. When a run begins, it starts torch_xla's server in this process;
-    ``torch_xla.debug.profiler.trace("localhost:9012", folder)`` or TensorBoard collects a trace from there. Nothing is
-    measured here: :meth:`summary` is empty.
+    ``torch_xla.debug.profiler.trace("localhost:9012", folder)`` or TensorBoard collects a trace from there. It measures
+    nothing itself: :meth:`summary` is empty.
 
     Args:
-        port: where the server listens.
+        port: the server's port.
     """
 
     def __init__(self, port: int = _PORT) -> None:
@@ -36,7 +36,7 @@ class XLAProfiler(Profiler):
         """Begin an action, which the trace shows under its name.
 
         Raises:
-            ConfigurationError: it has begun, and not ended.
+            ConfigurationError: it is already running.
         """
         from torch_xla.debug import profiler
 
@@ -49,14 +49,14 @@ class XLAProfiler(Profiler):
         trace.__enter__()
 
     def stop(self, action_name: str) -> None:
-        """End an action; one that has not begun is ignored."""
+        """End an action; ignored if it is not running."""
         if (trace := self._open.pop(action_name, None)) is not None:
             trace.__exit__(None, None, None)
 
     # ---- a run ---------------------------------------------------------------------------------------------------
 
     def setup(self, stage: str, local_rank: int | None = None, log_dir: str | None = None) -> None:
-        """Start the server, once in this process."""
+        """Start the server, once per process."""
         super().setup(stage, local_rank, log_dir)
         if self._server is None:
             from torch_xla.debug import profiler
@@ -64,6 +64,6 @@ class XLAProfiler(Profiler):
             self._server = profiler.start_server(self.port, only_on_master=False)
 
     def teardown(self, stage: str | None) -> None:
-        """End what an exception has left open."""
+        """End actions that an exception has left open."""
         for action in list(self._open):
             self.stop(action)

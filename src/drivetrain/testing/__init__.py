@@ -25,5 +25,5 @@ _MODULES = {
 }  # fmt: skip
 __all__ = list(_MODULES)
 
-if not TYPE_CHECKING:  # a type checker would take any name for one of these
+if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
     __getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -1,4 +1,6 @@
-"""The pretend devices at work: where each operation's results are, what may not be mixed, what makes the host wait."""
+"""The simulated devices: where an operation's results are, which operands may not be mixed, and what makes the host
+wait.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,10 @@ from torch.optim import Optimizer
 from drivetrain.testing._places import ANYWHERE, Place, Places, spelled, storage_of
 from drivetrain.testing.record import Move, Record, Step, Sync
 
-# What follows is knowledge about CUDA, by the name of the operation.
-_COPIES = frozenset({"copy_", "_foreach_copy_", "fill_"})  # from one device to another, as they are asked
+# The following tables describe CUDA, by the names of operations.
+_COPIES = frozenset({"copy_", "_foreach_copy_", "fill_"})  # copies between devices that are explicitly requested
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
-_ANY_MIX = frozenset({"is_same_size", "_has_same_storage_numel", "is_set_to", "set_"})  # they look at no value
+_ANY_MIX = frozenset({"is_same_size", "_has_same_storage_numel", "is_set_to", "set_"})  # they do not read values
 _NO_HOST_NUMBERS = frozenset({
     "cat", "stack", "embedding", "index_select", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_",
     "scatter_reduce", "scatter_reduce_", "take", "nll_loss_forward", "nll_loss2d_forward",
@@ -34,7 +36,7 @@ _READS = frozenset({"equal", "is_nonzero", "allclose", "multinomial", "_linalg_c
 
 
 class Call(NamedTuple):
-    """A call of Python into torch."""
+    """A call from Python into torch."""
 
     function: Any
     args: tuple[Any, ...]
@@ -46,45 +48,45 @@ class Call(NamedTuple):
 
 
 class Machine:
-    """``count`` pretend devices and the record of what happens on them.
+    """``count`` simulated devices and the record of their events.
 
     Attributes:
-        places: where each tensor is.
-        record: what is written.
-        calls: Python's calls into torch that are running, the innermost last.
+        places: the device of each tensor.
+        record: the record to write.
+        calls: the running calls from Python into torch, the innermost last.
     """
 
     def __init__(self, count: int) -> None:
         self.places = Places(count)
         self.record = Record(_places=self.places)
         self.calls: list[Call] = []
-        self._landing: list[Place] = []  # where the clone that is running comes out
+        self._landing: list[Place] = []  # the target of the running clone
         self._hushed = 0
 
-    # ---- where ---------------------------------------------------------------------------------------------------
+    # ---- devices of tensors --------------------------------------------------------------------------------------
 
     def place(self, tensor: Tensor) -> Place:
-        """Return where ``tensor`` is."""
+        """Return the device of ``tensor``."""
         with torch._C.DisableTorchFunction():
             place = self.places.of(tensor)
         return None if place == ANYWHERE else place
 
     def put(self, tensor: Tensor, place: Place) -> None:
-        """What was made behind torch's back is at ``place``."""
+        """Set the device of a tensor that torch has created internally."""
         with torch._C.DisableTorchFunction():
             storage = storage_of(tensor)
             if place is not None and storage is not None:
                 self.places.put(storage, place)
 
     def move(self, tensor: Tensor, target: Place, blocking: bool = True) -> Tensor:
-        """Return a copy at ``target``, through which gradients find their way back."""
+        """Return a copy at ``target``, through which gradients flow back."""
         if torch.is_grad_enabled() and tensor.requires_grad:
             moved: Tensor = _Moved.apply(tensor, self, target, blocking)  # type: ignore[no-untyped-call]
             return moved
         return self.copy(tensor, target, blocking)
 
     def copy(self, tensor: Tensor, target: Place, blocking: bool) -> Tensor:
-        """Return a copy at ``target``, and nothing more."""
+        """Return a copy at ``target``, without a graph."""
         source = self.place(tensor)
         if target is not None:
             self.places.check(target)
@@ -99,7 +101,7 @@ class Machine:
     # ---- the record ----------------------------------------------------------------------------------------------
 
     def note_move(self, source: Place, target: Place, tensor: Tensor, blocking: bool) -> None:
-        """``tensor`` has gone from ``source`` to ``target``."""
+        """Record that ``tensor`` was moved from ``source`` to ``target``."""
         with torch._C.DisableTorchFunction():
             if tensor.layout is torch.sparse_coo:
                 tensor = tensor._values()
@@ -107,7 +109,7 @@ class Machine:
         self.note_bytes(source, target, size, blocking)
 
     def note_bytes(self, source: Place, target: Place, size: int, blocking: bool, what: str | None = None) -> None:
-        """The same for what is no tensor yet, or no longer."""
+        """Record a move of bytes that are not a tensor."""
         if self._hushed:
             return
         line, through = _asked_at()
@@ -115,11 +117,11 @@ class Machine:
         self.record.moves.append(Move(step, line, through, source, target, size, blocking))
         if blocking and (source is None or target is None):
             device = source if source is not None else target
-            assert device is not None  # nothing moves from the host to the host
+            assert device is not None  # there are no moves from the host to the host
             self.note_sync(device, what)
 
     def note_sync(self, device: int, what: str | None = None) -> None:
-        """The host waits for ``device``."""
+        """Record that the host waits for ``device``."""
         if self._hushed:
             return
         what = what or (self.calls[-1].name if self.calls else "an operation")
@@ -127,7 +129,7 @@ class Machine:
         self.record.syncs.append(Sync(len(self.record.steps), line, through, what, device))
 
     def note_step(self, optimizer: Optimizer) -> None:
-        """``optimizer`` has stepped."""
+        """Record a step of ``optimizer``."""
         places = {self.place(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         line, through = _asked_at()
         devices = tuple(sorted(places, key=_host_last))
@@ -135,7 +137,7 @@ class Machine:
 
     @contextmanager
     def hushed(self) -> Iterator[None]:
-        """Context in which nothing is noted: the caller does it for the whole of it, if at all."""
+        """Context in which nothing is recorded: the caller records the complete operation if necessary."""
         self._hushed += 1
         try:
             yield
@@ -145,10 +147,10 @@ class Machine:
     # ---- one operation -------------------------------------------------------------------------------------------
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do ``func``; its results are where its operands are.
+        """Run ``func``; its results are on the device of its operands.
 
         Raises:
-            RuntimeError: they are not all at one place, in torch's words.
+            RuntimeError: the operands are on different devices, with torch's message.
         """
         name = func.overloadpacket.__name__
         if name in _COPIES:
@@ -161,14 +163,14 @@ class Machine:
         self._note_reads(func, name, args, place)
         target = self._target(func, kwargs, operands, place, result)
         if name == "_pack_padded_sequence":
-            result, sizes = result  # the second is for the host
+            result, sizes = result  # the second result is for the host
             self._put_all(result, target)
             return result, sizes
         self._put_all(result, target)
         return result
 
     def _target(self, func: Any, kwargs: dict[str, Any], operands: list[_Operand], place: Place, result: Any) -> Place:
-        """Return where results that are new belong."""
+        """Return the device of new results."""
         if self._landing:
             return self._landing[-1]
         device = kwargs.get("device")
@@ -185,9 +187,9 @@ class Machine:
         return place
 
     def _inside_torch(self) -> bool:
-        """Whether torch itself makes this tensor, for a computation on some device, as the CPU's code sees it."""
+        """Whether torch itself creates this tensor, for a computation on some device that torch's CPU code runs."""
         if not self.calls:
-            return True  # Python's own calls are all seen
+            return True  # all of Python's own calls are seen
         call = self.calls[-1]
         return any(self.place(tensor) is not None for tensor in tensors_in([call.args, call.kwargs]))
 
@@ -202,7 +204,7 @@ class Machine:
                 self.places.measure(storage)
 
     def _common(self, name: str, operands: list[_Operand]) -> Place:
-        """Return the one place of all operands; those that might be anywhere go there."""
+        """Return the common device of all operands; operands with an open device are assigned to it."""
         places: dict[Place, None] = {}
         open_ones: list[Tensor] = []
         for operand, written, tensor in operands:
@@ -226,7 +228,7 @@ class Machine:
         return common
 
     def _each(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation on lists of tensors: the first of each belong together, then the second, and so on."""
+        """Run an operation on lists of tensors: the first items of all lists together, then the second, and so on."""
         singles: list[_Operand] = []
         columns: list[list[_Operand]] = []
         for operand, written, value in _arguments(func, args, kwargs):
@@ -246,7 +248,7 @@ class Machine:
         return result
 
     def _copy_over(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Write values into tensors that may be elsewhere."""
+        """Write values into tensors that may be on another device."""
         into, values = args[0], args[1]
         blocking = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
         number = bool(self.calls) and self.calls[-1].name == "__setitem__" and not tensors_in(self.calls[-1].args[2:])
@@ -270,7 +272,7 @@ class Machine:
     def _note_indexing(self, name: str, args: tuple[Any, ...], place: int) -> None:
         indices = tensors_in(args[1])
         for index in indices:
-            if self.places.of(index) is None:  # such as a list of numbers: it is copied to the device
+            if self.places.of(index) is None:  # such as a list of numbers, which is copied to the device
                 self.note_move(None, place, index, blocking=True)
         masks = [index for index in indices if index.dtype in (torch.bool, torch.uint8)]
         fills = len(indices) == 1 and "put" in name and args[2].numel() == 1 and self.places.of(args[2]) is None
@@ -279,7 +281,7 @@ class Machine:
 
 
 class _Moved(torch.autograd.Function):
-    """A move that autograd knows."""
+    """A move with autograd support."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, machine: Machine, target: Place, blocking: bool) -> Tensor:
@@ -291,7 +293,7 @@ class _Moved(torch.autograd.Function):
         return ctx.machine.move(gradient, ctx.source), None, None, None
 
 
-# ---- what an operation is given -------------------------------------------------------------------------------------
+# ---- operands --------------------------------------------------------------------------------------------------------
 
 _Operand = tuple[str, bool, Tensor]
 """An argument's name, whether it is written into, and the tensor."""
@@ -320,7 +322,7 @@ def _operands(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
 
 
 def _number_or_host_argument(name: str, argument: str, written: bool, tensor: Tensor) -> bool:
-    """Return whether a host tensor may stand beside those of a device."""
+    """Return whether a host tensor may be combined with a device's tensors."""
     if (name, argument) in _ON_HOST or (name in _INDEXING and argument == "indices"):
         return True
     return not written and tensor.dim() == 0 and name not in _NO_HOST_NUMBERS
@@ -341,7 +343,7 @@ def tensors_in(value: Any) -> list[Tensor]:
     return [tensor for item in value for tensor in tensors_in(item)]
 
 
-# ---- whose line ------------------------------------------------------------------------------------------------------
+# ---- lines of code ---------------------------------------------------------------------------------------------------
 
 _HERE = str(Path(__file__).parent) + os.sep
 _OURS = str(Path(__file__).parent.parent) + os.sep
@@ -350,7 +352,7 @@ _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 def _asked_at() -> tuple[str, str]:
-    """Return the innermost line outside of torch and drivetrain, and drivetrain's own line inside of that or ""."""
+    """Return the innermost line outside torch and drivetrain, and drivetrain's line below it or ""."""
     through = ""
     frame = sys._getframe(1)
     while frame.f_back is not None:

@@ -1,4 +1,4 @@
-"""How torch is made to pretend: one mode sees what Python calls, the other every operation, in backward too."""
+"""Two torch modes for the simulation: one sees calls from Python, the other every operation, also in backward."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drivetrain.testing._places import Place, device_at, spelled
 
 
 class CallMode(TorchFunctionMode):
-    """Answers those calls of Python into torch that are about devices, or read values without an operation."""
+    """Handles calls from Python into torch that concern devices, or that read values without an operation."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class CallMode(TorchFunctionMode):
 
 
 class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hands every operation to the machine."""
+    """Passes every operation to the machine."""
 
     def __init__(self, machine: Machine) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _to(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Return ``tensor.to(...)`` in its three forms: a device, a dtype, another tensor."""
+    """Handle ``tensor.to(...)`` in its three forms: a device, a dtype, another tensor."""
     tensor, *positional = args
     named = dict(kwargs)
 
@@ -64,7 +64,7 @@ def _to(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tenso
     non_blocking, copy, memory_format = take("non_blocking"), take("copy"), named.pop("memory_format", None)
     device = None if device is None else torch.device(device)
     if named or positional or (device is not None and device.type != "cpu"):
-        result: Tensor = func(*args, **kwargs)  # no device of ours, or no form of the call that there is
+        result: Tensor = func(*args, **kwargs)  # not a simulated device, or an invalid call
         return result
     converted: Tensor = func(
         tensor, dtype or tensor.dtype, False, bool(copy), memory_format=memory_format or torch.preserve_format
@@ -97,7 +97,7 @@ def _get_device(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) 
 
 
 def _from_data(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-    """Return ``torch.tensor`` and its like: made on the host, then moved, as torch does it."""
+    """Handle ``torch.tensor`` and similar functions: create on the host, then move, as torch does."""
     kwargs = dict(kwargs)
     device = kwargs.pop("device", None)
     method = func is torch.Tensor.new_tensor
@@ -111,7 +111,7 @@ def _from_data(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -
     if not isinstance((data or [None])[0], Tensor):
         for element in tensors_in([*data, kwargs.get("data")]):
             if (place := machine.place(element)) is not None:
-                machine.note_sync(place)  # each is read
+                machine.note_sync(place)  # each value is read
     requires_grad = kwargs.pop("requires_grad", False)
     made: Tensor = func(*args, **kwargs)
     target = device.index if device is not None else machine.place(args[0]) if method else machine.place(made)
@@ -120,7 +120,7 @@ def _from_data(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -
     return made.requires_grad_() if requires_grad else made
 
 
-# ---- calls that read -------------------------------------------------------------------------------------------------
+# ---- calls that read values ------------------------------------------------------------------------------------------
 
 
 def _read(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -153,7 +153,7 @@ def _deepcopy(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) ->
 
 
 def _one_hot(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The CPU's version looks at its values to check them, a device's only to find out how many classes there are."""
+    """Handle one_hot: on the CPU it always reads its values, on a device only to find the number of classes."""
     place: Place = machine.place(args[0]) if args else None
     classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
     if place is not None and classes == -1:
@@ -163,7 +163,7 @@ def _one_hot(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> 
 
 
 def _ctc_loss(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """It takes lengths and targets from anywhere, and brings them where it needs them by itself."""
+    """Handle ctc_loss, which accepts lengths and targets on any device, and moves them itself."""
     if (place := machine.place(args[0])) is None:
         return func(*args, **kwargs)
 

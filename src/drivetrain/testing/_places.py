@@ -1,4 +1,4 @@
-"""Where each tensor pretends to be, kept by the storage that it shares with its views."""
+"""The simulated device of each tensor, stored for the storage that it shares with its views."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ANYWHERE = -1
 
 
 def spelled(place: Place) -> str:
-    """Return a place as messages name it."""
+    """Return a device's name for messages."""
     return "cpu" if place is None else f"fake:{place}"
 
 
 def device_at(place: Place) -> torch.device:
-    """Return what ``tensor.device`` answers there."""
+    """Return the value of ``tensor.device`` there."""
     return torch.device("cpu") if place is None else torch.device("cpu", place)
 
 
@@ -30,14 +30,14 @@ def device_at(place: Place) -> torch.device:
 class _Held:
     place: int
     bytes: int
-    storage: weakref.ref[Any]  # kept, because it tells when the storage is gone
+    storage: weakref.ref[Any]  # a weak reference shows when the storage is freed
 
 
 class Places:
-    """Which storages are on which of ``count`` pretend devices. What is not listed is on the host.
+    """The storages on each of ``count`` simulated devices. A storage that is not listed is on the host.
 
-    torch keeps the Python object of a storage for as long as the storage itself lives, in a graph too, so a weak
-    reference to that object knows when the memory is freed.
+    torch keeps the Python object of a storage as long as the storage lives, also in a graph, so a weak reference to
+    that object shows when the memory is freed.
     """
 
     def __init__(self, count: int) -> None:
@@ -50,7 +50,7 @@ class Places:
         """Return the number of ``device``.
 
         Raises:
-            RuntimeError: there is no such device.
+            RuntimeError: the device does not exist.
         """
         index = device if isinstance(device, int) else device.index
         if index is None or not 0 <= index < self.count:
@@ -61,17 +61,17 @@ class Places:
         return index
 
     def of(self, tensor: Tensor) -> Place:
-        """Return where ``tensor`` is; ``None`` for the host, ``ANYWHERE`` where that is still open."""
+        """Return the device of ``tensor``; ``None`` for the host, ``ANYWHERE`` if it is still open."""
         storage = storage_of(tensor)
         return None if storage is None else self.where(storage)
 
     def where(self, storage: Any) -> Place:
-        """Return the same for memory."""
+        """Return the device of a storage."""
         held = self._held.get(storage._cdata)
         return None if held is None else held.place
 
     def put(self, storage: Any, place: int) -> None:
-        """``storage`` is at ``place``, unless that has been decided before; its size is taken as it is now."""
+        """Set the device of ``storage`` to ``place``, unless it was set before; record its present size."""
         key, size = storage._cdata, storage.nbytes()
         held = self._held.get(key)
         if held is None:
@@ -84,7 +84,7 @@ class Places:
         self.measure(storage)
 
     def measure(self, storage: Any) -> None:
-        """Measure the size of ``storage`` again: an operation may have resized it."""
+        """Record the size of ``storage`` again: an operation may have resized it."""
         held, size = self._held.get(storage._cdata), storage.nbytes()
         if held is not None and held.bytes != size:
             self._count(held.place, size - held.bytes)
@@ -101,7 +101,7 @@ class Places:
 
 
 def storage_of(tensor: Tensor) -> Any:
-    """The memory behind ``tensor`` (behind its values, if it is sparse); ``None`` if it has none on the host."""
+    """Return the storage of ``tensor`` (of its values, if it is sparse); ``None`` if it has none on the host."""
     if tensor.device.type != "cpu":
         return None
     try:
@@ -110,5 +110,5 @@ def storage_of(tensor: Tensor) -> Any:
         elif tensor.layout is not torch.strided:
             tensor = tensor.values()
         return tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # a wrapper around other tensors, as torch.func makes them
+    except (NotImplementedError, RuntimeError):  # a wrapper around other tensors, from torch.func
         return None

@@ -1,4 +1,4 @@
-"""Processes in which the rows of a conformance suite run as the ranks of a job."""
+"""Processes that run the tests of a conformance suite as ranks of a job."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 _PRELOADED = ["torch", "torch._dynamo", "drivetrain.trainer.trainer", "pytest"]
-_GRACE_S = 5.0  # for the other ranks, once one has failed
+_GRACE_S = 5.0  # seconds for the other ranks, after one has failed
 
 
 class Ranks:
-    """As many processes as a suite has devices, with the environment of a job of torchrun; with one, this process.
+    """One process per device of a suite, with torchrun's environment variables; with one device, this process.
 
-    They are started by the first row and work until a row fails; the next row then gets new ones.
+    They start with the first test and continue until a test fails; the next test then gets new ones.
 
     Args:
-        suite: the class whose rows run.
-        size: how many processes.
-        timeout_s: for one row.
+        suite: the class with the tests.
+        size: the number of processes.
+        timeout_s: seconds for one test.
     """
 
     def __init__(self, suite: type, size: int, timeout_s: float = 100.0) -> None:
@@ -37,11 +37,11 @@ class Ranks:
         self._connections: list[Connection] = []
 
     def run(self, row: str, folder: Path) -> None:
-        """Run the row of this name on every rank.
+        """Run the test of this name on every rank.
 
         Raises:
-            AssertionError: it failed on a rank, a process died, or the time is over.
-            Skipped: of pytest, if the rank with the lowest number has skipped it.
+            AssertionError: it failed on a rank, a process died, or it timed out.
+            Skipped: pytest's, if the lowest rank has skipped it.
         """
         if self._size == 1:
             instance = self._suite()
@@ -70,7 +70,7 @@ class Ranks:
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
-            context.set_forkserver_preload(_PRELOADED)  # all ranks are copies of a process that has imported it
+            context.set_forkserver_preload(_PRELOADED)  # all ranks are forks of a process that has imported it
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -128,7 +128,7 @@ def _environ(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def _serve(jobs: Connection, environ: dict[str, str], address: tuple[str, str | None, str]) -> None:
-    """Run rows until the other end is closed."""
+    """Run tests until the connection is closed."""
     os.environ.update(environ)
     import pytest
     import torch
@@ -146,13 +146,13 @@ def _serve(jobs: Connection, environ: dict[str, str], address: tuple[str, str | 
             outcome = ("passed", "")
         except pytest.skip.Exception as skipped:
             outcome = ("skipped", str(skipped))
-        except BaseException:  # pytest.raises says with one that nothing was raised
+        except BaseException:  # pytest.raises raises one if nothing was raised
             outcome = ("failed", traceback.format_exc())
         jobs.send(outcome)
 
 
 def _found(module: str, file: str | None, name: str) -> Any:
-    """Return the suite; pytest may have given its module a name that no other process can import."""
+    """Return the suite; pytest may have given its module a name that other processes cannot import."""
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""What the suite for strategies trains, and the loop by hand that it is compared with."""
+"""The module that the suite for strategies trains, and the plain loop for comparison."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from drivetrain.module.module import LightningModule
 from drivetrain.strategies.sharded_state import is_dtensor
 
 GLOBAL_BATCH = 8  # samples
-BATCHES = 6  # of an epoch
+BATCHES = 6  # per epoch
 
 
 class Small(LightningModule):
-    """``scale`` is a parameter of the module itself, which the steps use; three does not divide by two ranks.
+    """``scale`` is a parameter of the module itself, which the steps use; its size 3 is not divisible by two ranks.
 
     Args:
-        kind: "plain", "weighted" losses, "manual" optimization, or "failing" in the second step.
+        kind: "plain"; "weighted" losses; "manual" optimization; or "failing" in the second step.
     """
 
     def __init__(self, kind: str = "plain") -> None:
@@ -84,7 +84,7 @@ def weighted(output: Tensor, y: Tensor, tokens: Tensor) -> WeightedLoss:
 
 
 def data(batches: int) -> TensorDataset:
-    """Inputs, targets and token counts of the first ``batches`` global batches."""
+    """Return inputs, targets and token counts of the first ``batches`` global batches."""
     generator, count = torch.Generator().manual_seed(0), BATCHES * GLOBAL_BATCH
     x, y = (torch.randn(count, features, generator=generator) for features in (4, 1))
     tokens = torch.randint(1, 9, (count,), generator=generator)
@@ -99,7 +99,7 @@ def plain_loop(
     batches_per_epoch: int = BATCHES,
     kind: str = "plain",
 ) -> dict[str, Any]:
-    """Train what ``make`` makes, on the host, with torch alone."""
+    """Train the result of ``make`` on the host, with torch alone."""
     module = make(kind)
     optimizer, dtype = module.configure_optimizers(), module.scale.dtype
     losses: list[Tensor] = []
@@ -152,7 +152,7 @@ def _trained(module: Small, optimizer: Any) -> dict[str, Any]:
 
 
 def whole(tree: Any) -> Any:
-    """Copies on the host of all tensors in ``tree``, DTensors as whole ones; every rank must call it."""
+    """Return host copies of all tensors in ``tree``, with DTensors as complete ones; every rank must call it."""
 
     def copied(leaf: Any) -> Any:
         if is_dtensor(leaf):

@@ -1,4 +1,4 @@
-"""Test suite for accelerators: what every accelerator must do.
+"""Test suite for accelerators.
 
 In a test file::
 
@@ -8,7 +8,7 @@ In a test file::
     class TestMine(AcceleratorConformance):
         accelerator = MyAccelerator
 
-Each method is a test ("row"). A test is skipped, with a reason, if the accelerator does not claim its feature or if the
+Each method is a test. A test is skipped, with a reason, if the accelerator does not claim its feature or if the
 hardware is missing. ``pytest -rs`` prints these reasons.
 """
 
@@ -42,11 +42,11 @@ _NONSENSE: tuple[Any, ...] = ("x", "0;1", "1.5", 1.5, -7, 0, [], None, True, "10
 
 
 class AcceleratorConformance:
-    """The rows. A subclass whose name begins with ``Test`` and that names its accelerator is collected by pytest.
+    """The tests. pytest collects a subclass whose name begins with ``Test`` and that sets its accelerator.
 
     Attributes:
-        accelerator: the class under test, which can be made without arguments.
-        tolerance: how far the losses of a small fit may be from those on the host, relatively.
+        accelerator: the class to test; its constructor must work without arguments.
+        tolerance: the allowed relative difference of a small fit's losses from those on the host.
     """
 
     accelerator: ClassVar[type[Accelerator]]
@@ -57,12 +57,12 @@ class AcceleratorConformance:
         self.skip_unless_available()
 
     def skip_unless_available(self) -> None:
-        """Leave a row out where there is no such hardware."""
+        """Skip a test if the hardware is missing."""
         if not self.accelerator.is_available():
             pytest.skip(f"{self.accelerator.__name__} is not available here: {self.accelerator.why_unavailable()}")
 
     def claimed(self, claim: str) -> None:
-        """Leave a row out whose claim is not made."""
+        """Skip a test if the accelerator does not claim the feature."""
         if not getattr(self.accelerator(), claim):
             pytest.skip(f"not claimed: {self.accelerator.__name__}.{claim} is False")
 
@@ -74,7 +74,7 @@ class AcceleratorConformance:
         accelerator.setup_device(device)
         return device
 
-    # ---- what it says of itself ----------------------------------------------------------------------------------
+    # ---- declarations --------------------------------------------------------------------------------------------
 
     def test_it_is_made_without_arguments(self) -> None:
         """``Accelerator()`` works, has a name, and can be set up and torn down twice."""
@@ -112,7 +112,7 @@ class AcceleratorConformance:
         return Engine(accelerator=self.accelerator(), devices=devices).plan
 
     def test_no_more_devices_than_there_are(self) -> None:
-        """Where the count is a limit, one device more raises a ConfigurationError."""
+        """If the count is a limit, one device more raises a ConfigurationError."""
         self.claimed("device_count_is_limit")
         with pytest.raises(ConfigurationError):
             self.plan_of(self.accelerator.auto_device_count() + 1)
@@ -129,7 +129,7 @@ class AcceleratorConformance:
             assert self.accelerator.get_parallel_devices([count - 1])[0].index == count - 1
 
     def test_a_run_is_on_its_device(self) -> None:
-        """The root device is the accelerator's, and so is the device type of autocast."""
+        """The root device is the accelerator's, and autocast's device type matches."""
         engine = Engine(accelerator=self.accelerator(), devices=1)
         assert engine.device == self.accelerator.get_parallel_devices([0])[0]
         context = torch.autocast(engine.accelerator.autocast_device_type, dtype=torch.bfloat16)
@@ -147,7 +147,7 @@ class AcceleratorConformance:
     # ---- tensors -------------------------------------------------------------------------------------------------
 
     def test_trees_of_tensors_move_there_and_back(self) -> None:
-        """A nested batch arrives whole, and comes back as it was, in every dtype that is claimed."""
+        """A nested batch arrives complete, and comes back unchanged, in every claimed dtype."""
         accelerator, device = self.accelerator(), self.device
         dtypes = [torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool]
         claims = {"supports_float16": torch.float16, "supports_bfloat16": torch.bfloat16,
@@ -164,7 +164,7 @@ class AcceleratorConformance:
         assert torch.equal(move(strided, device).cpu(), strided)
 
     def test_random_state_is_saved_and_restored(self) -> None:
-        """What a checkpoint keeps of the random generators brings back the device's draws."""
+        """A checkpoint's random states restore the device's draws."""
         device = self.device
         torch.manual_seed(3)
         state = copy.deepcopy(rng_state())
@@ -195,7 +195,9 @@ class AcceleratorConformance:
         assert event.query()
 
     def test_memory_is_counted(self) -> None:
-        """Bytes rise with a tensor, fall when it is gone, and the peak stays; or memory is not counted (``None``)."""
+        """Allocated bytes rise with a tensor and fall when it is freed, and the peak stays; or they are unknown
+        (``None``).
+        """
         accelerator, device = self.accelerator(), self.device
         if accelerator.memory_allocated(device) is None:
             pytest.skip(f"not claimed: {type(accelerator).__name__}.memory_allocated gives None")
@@ -222,10 +224,10 @@ class AcceleratorConformance:
         torch.testing.assert_close(ours.losses, host.losses, rtol=self.tolerance, atol=self.tolerance)
         assert ours.losses[-1] < ours.losses[0]
         assert ours.seen_on == {self.accelerator.get_parallel_devices([0])[0].type}
-        assert {p.device.type for p in ours.parameters()} == {HOST.type}  # a run gives the device back
+        assert {p.device.type for p in ours.parameters()} == {HOST.type}  # a run moves the module back to the host
 
     def test_a_stopped_fit_goes_on_exactly(self, tmp_path: Path) -> None:
-        """Two epochs are one epoch and, from its checkpoint, another: bit for bit, with dropout on the device."""
+        """Two epochs equal one epoch and another from its checkpoint, bit for bit, with dropout on the device."""
         whole = fit(self.accelerator(), tmp_path / "whole", epochs=2)
         fit(self.accelerator(), tmp_path / "parts", epochs=1)
         rest = fit(self.accelerator(), tmp_path / "parts", epochs=2, resume=True)
@@ -233,7 +235,7 @@ class AcceleratorConformance:
         assert all(torch.equal(a, b) for a, b in zip(rest.parameters(), whole.parameters(), strict=True))
 
     def test_16_bit_precisions_train(self, tmp_path: Path) -> None:
-        """The 16-bit precisions that are claimed train to finite, falling losses."""
+        """The claimed 16-bit precisions train to finite, falling losses."""
         claims = {"supports_bfloat16": "bf16-mixed", "supports_float16": "16-mixed"}
         wanted = [precision for claim, precision in claims.items() if getattr(self.accelerator(), claim)]
         if not wanted:
@@ -250,10 +252,10 @@ class AcceleratorConformance:
         Engine(accelerator=self.accelerator(), devices=1).setup(module)
         assert module[1].weight is module[0].weight
 
-    # ---- several of them -----------------------------------------------------------------------------------------
+    # ---- several devices -----------------------------------------------------------------------------------------
 
     def test_two_processes_train_as_one(self, tmp_path: Path) -> None:
-        """DDP over two devices, in processes of their own, trains to the weights that one device comes to."""
+        """DDP over two devices, in separate processes, trains to the same weights as one device."""
         self.claimed("supports_several_devices")
         self.two_devices()
         one = fit(self.accelerator(), tmp_path / "one", dropout=0.0)
@@ -262,7 +264,7 @@ class AcceleratorConformance:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
     def test_a_sharded_model_trains(self, tmp_path: Path) -> None:
-        """FSDP2 over two devices, in processes of their own, trains to the weights that one device comes to."""
+        """FSDP2 over two devices, in separate processes, trains to the same weights as one device."""
         self.claimed("supports_several_devices")
         self.two_devices()
         kind = self.accelerator.get_parallel_devices([0])[0].type
@@ -275,14 +277,14 @@ class AcceleratorConformance:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
     def two_devices(self) -> None:
-        """Leave a row out where there is one device, unless a device is just a process."""
+        """Skip a test if there is one device, unless a device is only a process."""
         first = self.accelerator.get_parallel_devices([0])[0]
-        if self.accelerator.auto_device_count() < 2 and first.index is not None:  # the host's has no number
+        if self.accelerator.auto_device_count() < 2 and first.index is not None:  # the host's device has no index
             pytest.skip("there is one device here")
 
 
 class Small(LightningModule):
-    """What the suite trains.
+    """The module that the suite trains.
 
     Args:
         dropout: the probability, drawn on the device.
@@ -296,7 +298,7 @@ class Small(LightningModule):
 
     @property
     def losses(self) -> Tensor:
-        """One per step, on the host."""
+        """Return the loss of each step, on the host."""
         return torch.stack([loss.cpu() for loss in self.kept])
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -319,7 +321,7 @@ def fit(
     batch_size: int = 8,
     **arguments: Any,
 ) -> Small:
-    """Return a small regression, trained and saved in ``folder``; the same data and first weights each time."""
+    """Train and save a small regression in ``folder``, always with the same data and initial weights; return it."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 4, generator=generator)
     loader: Any = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=batch_size, shuffle=True)

@@ -28,35 +28,36 @@ def check_against_plain_loop(
     """Train random programs with the Trainer and with a plain loop; they must compute the same.
 
     The programs vary data, network, optimizers, schedulers, precision, limits, validation, logging and the hooks that
-    the module overrides. Compared are parameters, buffers, the states of optimizers, schedulers and random generators,
-    every loss and learning rate, every logged row, and the counters. With one process all of it is equal to the last
-    bit, except where a program's ``tolerance`` says otherwise; with several processes to 1e-9.
+    the module overrides. These are compared: parameters, buffers, the states of optimizers, schedulers and random
+    generators, every loss and learning rate, every logged row, and the counters. With one process everything is equal
+    to the last bit, except for a program's ``tolerance``; with several processes to 1e-9.
 
     Use it to test an accelerator, a strategy, a precision or a callback of your own::
 
         check_against_plain_loop(100, accelerator="mine", device="mine:0")
 
-    A precision of your own, in ``plugins``, is compared with the precision that its ``name`` says, and so is a
-    ``precision`` that is passed: only programs of that precision are used.
+    Your own precision in ``plugins``, or a ``precision`` argument, is compared with programs of that precision only; a
+    plugin's is given by its ``name``.
 
     With several processes, call it on every rank, with ``use_distributed_sampler=True`` (the default).
 
     Args:
-        programs: how many.
-        seed: of the first program; the next has the next number.
-        device: where the plain loop computes.
-        trainer_arguments: the Trainer's. They win over those of the programs; the plain loop does not see them, so one
-            that changes numbers, such as ``max_epochs``, is a difference.
+        programs: the number of programs.
+        seed: the seed of the first program; each further program has the next number.
+        device: the device of the plain loop.
+        trainer_arguments: the Trainer's. They override the programs' arguments; the plain loop does not use them, so
+            one that changes numbers, such as ``max_epochs``, causes a difference.
 
     Raises:
-        ConfigurationError: no program has the precision that is asked for.
-        AssertionError: a program computed something else. The message shows the program and the differences;
-            ``random_program(seed)`` gives the program again.
+        ConfigurationError: no program has the requested precision.
+        AssertionError: a program's results differ. The message shows the program and the differences;
+            ``random_program(seed)`` returns the program again.
     """
     shared = _processes(trainer_arguments) > 1
     for program in _programs(programs, seed, shared, _precision(trainer_arguments)):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, of schedulers whose optimizer has not stepped yet, and the like
+            # torch's warnings, for example about schedulers whose optimizer has not stepped yet
+            warnings.simplefilter("ignore")
             expected = run_plain_loop(program, torch.device(device))
             found = run_trainer(program, **({"split_batches": True} if shared else {}), **trainer_arguments)
         if differing := differences(found, expected, 1e-9 if shared else program.tolerance, whole=not shared):
@@ -71,7 +72,7 @@ def _programs(count: int, seed: int, shared: bool, precision: str | None) -> Ite
 
 
 def _precision(trainer_arguments: Mapping[str, Any]) -> str | None:
-    """Return which programs are asked for; of a plugin what its ``name`` says."""
+    """Return the precision of the requested programs; for a plugin its ``name``."""
     plugins = trainer_arguments.get("plugins") or []
     names = [one.name for one in (plugins if isinstance(plugins, list) else [plugins]) if isinstance(one, Precision)]
     asked = names[0] if names else trainer_arguments.get("precision")
@@ -89,7 +90,7 @@ def _processes(trainer_arguments: Mapping[str, Any]) -> int:
     return (devices if isinstance(devices, int) else 1) * int(trainer_arguments.get("num_nodes", 1))
 
 
-# ---- a program under the Trainer -----------------------------------------------------------------------------------
+# ---- a program in the Trainer ----------------------------------------------------------------------------------------
 
 
 class _ProgramModule(LightningModule):
@@ -100,7 +101,7 @@ class _ProgramModule(LightningModule):
         self.automatic_optimization = not program.manual
         self.losses: list[float] = []
         self.rates: list[float] = []
-        self.loaders: list[Any] = []  # training loaders that were made
+        self.loaders: list[Any] = []  # training loaders that were created
 
     def configure_optimizers(self) -> Any:
         optimizers = self.program.optimizers(self.network)
@@ -210,7 +211,7 @@ _HOOKS: dict[str, Callable[..., Any]] = {
 
 
 def program_module(program: Program) -> LightningModule:
-    """Return the module of ``program``, whose class overrides the hooks that the program names."""
+    """Return the module of ``program``, with a class that overrides the program's hooks."""
     overridden: dict[str, Any] = {name: _HOOKS[name] for name in program.hooks}
     if program.cut is not None:
         overridden["on_train_batch_start"] = _train_batch_start
@@ -223,7 +224,7 @@ def program_module(program: Program) -> LightningModule:
 
 
 class _Rows(DummyLogger):
-    """Keeps what is logged."""
+    """Stores the logged values."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
@@ -235,7 +236,7 @@ class _Rows(DummyLogger):
 
 
 def arguments_of(program: Program) -> dict[str, Any]:
-    """Return the Trainer's arguments of ``program``, and those that keep it quiet."""
+    """Return the Trainer's arguments for ``program``, with output turned off."""
     return {
         "accelerator": "cpu",
         "devices": 1,
@@ -258,7 +259,7 @@ def arguments_of(program: Program) -> dict[str, Any]:
 
 
 def run_trainer(program: Program, **trainer_arguments: Any) -> Outcome:
-    """Run ``program`` under a Trainer with its arguments and, before them, ``trainer_arguments``."""
+    """Run ``program`` in a Trainer with its arguments, overridden by ``trainer_arguments``."""
     rows = _Rows()
     program.seed_everything()
     module: Any = program_module(program)
@@ -290,13 +291,13 @@ def run_trainer(program: Program, **trainer_arguments: Any) -> Outcome:
 
 
 def differences(found: Outcome, expected: Outcome, tolerance: float = 0.0, whole: bool = True) -> list[str]:
-    """Return one line for each value of ``found`` that is not that of ``expected``.
+    """Return one line for each value of ``found`` that differs from ``expected``.
 
     Args:
-        found: of the Trainer.
-        expected: of the plain loop.
-        tolerance: how far numbers may differ, relatively; 0: to no bit.
-        whole: compare also what belongs to one process: losses, step values and random generators.
+        found: the Trainer's results.
+        expected: the plain loop's results.
+        tolerance: the allowed relative difference of numbers; 0: bit-equal.
+        whole: also compare the values of a single process: losses, step values and random generators.
     """
     parts = ["parameters", "buffers", "optimizers", "rates", "counters", "losses"]
     if whole:
@@ -310,13 +311,13 @@ def differences(found: Outcome, expected: Outcome, tolerance: float = 0.0, whole
     for outcome, part in zip((found, expected), logged, strict=True):
         if found.rows is None:
             part.pop("rows")
-        part["schedulers"] = outcome.schedulers  # they keep the best mean
-    # Means of 32-bit values are exact; the last bits of those of 64-bit values depend on the order of their sum.
+        part["schedulers"] = outcome.schedulers  # a scheduler may store the best mean
+    # Means of float32 values are exact; the last bits of float64 means depend on the order of the sum.
     return [*_differing("", lefts, rights, tolerance), *_differing("", logged[0], logged[1], max(tolerance, 1e-14))]
 
 
 def _without_step_values(outcome: Outcome) -> dict[str, Any]:
-    """Return what was logged but for the losses of single batches, of which each rank has its own."""
+    """Return the logged values without the losses of single batches, which differ between ranks."""
     rows = [(step, {name: value for name, value in row.items() if name != "loss"}) for step, row in outcome.rows or ()]
     metrics = {name: value for name, value in outcome.metrics.items() if name != "loss"}
     return {"rows": [(step, row) for step, row in rows if row], "metrics": metrics}

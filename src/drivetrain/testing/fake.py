@@ -1,4 +1,4 @@
-"""Simulated devices: find moves, syncs and wrong devices on a machine without an accelerator."""
+"""Simulated devices: detect moves, syncs and wrong devices on a machine without an accelerator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from drivetrain.testing.record import Record
 
 _COUNT = "DRIVETRAIN_FAKE_DEVICES"
 
-_machine: Machine | None = None  # the recording that is on; there is at most one
+_machine: Machine | None = None  # the running recording; there is at most one
 
 
 class FakeAccelerator(Accelerator):
@@ -36,23 +36,23 @@ class FakeAccelerator(Accelerator):
         assert not [sync for sync in record.syncs if sync.step > 0]
         print(record)
 
-    The devices are ``torch.device("cpu", 0)``, ``torch.device("cpu", 1)`` and so on, as many as :func:`fake_devices`
-    or the environment variable ``DRIVETRAIN_FAKE_DEVICES`` say, by default one. Without a recording they are the plain
-    CPU. Within one, ``tensor.device`` tells them apart, a tensor is moved by a real copy, and what would fail on a GPU
-    fails: an operation on tensors of two devices, or of a device and the host, a missing device, ``numpy()`` of a
-    tensor that was not brought back. A recording belongs to one thread: each process of a job enters its own.
+    The devices are ``torch.device("cpu", 0)``, ``torch.device("cpu", 1)`` and so on; their number is set by
+    :func:`fake_devices` or the environment variable ``DRIVETRAIN_FAKE_DEVICES``, by default one. Without a recording
+    they are the plain CPU. In a recording, ``tensor.device`` distinguishes them, moving a tensor makes a real copy, and
+    operations that fail on a GPU fail: with tensors of two devices, or of a device and the host, a missing device, or
+    ``numpy()`` of a tensor on a device. A recording belongs to one thread: each process of a job enters its own.
 
-    ``accelerator="fake"`` works, but no list of accelerators offers it: it is for tests.
+    ``accelerator="fake"`` works, but is not in the list of accelerators, because it is for tests.
     """
 
     device_count_is_limit = True
 
     @staticmethod
     def parse_devices(devices: Any) -> list[int]:
-        """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a text of digits is a count.
+        """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a string of digits is a count.
 
         Raises:
-            ConfigurationError: it means no device, one twice, or one that is not simulated.
+            ConfigurationError: it selects no device, a device twice, or one that is not simulated.
         """
         try:
             return parse_indices(devices, _count())
@@ -69,11 +69,11 @@ class FakeAccelerator(Accelerator):
 
     @staticmethod
     def is_available() -> bool:
-        """Unless there are to be none: ``fake_devices(0)``."""
+        """Return True, unless ``fake_devices(0)`` is active."""
         return _count() > 0
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return bytes of tensors there now and at most, under the names that CUDA's allocator has for them."""
+        """Return the current and peak bytes of tensors there, under the names of CUDA's allocator."""
         if _machine is None:
             return {}
         record = _machine.record
@@ -107,16 +107,16 @@ class FakeAccelerator(Accelerator):
     def recording(devices: int | None = None) -> AbstractContextManager[Record]:
         """Context that simulates devices in this thread and records moves, syncs and steps.
 
-        Everything that is made before is on the host. After the block, everything is.
+        All tensors created before are on the host. After the block, all tensors are.
 
         Args:
-            devices: how many there are; ``None``: as many as outside.
+            devices: their number; ``None``: as outside.
 
         Returns:
-            Yields the record, which grows within the block and can be read afterwards.
+            Yields the record, which grows during the block and can be read afterwards.
 
         Raises:
-            ConfigurationError: another recording is on.
+            ConfigurationError: another recording is running.
         """
         return _recording(devices)
 
@@ -126,7 +126,7 @@ def fake_devices(count: int) -> Iterator[None]:
     """Context with ``count`` simulated devices, also for processes that are started in it.
 
     Raises:
-        ConfigurationError: ``count`` is no number of devices.
+        ConfigurationError: ``count`` is not a number of devices.
     """
     if not is_count(count):
         raise ConfigurationError(f"fake_devices({shown(count)}): that is no number of devices. Write fake_devices(2).")
@@ -179,7 +179,7 @@ def _stop() -> None:
 
 @contextmanager
 def _steps_noted(machine: Machine) -> Iterator[None]:
-    """Write optimizer steps down. One whose class calls ``super().step()`` is seen twice, and has stepped once."""
+    """Record optimizer steps. If the optimizer's class calls ``super().step()``, only one step is counted."""
     running: dict[int, int] = {}
 
     def begins(optimizer: Optimizer, *_: Any) -> None:
@@ -200,9 +200,9 @@ def _steps_noted(machine: Machine) -> Iterator[None]:
 
 @contextmanager
 def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
-    """While torch's function ``name`` exists, call ``wrapper(function, ...)`` in its stead."""
+    """Context in which torch's function ``name``, if it exists, is replaced by ``wrapper(function, ...)``."""
     original = getattr(owner, name, None)
-    if original is None:  # another version of torch does without
+    if original is None:  # missing in other versions of torch
         yield
         return
     setattr(owner, name, functools.partial(wrapper, original))
@@ -213,18 +213,18 @@ def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[No
 
 
 def _seen_by(calls: CallMode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Hooks on gradients, and what is computed again in backward, call torch as well: that is to be seen, too."""
+    """Make calls in hooks on gradients, and in recomputation during backward, visible too."""
     with calls:
         return function(*args, **kwargs)
 
 
 def _hooks_seen_by(calls: CallMode, push: Callable[..., None], *hooks: Callable[[Any], Any]) -> None:
-    """The same for hooks on what is saved for backward: activation checkpointing and offloading."""
+    """The same for hooks on saved tensors: activation checkpointing and offloading."""
     push(*(functools.partial(_seen_by, calls, hook) for hook in hooks))
 
 
 def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
-    """Optimizers and clipping group tensors by device, and ask for it where no mode can answer."""
+    """Group tensors by device, which optimizers and clipping request in a function that no mode can intercept."""
     first: Sequence[Any] = next((column for column in lists if column), [])
     members: dict[Place, list[int]] = {}
     for position, tensor in enumerate(first):
@@ -244,8 +244,8 @@ def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) 
 
 @functools.cache
 def _let_torch_load() -> None:
-    """Let ``torch.load(map_location=torch.device("cpu", 0))`` know what is meant, and see what ``torch.save`` reads."""
-    torch.serialization.register_package(5, _saved, _loaded)  # before torch's own for the CPU, which has 10
+    """Support ``torch.load(map_location=torch.device("cpu", 0))``, and record what ``torch.save`` reads."""
+    torch.serialization.register_package(5, _saved, _loaded)  # before torch's own for the CPU, with priority 10
 
 
 def _saved(storage: Any) -> None:

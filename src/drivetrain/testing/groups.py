@@ -1,4 +1,4 @@
-"""Check a group of ranks that uses a communication library of its own."""
+"""Check a group of ranks with its own communication library."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from drivetrain.strategies.group import Group
 
 
 def check_group(group: Group) -> None:
-    """Call every method of ``group`` with numbers that tell ranks apart. All its members call this at the same time.
+    """Call every method of ``group`` with numbers that differ between ranks. All its members call this at the same
+    time.
 
     Raises:
-        AssertionError: a method returns something else than the contract says; the message names the call.
+        AssertionError: a method's result violates the contract; the message names the call.
     """
     ranks, rank = list(group.ranks), group.rank
     first, last = ranks[0], ranks[-1]

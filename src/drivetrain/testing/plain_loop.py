@@ -1,6 +1,6 @@
-"""The training loop that one would write by hand for a :class:`~drivetrain.testing.programs.Program`.
+"""A handwritten training loop for a :class:`~drivetrain.testing.programs.Program`.
 
-It uses torch alone, and is the reference for what a Trainer computes. It is written to be read, not to be fast.
+It uses torch alone, and is the reference for a Trainer's results. It is optimised for reading, not for speed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from drivetrain.testing.programs import Program, loss_of
 
 @dataclass
 class Outcome:
-    """What a program has computed.
+    """The results of a program.
 
     Attributes:
         parameters, buffers: of the network, by name.
@@ -127,7 +127,7 @@ class _Loop:
             if "on_train_batch_end" in program.hooks:
                 torch.rand(()), random.random()
             if is_last:
-                next(batches, None)  # the end of the loader comes before validation
+                next(batches, None)  # the loader is exhausted before validation
             if window_ends and self.windows % program.log_every_n_steps == 0:
                 self.rows.append((self.windows - 1, {"loss": self.outcome.losses[-1]}))
             if self.validation_is_due(batch_idx, is_last):
@@ -149,9 +149,9 @@ class _Loop:
         self.epoch += 1
 
     def batches_of_epoch(self) -> Iterator[tuple[Tensor, bool, int]]:
-        """Yield each batch, whether it is the epoch's last, and how many there are from it on."""
+        """Yield each batch, whether it is the epoch's last, and the number of batches from it on."""
         program, limit = self.program, self.program.limit_train
-        if not program.has_length:  # its draws are its own, so it may be read in one go
+        if not program.has_length:  # its draws are independent, so it can be read completely in advance
             batches = list(self.loader if isinstance(limit, float) else islice(self.loader, limit))
             for index, batch in enumerate(batches):
                 yield batch, index == len(batches) - 1, len(batches) - index
@@ -162,7 +162,7 @@ class _Loop:
         for index in range(wanted):
             yield next(batches), index == wanted - 1, wanted - index
         if wanted == length:
-            next(batches, None)  # as a for statement asks for the end
+            next(batches, None)  # as a for statement exhausts the loader
 
     def length(self) -> int | None:
         limit = self.program.limit_train
@@ -178,7 +178,7 @@ class _Loop:
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
 
     def training_step(self, batch: Tensor) -> tuple[Tensor | None, float]:
-        """Return the loss, or ``None``, and its weight, which is 1 where losses are not weighted."""
+        """Return the loss, or ``None``, and its weight, which is 1 if losses are not weighted."""
         program = self.program
         with self.autocast():
             loss = loss_of(self.network, batch.to(self.device, program.dtype))
@@ -226,7 +226,8 @@ class _Loop:
         before = self.scaler.get_scale()
         self.scaler.step(optimizer)
         self.scaler.update()
-        self.steps += self.scaler.get_scale() >= before  # an overflow has halved it, and nothing was stepped
+        # after an overflow the scale is halved, and nothing was stepped
+        self.steps += self.scaler.get_scale() >= before
 
     def first_of_window(self) -> bool:
         return self.batch_idx % self.program.accumulate == 0
@@ -263,7 +264,7 @@ class _Loop:
         elif program.tolerance > 0:
             divisor = self.losses_in_window
         for parameter in parameters if divisor != 1 else ():
-            assert parameter.grad is not None  # those that have none were left out
+            assert parameter.grad is not None  # parameters without a gradient were left out
             parameter.grad /= divisor
         if "on_before_optimizer_step" in program.hooks:
             scale_gradients(optimizer)
@@ -276,7 +277,7 @@ class _Loop:
             torch.nn.utils.clip_grad_norm_(parameters, clip_val)
 
     def manual_batch(self, batch: Tensor) -> None:
-        """Step by hand, inside ``training_step``: with precision "64-true" new tensors have 64 bits there."""
+        """Step by hand, inside ``training_step``: with precision "64-true" new tensors are float64 there."""
         torch.set_default_dtype(self.program.dtype)
         try:
             self.step_by_hand(batch)
@@ -285,7 +286,7 @@ class _Loop:
 
     def step_by_hand(self, batch: Tensor) -> None:
         loss, _ = self.training_step(batch)
-        assert loss is not None  # such programs always give one
+        assert loss is not None  # these programs always have a loss
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         if (self.batch_idx + 1) % self.program.manual_every:
             return
@@ -336,7 +337,7 @@ class _Loop:
             return is_last
         if isinstance(every, float):
             length = self.length()
-            assert length is not None  # such programs have one
+            assert length is not None  # these programs have a length
             every = max(1, int(length * every))
         return (batch_idx + 1) % every == 0
 
@@ -359,7 +360,7 @@ class _Loop:
 
 
 def scale_gradients(optimizer: Optimizer) -> None:
-    """What the programs' ``on_before_optimizer_step`` does."""
+    """Do what the programs' ``on_before_optimizer_step`` does."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:

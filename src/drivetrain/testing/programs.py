@@ -1,8 +1,8 @@
-"""Random training programs: what a Trainer and a plain loop are both given.
+"""Random training programs, for a Trainer and a plain loop.
 
 A :class:`Program` is a frozen description: data, network, optimizers, schedulers, precision, limits, validation, and
-what the user's code does at which batch. Its methods build the parts with torch alone, so that the plain loop in
-:mod:`drivetrain.testing.plain_loop` shares no code with the Trainer that it judges.
+the behaviour of the user's code at given batches. Its methods build the parts with torch alone, so that the plain loop
+in :mod:`drivetrain.testing.plain_loop` shares no code with the Trainer under test.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Loss = Literal["tensor", "mapping", "sometimes_none", "weighted", "weighted_tens
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning-rate scheduler: ``kind`` of torch's, stepped every ``frequency`` steps or epochs (``interval``)."""
+    """A learning-rate scheduler: torch's ``kind``, stepped every ``frequency`` steps or epochs (``interval``)."""
 
     kind: str
     interval: Literal["step", "epoch"]
@@ -34,7 +34,7 @@ class Schedule:
 
     @property
     def watches(self) -> bool:
-        """Whether it takes a monitored value."""
+        """Whether it uses a monitored value."""
         return self.kind == "plateau"
 
     def build(self, optimizer: Optimizer) -> Any:
@@ -58,10 +58,10 @@ class Program:
     Attributes:
         seed: of everything that it draws.
         samples, batch_size, drop_last, shuffle: of the training data.
-        source: "dataset" and "augmented" are map-style datasets in a DataLoader, the latter drawing from torch's
-            generator for each sample; "iterable" is an IterableDataset without a length; "sized" is an
-            object with a length that yields batches; "epilogue" is one that runs code behind its last batch.
-        own_generator: the DataLoader draws its order from a generator of its own.
+        source: "dataset" and "augmented" are map-style datasets in a DataLoader, the latter with draws from torch's
+            generator for each sample; "iterable" is an IterableDataset without a length; "sized" is an object with a
+            length that yields batches; "epilogue" runs code after its last batch.
+        own_generator: the DataLoader draws its order from its own generator.
         workers: of the DataLoader. persistent: they stay from epoch to epoch.
         dropout, batch_norm: of the network.
         optimizer: "sgd", "momentum", "adam", "adamw", "rmsprop" or "lbfgs".
@@ -70,11 +70,11 @@ class Program:
         loss: the form in which ``training_step`` returns the loss. zero_weights: some weigh nothing.
         accumulate, clip_val, clip_algorithm, max_epochs, max_steps, limit_train, limit_val, val_check_interval,
             check_val_every_n_epoch, log_every_n_steps, sanity_steps: the Trainer's arguments.
-        val_samples: of the validation data; 0: the program does not validate. Its batches have 3 samples.
-        manual: optimization by hand, with two optimizers, each stepped every ``manual_every`` batches.
+        val_samples: the number of validation samples; 0: no validation. Its batches have 3 samples.
+        manual: manual optimization, with two optimizers, each stepped every ``manual_every`` batches.
         hooks: names of the hooks that the module overrides.
         cut: ``(epoch, batch)`` at which ``on_train_batch_start`` returns -1.
-        passed: the loaders are passed to ``fit``; else the module's hooks return them.
+        passed: the loaders are passed to ``fit``; otherwise the module's hooks return them.
     """
 
     seed: int
@@ -119,29 +119,29 @@ class Program:
         ]
         return f"Program({', '.join([f'seed={self.seed}', *changed])})"
 
-    # ---- its parts -----------------------------------------------------------------------------------------------
+    # ---- parts ---------------------------------------------------------------------------------------------------
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters."""
+        """The dtype of the parameters."""
         return torch.float64 if self.precision == "64-true" else torch.float32
 
     @property
     def autocast(self) -> torch.dtype | None:
-        """What autocast computes in; ``None`` without it."""
+        """The dtype of autocast; ``None`` without it."""
         return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(self.precision)
 
     @property
     def has_length(self) -> bool:
-        """Whether the training loader has one."""
+        """Whether the training loader has a length."""
         return self.source != "iterable"
 
     @property
     def tolerance(self) -> float:
-        """How far numbers may differ, relatively; 0: to no bit.
+        """The allowed relative difference of numbers; 0: bit-equal.
 
-        The order of roundings is not promised where weights, missing losses or an unknown number of batches make the
-        Trainer rescale gradients that it has added up.
+        The order of roundings is not defined if weights, missing losses or an unknown number of batches make the
+        Trainer rescale accumulated gradients.
         """
         rescales = self.accumulate > 1 and (not self.has_length or self.loss in ("sometimes_none", *_WEIGHTED))
         return 1e-9 if rescales else 0.0
@@ -152,8 +152,8 @@ class Program:
         random.seed(self.seed)
 
     def network(self) -> nn.Module:
-        """Build the network, drawing its parameters from torch's generator. Maps (B, 4) to (B, 1)."""
-        # In front of a batch norm a bias has no gradient but roundings, which Adam would blow up.
+        """Build the network; its parameters are drawn from torch's generator. It maps (B, 4) to (B, 1)."""
+        # Before a batch norm, the gradient of a bias is only rounding noise, which Adam would amplify.
         layers: list[nn.Module] = [nn.Linear(FEATURES, 6, bias=not self.batch_norm)]
         if self.batch_norm:
             layers.append(nn.BatchNorm1d(6))
@@ -161,7 +161,7 @@ class Program:
         return nn.Sequential(*layers)
 
     def optimizers(self, network: nn.Module) -> list[Optimizer]:
-        """Build the optimizer; by hand there are two, for the first layer and for the rest."""
+        """Build the optimizer; in manual optimization two, for the first layer and for the rest."""
         if not self.manual:
             return [self._optimizer(list(network.parameters()))]
         parameters = list(network.parameters())
@@ -202,21 +202,21 @@ class Program:
         """Build the validation loader."""
         return DataLoader(Rows(_numbers(self.val_samples, self.seed + 2), False), batch_size=3)
 
-    # ---- what the user's code does -------------------------------------------------------------------------------
+    # ---- behaviour of the user's code ----------------------------------------------------------------------------
 
     def gives_loss(self, epoch: int, batch_idx: int) -> bool:
         """Return whether ``training_step`` returns a loss for this batch."""
         return self.loss != "sometimes_none" or (self.seed + epoch * 5 + batch_idx * 3) % 4 != 0
 
     def weight(self, batch: Tensor, epoch: int, batch_idx: int) -> float | None:
-        """Return what a weighted loss counts for; ``None`` for a plain one."""
+        """Return the weight of a weighted loss; ``None`` for a plain one."""
         if self.loss not in _WEIGHTED:
             return None
         zero = self.zero_weights and (self.seed + epoch + batch_idx) % 5 == 0
         return 0.0 if zero else float(len(batch)) * (1 + batch_idx % 3)
 
     def steps_closure_only(self, epoch: int, batch_idx: int) -> bool:
-        """Return whether the overridden ``optimizer_step`` computes gradients and leaves the parameters alone."""
+        """Return whether the overridden ``optimizer_step`` computes gradients and does not change the parameters."""
         return (epoch + batch_idx + self.seed) % 3 == 0
 
 
@@ -250,7 +250,7 @@ class Rows(Dataset[Tensor]):
 
 
 class Stream(IterableDataset[Tensor]):
-    """The same without a length; it draws noise from a generator of its own."""
+    """The same without a length, with noise from its own generator."""
 
     def __init__(self, data: Tensor) -> None:
         self.data = data
@@ -262,7 +262,7 @@ class Stream(IterableDataset[Tensor]):
 
 
 class Batches:
-    """Batches that are ready."""
+    """Precomputed batches."""
 
     def __init__(self, batches: list[Tensor]) -> None:
         self.batches = batches
@@ -275,7 +275,7 @@ class Batches:
 
 
 class Epilogue(Batches):
-    """Batches, and code behind the last one: it counts complete passes and draws a number for the next."""
+    """Batches, and code after the last one: it counts complete passes and draws a number for the next."""
 
     def __init__(self, batches: list[Tensor]) -> None:
         super().__init__(batches)
@@ -302,8 +302,8 @@ def random_program(seed: int, exactly_shared: bool = False) -> Program:
 
     Args:
         seed: the same one gives the same program.
-        exactly_shared: only programs whose numbers do not depend on how many processes share a global batch: in 64
-            bits, without dropout, batch norm, noise or L-BFGS, and without hooks that count batches.
+        exactly_shared: only programs whose numbers do not depend on how many processes share a global batch: in
+            float64, without dropout, batch norm, noise or L-BFGS, and without hooks that count batches.
     """
     rng = random.Random(seed)
 
@@ -315,13 +315,13 @@ def random_program(seed: int, exactly_shared: bool = False) -> Program:
     if exactly_shared:
         source, precision = "dataset", "64-true"
     manual = chance(0.15)
-    # L-BFGS divides by differences of gradients, so another order of roundings may lead it elsewhere.
+    # L-BFGS divides by differences of gradients, so another order of roundings may change its result.
     lbfgs = not manual and not exactly_shared and precision != "16-mixed" and chance(0.08)
     loss: Loss = rng.choice(["tensor", "tensor", "mapping", "sometimes_none", "weighted", "weighted_tensor"])
     if manual or lbfgs or (exactly_shared and loss == "sometimes_none"):
         loss = "tensor"
     if loss in _WEIGHTED and precision.endswith("mixed"):
-        precision = "64-true"  # the order of roundings is visible in 16 bits
+        precision = "64-true"  # in 16 bits the order of roundings is visible
     accumulate = 1 if manual or lbfgs else rng.choice([1, 1, 2, 3, 4])
     if accumulate > 1 and (loss in (*_WEIGHTED, "sometimes_none") or source == "iterable"):
         precision = "64-true"
@@ -339,7 +339,7 @@ def random_program(seed: int, exactly_shared: bool = False) -> Program:
     limit: int | float = rng.choice([1.0, 1.0, rng.randint(1, 8), 0.5 if has_length and batches > 1 else 1.0])
     per_epoch = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
     every, every_n_epoch = _random_interval(rng, per_epoch, has_length) if validates else (1.0, 1)
-    # A loader that is fetched ahead has drawn one batch more when a hook cuts its epoch short.
+    # A loader that fetches ahead has drawn one batch more when a hook ends its epoch early.
     cuts = has_length and workers == 0 and not exactly_shared and chance(0.08)
     return Program(
         seed=seed,
@@ -385,7 +385,7 @@ def _random_hooks(rng: random.Random, has_plain_steps: bool, accumulate: int, ex
     if not has_plain_steps:
         hooks &= {"on_train_epoch_start", "on_train_batch_end", "on_before_optimizer_step"}
     if accumulate > 1:
-        hooks -= {"on_after_backward"}  # it sees a part of a sum, whose scale is not promised
+        hooks -= {"on_after_backward"}  # it sees partial sums, whose scale is not defined
     if exactly_shared:
         hooks -= {"optimizer_step", "on_train_epoch_start", "on_train_batch_end"}
     return hooks

@@ -1,4 +1,4 @@
-"""The record of a recording: moves, host syncs, optimizer steps, and bytes on each device."""
+"""The record of simulated devices: moves, host syncs, optimizer steps, and bytes on each device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from drivetrain.testing._places import Place, Places, spelled
 
 @dataclass(frozen=True)
 class Event:
-    """What all records have in common.
+    """The common fields of all records.
 
     Attributes:
-        step: how many optimizer steps had been done.
-        line: whose line asked for it, outside of torch and drivetrain: ``"train.py:14 in training_step"``.
-        through: the line of drivetrain that passed it on, or "" where torch was called directly.
+        step: the number of earlier optimizer steps.
+        line: the line outside torch and drivetrain that caused it: ``"train.py:14 in training_step"``.
+        through: drivetrain's line that called torch, or "" if the program called torch directly.
     """
 
     step: int
@@ -30,9 +30,8 @@ class Move(Event):
     """A tensor was copied from one place to another.
 
     Attributes:
-        source, target: a device's number, or ``None`` for the host.
-        bytes: how many travelled.
-        blocking: the program had to wait for it, unless it went from one device to another.
+        source, target: a device's number, or ``None`` for the host. bytes: the number of bytes. blocking: whether the
+        program had to wait for it; always false between two devices.
     """
 
     source: Place
@@ -43,10 +42,10 @@ class Move(Event):
 
 @dataclass(frozen=True)
 class Sync(Event):
-    """The host had to wait for a device: a value was read, or a copy asked for without ``non_blocking``.
+    """The host had to wait for a device: a value was read, or a copy was made without ``non_blocking``.
 
     Attributes:
-        what: the function that was called, such as "item".
+        what: the called function, such as "item".
         device: its number.
     """
 
@@ -60,7 +59,7 @@ class Step(Event):
 
     Attributes:
         optimizer: the name of its class.
-        devices: where its parameters are, ``None`` for the host.
+        devices: the devices of its parameters, ``None`` for the host.
     """
 
     optimizer: str
@@ -69,10 +68,10 @@ class Step(Event):
 
 @dataclass
 class Record:
-    """What happened on the pretend devices, in order. ``print(record)`` is a summary of it.
+    """The events on the simulated devices, in order. ``print(record)`` prints a summary.
 
     Attributes:
-        moves, syncs, steps: one entry for each, oldest first.
+        moves, syncs, steps: the events of each kind, oldest first.
     """
 
     moves: list[Move] = field(default_factory=list)
@@ -81,11 +80,11 @@ class Record:
     _places: Places = field(default_factory=lambda: Places(1), repr=False)
 
     def bytes_alive(self, device: int | torch.device = 0) -> int:
-        """Return bytes of all tensors that are on ``device`` now; memory that an operation needs inside is not seen."""
+        """Return the bytes of all tensors on ``device`` now; temporary memory inside operations is not included."""
         return self._places.alive[self._places.check(device)]
 
     def peak_bytes(self, device: int | torch.device = 0) -> int:
-        """Return the most that :meth:`bytes_alive` has been since the recording began, or since :meth:`reset_peak`."""
+        """Return the peak of :meth:`bytes_alive` since the recording began, or since :meth:`reset_peak`."""
         return self._places.peak[self._places.check(device)]
 
     def reset_peak(self, device: int | torch.device = 0) -> None:
@@ -94,7 +93,7 @@ class Record:
         self._places.peak[index] = self._places.alive[index]
 
     def clear(self) -> None:
-        """Forget the moves, syncs and steps so far."""
+        """Remove the moves, syncs and steps so far."""
         self.moves.clear()
         self.syncs.clear()
         self.steps.clear()

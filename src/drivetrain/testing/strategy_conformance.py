@@ -1,4 +1,4 @@
-"""Test suite for strategies: what every strategy must do.
+"""Test suite for strategies.
 
 In a test file::
 
@@ -8,7 +8,7 @@ In a test file::
     class TestMine(StrategyConformance):
         strategy = MyStrategy
 
-Each method is a row. With ``devices = 2`` the rows run in two processes, which the suite starts once.
+Each method is a test. With ``devices = 2`` the tests run in two processes, which the suite starts once.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _IN_A_STEP = {"training_step", "backward", "pre_backward", "post_backward", "zer
 
 
 def needs_every_rank(row: Callable[[Any, Path], None]) -> Any:
-    """Make a row a test that runs it on every rank; ``test.row`` is the row itself."""
+    """Wrap a method in a test that runs it on every rank; ``test.row`` is the method itself."""
 
     def test(self: StrategyConformance, tmp_path: Path) -> None:
         self._ranks.run(row.__name__, tmp_path)
@@ -63,17 +63,17 @@ def needs_every_rank(row: Callable[[Any, Path], None]) -> Any:
 
 
 class StrategyConformance:
-    """The rows. A subclass whose name begins with ``Test`` and that names its strategy is collected by pytest.
+    """The tests. pytest collects a subclass whose name begins with ``Test`` and that sets its strategy.
 
     Attributes:
-        strategy: makes the strategy under test: its class, or a function without arguments.
-        devices: how many processes; each sees its own part of the data.
-        replicas: how many devices each process trains on, for a strategy with ``drives_all_devices``.
-        accelerator: as the Trainer's.
-        precision: as the Trainer's; "32-true" for devices without 64-bit floats.
-        tolerance: how far numbers may be from those of a plain loop on the host, relatively and absolutely.
-        resumes_bit_by_bit: whether a resumed run ends with the bits of one that was not interrupted; a compiler may
-            round otherwise if it compiles a step in other pieces. ``tolerance`` is then the limit.
+        strategy: creates the strategy to test: its class, or a function without arguments.
+        devices: the number of processes; each sees its own part of the data.
+        replicas: the number of devices per process, for a strategy with ``drives_all_devices``.
+        accelerator: the Trainer's argument.
+        precision: the Trainer's argument; "32-true" for devices without float64.
+        tolerance: the allowed relative and absolute difference from a plain loop on the host.
+        resumes_bit_by_bit: whether a resumed run is bit-equal to an uninterrupted one; a compiler that compiles a step
+            in other pieces may round differently. If it is False, ``tolerance`` is the limit.
     """
 
     strategy: ClassVar[Callable[[], Strategy]]
@@ -88,7 +88,7 @@ class StrategyConformance:
 
     @classmethod
     def setup_class(cls) -> None:
-        """Prepare the processes of all rows."""
+        """Prepare the processes for all tests."""
         cls._ranks = Ranks(cls, cls.devices)
 
     @classmethod
@@ -96,16 +96,16 @@ class StrategyConformance:
         """End them."""
         cls._ranks.close()
 
-    # ---- what rows are made of -----------------------------------------------------------------------------------
+    # ---- helpers for tests ---------------------------------------------------------------------------------------
 
     def make(self) -> Strategy:
         """Return a new strategy."""
         return type(self).strategy()
 
     def trainer(self, strategy: Strategy | None = None, **arguments: Any) -> Trainer:
-        """Return a quiet Trainer with the strategy; two epochs."""
+        """Return a Trainer without output, with the strategy and two epochs."""
         strategy = strategy or self.make()
-        # A process with several devices has a machine of its own.
+        # A process with several devices counts as one machine.
         devices, nodes = (self.replicas, self.devices) if strategy.facts.drives_all_devices else (self.devices, 1)
         quiet: dict[str, Any] = {
             "strategy": strategy, "accelerator": self.accelerator, "devices": devices, "num_nodes": nodes,
@@ -119,7 +119,7 @@ class StrategyConformance:
         return DataLoader(data(batches), batch_size=GLOBAL_BATCH // self.devices)
 
     def fit(self, module: Small, trainer: Trainer | None = None, **arguments: Any) -> dict[str, Any]:
-        """Train ``module``; what came of it, the same on every rank."""
+        """Train ``module``; return the results, the same on every rank."""
         ckpt_path = arguments.pop("ckpt_path", None)
         trainer = trainer or self.trainer(**arguments)
         trainer.fit(module, self.loader(), self.loader(2), ckpt_path=ckpt_path)
@@ -132,11 +132,11 @@ class StrategyConformance:
         }
 
     def plain_loop(self, **arguments: Any) -> dict[str, Any]:
-        """Return what :meth:`fit` returns, by a loop over global batches on the host."""
+        """Return the results of :meth:`fit`, computed by a loop over global batches on the host."""
         return plain_loop(self.plain_module, **arguments)
 
     def plain_module(self, kind: str = "plain") -> Small:
-        """Return what is trained, on the host and in the type that the precision computes in."""
+        """Return the module to train, on the host and in the precision's dtype."""
         return Small(kind).to(torch.float64 if self.precision == "64-true" else torch.float32)
 
     def near(self, one: Any, other: Any) -> None:
@@ -144,7 +144,7 @@ class StrategyConformance:
         torch.testing.assert_close(one, other, rtol=self.tolerance, atol=self.tolerance, check_dtype=False)
 
     def compare(self, found: dict[str, Any], expected: dict[str, Any]) -> None:
-        """Compare what :meth:`fit` and :meth:`plain_loop` return."""
+        """Compare the results of :meth:`fit` and :meth:`plain_loop`."""
         same(found["steps"], expected["steps"], "optimizer steps")
         for part in ("losses", "gradients", "weights", "optimizer"):
             self.near(found[part], expected[part])
@@ -153,12 +153,12 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_it_trains_like_the_plain_loop(self, folder: Path) -> None:
-        """Weights, losses, gradients and optimizer state are those of a loop over the global batches."""
+        """Weights, losses, gradients and optimizer state equal those of a loop over the global batches."""
         self.compare(self.fit(Small()), self.plain_loop())
 
     @needs_every_rank
     def test_it_accumulates(self, folder: Path) -> None:
-        """A window's gradient is the mean over its batches, also of the last, smaller window of an epoch."""
+        """A window's gradient is the mean over its batches, also for the smaller last window of an epoch."""
         self.compare(self.fit(Small(), accumulate_grad_batches=4), self.plain_loop(accumulate=4))
 
     @needs_every_rank
@@ -169,7 +169,7 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_it_clips(self, folder: Path) -> None:
-        """Gradients are clipped by the norm of the whole gradient, and by value."""
+        """Gradients are clipped by the norm of the complete gradient, and by value."""
         for algorithm, limit in (("norm", 0.05), ("value", 0.01)):
             found = self.fit(
                 Small(), accumulate_grad_batches=4, gradient_clip_val=limit, gradient_clip_algorithm=algorithm
@@ -178,15 +178,15 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_the_optimizer_steps_the_gradients_that_hooks_see(self, folder: Path) -> None:
-        """In ``on_before_optimizer_step`` all ranks have one gradient; the optimizer steps it, clipped.
+        """In ``on_before_optimizer_step`` all ranks have the same gradient, with which, clipped, the optimizer steps.
 
-        ``tolerance`` does not count here: a strategy that rounds what ranks exchange does so before.
+        ``tolerance`` does not apply: a strategy with a lossy exchange rounds before.
         """
         trainer = self.trainer(accumulate_grad_batches=4, gradient_clip_val=0.05)
         self.check_stepped(self.fit(Small(), trainer), trainer.strategy)
 
     def check_stepped(self, found: dict[str, Any], strategy: Strategy) -> None:
-        """Compare gradients between ranks, and weights with what these gradients make of them, clipped to 0.05."""
+        """Compare gradients between ranks, and weights with those from stepping these gradients, clipped to 0.05."""
         for gradients in strategy.world.gather_objects(found["gradients"]):
             torch.testing.assert_close(gradients, found["gradients"], msg=lambda text: f"{_LATE} {text}")
         expected = stepped(self.plain_module(), found["gradients"], ("norm", 0.05))
@@ -194,7 +194,7 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_manual_optimization_works(self, folder: Path) -> None:
-        """A module that calls backward and steps its optimizer itself trains like the plain loop, or is refused."""
+        """Manual optimization trains like the plain loop, or is refused."""
         refused = "automatic_optimization"
         try:
             self.compare(self.fit(Small("manual")), self.plain_loop())
@@ -204,7 +204,7 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_a_verb_that_only_calls_super_changes_nothing(self, folder: Path) -> None:
-        """Overriding any method of a step, or all of them, to call ``super()`` leaves the numbers as they were."""
+        """Overriding any method of a step, or all of them, to call ``super()`` does not change the numbers."""
         expected = self.plain_loop(accumulate=2, clip=("norm", 0.05), epochs=1, batches_per_epoch=4, kind="weighted")
         arguments: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 0}
         arguments |= {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
@@ -221,7 +221,7 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_hooks_inside_a_step_are_called_or_refused(self, folder: Path) -> None:
-        """A hook that the module overrides is called, or set-up raises an error because the strategy owns its step."""
+        """An overridden hook of the module is called, or set-up raises an error because the strategy owns its step."""
         for hook in sorted(HOOKS_IN_A_STEP):
             module, refused = hooked(hook), ""
             try:
@@ -234,7 +234,7 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_it_evaluates(self, folder: Path) -> None:
-        """Validation inside a fit and alone, testing and prediction give the values of the trained weights."""
+        """Validation inside a fit and alone, testing and prediction give the values for the trained weights."""
         module, trainer = Small(), self.trainer(max_epochs=1)
         self.fit(module, trainer)
         in_fit = float(trainer.callback_metrics["loss"])
@@ -263,7 +263,7 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_it_trains_a_module_that_it_has_evaluated(self, folder: Path) -> None:
-        """``allows_inference_mode`` is true: what evaluation has left behind can be trained."""
+        """``allows_inference_mode`` is correct: a module can be trained after an evaluation."""
         module, trainer = Small(), self.trainer()
         trainer.validate(module, self.loader(2), verbose=False)
         same(module.inference, {trainer.strategy.facts.allows_inference_mode}, "inference mode during validation")
@@ -273,7 +273,7 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_it_resumes_exactly(self, folder: Path) -> None:
-        """A run that is resumed from an epoch's end, its middle, or an open window, ends as if never interrupted."""
+        """A run resumed from an epoch's end, its middle, or an open window equals an uninterrupted one."""
         for at, accumulate in ((6, 1), (9, 1), (9, 4)):
             file = folder / f"{at}-{accumulate}.ckpt"
             arguments: dict[str, Any] = {"accumulate_grad_batches": accumulate}
@@ -291,7 +291,7 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_its_files_are_those_of_a_plain_module(self, folder: Path) -> None:
-        """A checkpoint holds complete tensors under the module's own names, and a plain module loads it."""
+        """A checkpoint contains complete tensors under the module's own names, and a plain module loads it."""
         module, trainer = Small(), self.trainer(max_epochs=1)
         found = self.fit(module, trainer)
         trainer.save_checkpoint(folder / "one.ckpt")
@@ -303,10 +303,10 @@ class StrategyConformance:
         plain.load_state_dict(checkpoint["state_dict"])
         self.near(dict(plain.state_dict()), found["weights"])
 
-    # ---- a loop of the user's own ---------------------------------------------------------------------------------
+    # ---- a user's loop -------------------------------------------------------------------------------------------
 
     def fit_by_engine(self, saves: Path | None = None, resumes: Path | None = None) -> tuple[dict[str, Any], Strategy]:
-        """Train by a loop on an Engine: an epoch before it saves, and one after. Windows have two batches."""
+        """Train in a loop with an Engine: one epoch before it saves, and one after. Windows have two batches."""
         strategy = self.make()
         plan = self.trainer(strategy).plan
         engine = Engine(plan=plan)
@@ -334,14 +334,14 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_an_engine_trains_like_the_plain_loop(self, folder: Path) -> None:
-        """As under a Trainer: gradients are accumulated, exchanged, seen by the loop, clipped and stepped."""
+        """As in a Trainer: gradients are accumulated, exchanged, visible to the loop, clipped and used for the step."""
         found, strategy = self.fit_by_engine()
         self.compare(found, self.plain_loop(accumulate=2, clip=("norm", 0.05)))
         self.check_stepped(found, strategy)
 
     @needs_every_rank
     def test_an_engine_resumes_exactly(self, folder: Path) -> None:
-        """What a strategy keeps of each rank is in the files of ``Engine.save``."""
+        """Files of ``Engine.save`` contain the strategy's state of each rank."""
         uninterrupted, _ = self.fit_by_engine(saves=folder / "engine.ckpt")
         resumed, _ = self.fit_by_engine(resumes=folder / "engine.ckpt")
         self.check_resumed(resumed, uninterrupted, BATCHES)
@@ -350,7 +350,7 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_it_knows_its_ranks(self, folder: Path) -> None:
-        """Ranks and sizes are those of the job, and ``is_distributed`` is declared."""
+        """Ranks and sizes match the job, and ``is_distributed`` is declared."""
         trainer = self.trainer()
         trainer.validate(Small(), self.loader(2), verbose=False)
         strategy = trainer.strategy
@@ -368,7 +368,7 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_ranks_exchange_values(self, folder: Path) -> None:
-        """Collectives return the right values, on every rank; with one process they return what they get."""
+        """Collectives return the right values, on every rank; with one process they return their inputs."""
         trainer = self.trainer()
         trainer.validate(Small(), self.loader(2), verbose=False)
         strategy, size = trainer.strategy, self.devices
@@ -392,7 +392,7 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_a_run_gives_the_module_back(self, folder: Path) -> None:
-        """After a run the module is on the host and works, on every rank, and can be trained again."""
+        """After a run the module is on the host and usable, on every rank, and can be trained again."""
         module, trainer = Small(), self.trainer(max_epochs=1)
         self.fit(module, trainer)
         same({parameter.device.type for parameter in module.parameters()}, {HOST.type}, "device after the run")
@@ -412,7 +412,7 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_an_error_in_a_step_is_what_the_caller_sees(self, folder: Path) -> None:
-        """An exception in a step reaches the caller, the strategy hears of it, and another run works."""
+        """An exception in a step reaches the caller, the strategy's hook is called, and another run works."""
         heard: list[BaseException] = []
         strategy = self.make()
         strategy.on_exception = heard.append  # type: ignore[assignment]
@@ -423,7 +423,7 @@ class StrategyConformance:
 
     @needs_every_rank
     def test_a_copy_of_it_trains(self, folder: Path) -> None:
-        """It can be pickled on its way into a started process, also when it has trained; the copy trains as it does."""
+        """The strategy can be pickled for a started process, also after training; the copy trains like the original."""
         strategy = self.make()
         fresh = pickle.loads(pickle.dumps(strategy))
         same(type(fresh), type(strategy), "class of the copy")
@@ -446,19 +446,19 @@ class Saves(Callback):
 
 
 def same(found: Any, expected: Any, what: str) -> None:
-    """Compare two values; a module that is not a test has no other words for it."""
+    """Compare two values, with a message, because pytest does not rewrite assertions in this module."""
     assert found == expected, f"{what}: {found!r}, and {expected!r} is right"
 
 
 def everyones_mean(strategy: Strategy, losses: list[Tensor], replicas: int = 1) -> Tensor:
-    """Return the mean over ranks and replicas of each loss; equal parts of a global batch count the same."""
+    """Return the mean of each loss over ranks and replicas, whose parts of a global batch are equal."""
     here = torch.stack([loss.cpu() for loss in losses]) if losses else torch.zeros(0)
     here = here.reshape(-1, replicas).mean(1)
     return torch.stack(strategy.world.gather_objects(here)).mean(0)
 
 
 def passing_on(strategy: Strategy, verbs: list[str], called: set[str]) -> Strategy:
-    """``strategy`` as an object of a subclass whose ``verbs`` note that they are called and return what super does."""
+    """Return ``strategy`` with a subclass whose ``verbs`` record their calls and return super's result."""
     own = type(strategy)
 
     def override(name: str) -> Any:
@@ -474,7 +474,7 @@ def passing_on(strategy: Strategy, verbs: list[str], called: set[str]) -> Strate
 
 
 def hooked(hook: str) -> Small:
-    """Return a module that overrides ``hook`` to note that it is called."""
+    """Return a module that overrides ``hook`` to record its calls."""
 
     def override(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.called.add(hook)

@@ -1,4 +1,4 @@
-"""The attribute that a finder sets: of the module, its hyperparameters or the datamodule."""
+"""The attribute that a finder sets, on the module, its hyperparameters or the datamodule."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from drivetrain.errors import MissingAttributeError
 
 
 def tuned_name(trainer: Any, module: Any, names: tuple[str, ...], owner: str, argument: str) -> str:
-    """Return the first of ``names`` that the module, its hyperparameters or the datamodule have.
+    """Return the first of ``names`` that the module, its hyperparameters or the datamodule has.
 
     Args:
-        trainer: whose datamodule it is.
-        module: of the run.
-        names: what the user passed, or else the usual names.
+        trainer: the Trainer with the datamodule.
+        module: the module of the run.
+        names: the user's name, or otherwise the usual names.
         owner: the callback, for messages.
-        argument: its argument for the name.
+        argument: the callback's argument for the name.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: none of them exists.
     """
     for name in names:
         if next(_holders(trainer, module, name), None) is not None:
@@ -38,7 +38,7 @@ def tuned_value(trainer: Any, module: Any, name: str) -> Any:
 
 
 def set_tuned(trainer: Any, module: Any, name: str, value: Any) -> None:
-    """Set it wherever it is."""
+    """Set it on every object that has it."""
     for holder in list(_holders(trainer, module, name)):
         if isinstance(holder, MutableMapping):
             holder[name] = value

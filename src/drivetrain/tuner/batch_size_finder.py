@@ -26,28 +26,29 @@ _STAGES = {"fit": "fit", "validate": "val", "test": "test", "predict": "predict"
 
 
 class BatchSizeFinder(Callback):
-    """Finds the largest batch size for which a few steps fit into memory, and uses it.
+    """Finds the largest batch size with which a few steps fit into memory, and uses it.
 
     It sets the attribute that ``train_dataloader`` and the other loader hooks read, tries ``steps_per_trial`` steps,
-    and puts everything back: weights, optimizer, random states, counters. That is repeated with larger sizes until
-    memory runs out, the data set is one batch, or ``max_val`` is reached. Then the attribute has the size found.
+    and restores everything: weights, optimizer, random states, counters. This is repeated with larger sizes until
+    memory runs out, the data set is one batch, or ``max_val`` is reached. Then the attribute is set to the size that
+    was found.
 
     Args:
         mode: "power": double the size while it fits; "binsearch": then search between the last size that fits and the
             first that does not.
-        steps_per_trial: optimizer steps, or batches of an evaluation, with each size.
+        steps_per_trial: the number of optimizer steps, or evaluation batches, with each size.
         init_val: the first size.
-        max_trials: how many sizes to try at most.
-        batch_arg_name: the attribute, of the module, its hparams or the datamodule.
-        margin: with "binsearch", the fraction by which the size found is reduced, as a reserve, if a larger one did
-            not fit.
+        max_trials: the maximum number of sizes to try.
+        batch_arg_name: the attribute of the module, its hparams or the datamodule.
+        margin: with "binsearch", the fraction by which the found size is reduced, as a reserve, if a larger one did not
+            fit.
         max_val: the largest size to try.
 
     Attributes:
-        optimal_batch_size: the size, once it is found.
+        optimal_batch_size: the size, after it was found.
 
     Raises:
-        ConfigurationError: an argument is invalid; or, when a run begins, there is no such attribute, loaders were
+        ConfigurationError: an argument is invalid; or, when a run begins, the attribute does not exist, loaders were
             passed to the Trainer, which no attribute can change, or the strategy has several processes.
         torch.OutOfMemoryError: not even the smallest size fits.
     """
@@ -92,11 +93,11 @@ class BatchSizeFinder(Callback):
         self._scale_in(trainer, pl_module, "predict")
 
     def _scale_in(self, trainer: Trainer, pl_module: LightningModule, fn: str) -> None:
-        if trainer.progress.fn == fn:  # a validation of a fit has the batch size of its own
+        if trainer.progress.fn == fn:  # the validation inside a fit keeps its batch size
             self.scale_batch_size(trainer, pl_module)
 
     def scale_batch_size(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the batch size now, from any hook outside of a step."""
+        """Find the batch size now, from any hook outside a step."""
         if trainer.fast_dev_run:
             rank_zero_warn("BatchSizeFinder does nothing with fast_dev_run.")
             return
@@ -129,11 +130,11 @@ class BatchSizeFinder(Callback):
 
 
 class _Trials:
-    """Tries sizes; ``count`` is how many so far, ``fits`` the largest that fits."""
+    """Tries sizes; ``count`` is the number of trials so far, ``fits`` the largest size that fits."""
 
     def __init__(self, finder: BatchSizeFinder, trainer: Any, module: Any, name: str, stage: str) -> None:
         self._finder, self._trainer, self._module, self._name, self._stage = finder, trainer, module, name, stage
-        self._samples = finder.max_val  # of the data set, once a loader was made
+        self._samples = finder.max_val  # the size of the data set, after a loader was created
         self._error: BaseException | None = None
         self.count = self.fits = 0
 
@@ -176,10 +177,10 @@ class _Trials:
             set_tuned(trainer, module, self._name, size)
             try:
                 _try_steps(run, stage)
-            except RuntimeError as error:  # torch.OutOfMemoryError is one
+            except RuntimeError as error:  # includes torch.OutOfMemoryError
                 if not is_out_of_memory(error):
                     raise
-                self._error = error.with_traceback(None)  # whose frames hold the tensors of the step
+                self._error = error.with_traceback(None)  # drops the frames, which hold the tensors of the step
                 failed = True
             loader = run.loaders.made_training if stage == "fit" else run.loaders.evaluation(stage)[0].loader
             dataset = sized_length(getattr(loader, "dataset", None))

@@ -1,4 +1,4 @@
-"""Find a learning rate: train with one that grows, and look where the loss falls fastest."""
+"""Find a learning rate: train with a growing one, and find where the loss falls fastest."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class LRSweep:
     """The losses at learning rates from small to large.
 
     Attributes:
-        results: "lr" and "loss", one entry for each optimizer step; losses are smoothed.
-        mode, lr_min, lr_max, num_training: how the learning rates were chosen.
+        results: "lr" and "loss", one entry for each optimizer step; losses are smoothed. mode, lr_min, lr_max,
+        num_training: the arguments of the search.
     """
 
     def __init__(self, mode: str, lr_min: float, lr_max: float, num_training: int) -> None:
@@ -37,7 +37,7 @@ class LRSweep:
         self._optimal_idx: int | None = None
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of ``step``, counted from 0; that of the last is ``lr_max``."""
+        """Return the learning rate of ``step``, counted from 0; the last step's is ``lr_max``."""
         part = step / max(1, self.num_training - 1)
         if parity.current().uneven_sweeps and step > 0:
             part = (step + 1) / self.num_training
@@ -46,10 +46,10 @@ class LRSweep:
         return float(self.lr_min * (self.lr_max / self.lr_min) ** part)
 
     def suggestion(self, skip_begin: int = 10, skip_end: int = 1) -> float | None:
-        """Return the learning rate at which the loss fell fastest; ``None``, with a warning, without enough losses.
+        """Return the learning rate at which the loss fell fastest; with too few losses ``None``, with a warning.
 
         Args:
-            skip_begin, skip_end: how many losses to leave out at each end; others that are not finite are, too.
+            skip_begin, skip_end: how many losses to leave out at each end; non-finite ones are left out too.
         """
         end = len(self.results["loss"]) - skip_end
         kept = [
@@ -105,12 +105,12 @@ class LRSweep:
 
 
 class LearningRateFinder(Callback):
-    """Finds a learning rate before training, in steps of which nothing stays.
+    """Finds a learning rate before training, in steps that have no lasting effect.
 
     It trains with a learning rate that grows from ``min_lr`` to ``max_lr``, suggests the one at which the loss fell
-    fastest, and puts everything back: weights, optimizer, random states, loaders, counters. Then it sets the attribute
-    and makes the optimizers again, so that the fit is the same as with that value from the start. A fit that resumes
-    keeps the learning rates of its checkpoint. With several processes, all of them get the same.
+    fastest, and restores everything: weights, optimizer, random states, loaders, counters. Then it sets the attribute
+    and creates the optimizers again, so that the fit is the same as with that value from the start. A fit that resumes
+    keeps the learning rates of its checkpoint. With several processes, all of them get the same learning rate.
 
     Args:
         min_lr, max_lr: the smallest and the largest learning rate.
@@ -122,11 +122,11 @@ class LearningRateFinder(Callback):
         attr_name: its name, of the module, its hparams or the datamodule; "": "lr" or "learning_rate".
 
     Attributes:
-        optimal_lr: the :class:`LRSweep`, once it has run.
+        optimal_lr: the :class:`LRSweep`, after the search.
 
     Raises:
-        ConfigurationError: an argument is invalid; or, when a fit begins, there is no such attribute, or not one
-            optimizer.
+        ConfigurationError: an argument is invalid; or, when a fit begins, the attribute does not exist, or there is not
+            exactly one optimizer.
     """
 
     SUPPORTED_MODES = ("linear", "exponential")
@@ -167,7 +167,7 @@ class LearningRateFinder(Callback):
             self.lr_find(trainer, pl_module)
 
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the learning rate now, from any hook outside of a step."""
+        """Find the learning rate now, from any hook outside a step."""
         if trainer.fast_dev_run:
             rank_zero_warn("LearningRateFinder does nothing with fast_dev_run.")
             return
@@ -204,7 +204,7 @@ class LearningRateFinder(Callback):
 
 
 class _Sweep(Callback):
-    """Sets the learning rate of each step, and writes down its smoothed loss."""
+    """Sets the learning rate of each step, and records its smoothed loss."""
 
     def __init__(self, sweep: LRSweep, threshold: float | None) -> None:
         self._sweep, self._threshold = sweep, threshold
@@ -216,7 +216,7 @@ class _Sweep(Callback):
             group["lr"] = self._sweep.rate(trainer.progress.global_step)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        if "loss" in outputs:  # else the step has left the batch out
+        if "loss" in outputs:  # otherwise the step has skipped the batch
             reduced = trainer.strategy.reduce(outputs["loss"].detach().clone(), reduce_op="mean")
             self._window.append(float(reduced))
         step = trainer.progress.global_step
@@ -234,5 +234,5 @@ class _Sweep(Callback):
 
 
 def _limit(smallest: float, threshold: float) -> float:
-    """Return the loss above which to stop; one that is negative, too, has to grow by a multiple of its size."""
+    """Return the loss at which to stop; a negative loss must grow by a multiple of its absolute value."""
     return smallest + (threshold - 1) * abs(smallest)

@@ -1,4 +1,4 @@
-"""Try a few steps inside a run, and leave no trace of them."""
+"""Try a few steps inside a run, without lasting effects."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ _PLAIN = (bool, int, float, str, bytes, type(None), list, dict, set, tuple)
 
 @contextmanager
 def trial(trainer: Any, callbacks: Sequence[Callback], **limits: Any) -> Iterator[Run]:
-    """Context with a second Run of the same module, which a loop may run; afterwards all is as it was before.
+    """Context with a second Run of the same module, for a loop; afterwards everything is restored.
 
-    Weights, buffers, gradients, optimizers, schedulers, the loss scale, random states, metric objects, plain attributes
-    of the module, the datamodule, loaders with their samplers and data sets, counters and logged values are put back.
-    Meanwhile the Trainer shows the counters of the trial, and has ``callbacks`` and, in place of its loggers, one that
-    writes nothing. What hooks and steps of the module do outside of it, such as writing a file, cannot be undone.
+    These are restored: weights, buffers, gradients, optimizers, schedulers, the loss scale, random states, metric
+    objects, plain attributes of the module, the datamodule, loaders with their samplers and data sets, counters and
+    logged values. Meanwhile the Trainer shows the counters of the trial, and has ``callbacks`` and a logger that writes
+    nothing. Other effects of the module's hooks and steps, such as written files, cannot be undone.
 
     Args:
-        trainer: whose run is under way, in a hook outside of a step.
-        callbacks: those of the trial.
-        limits: fields of :class:`Limits` with other values than in the run.
+        trainer: a Trainer with a running run, in a hook outside a step.
+        callbacks: the callbacks of the trial.
+        limits: fields of :class:`Limits` to change during the trial.
     """
     run, module = trainer.current_run, trainer.lightning_module
     strategy = trainer.strategy
@@ -87,7 +87,7 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
         window=type(run.window)(run.window.keeps_divisor), restart=None, restored=False,
         optimizers=RunOptimizers(), kept=KeptStates(), clock=ValidationClock(), stopping=Stopping(), stop=None,
         uneven=None, stale=False, splitter=None,
-        # a trial must see that memory runs out, such as that of the BatchSizeFinder
+        # a trial such as BatchSizeFinder's must detect that memory runs out
         settings=dataclasses.replace(run.settings, split_on_oom=False) if run.settings.split_on_oom else run.settings,
     )  # fmt: skip
     hooks.observers.append(Patience(second))
@@ -98,17 +98,17 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
 
 
 def _generators(module: torch.nn.Module, datamodule: Any) -> list[Any]:
-    """Return the random generators that the module, its layers and the datamodule have as attributes."""
+    """Return the random generators among the attributes of the module, its layers and the datamodule."""
     values = [value for each in [*module.modules(), datamodule] for value in getattr(each, "__dict__", {}).values()]
     kinds = (torch.Generator, random.Random)
     return [each for each in values if isinstance(each, kinds) or hasattr(type(each), "bit_generator")]
 
 
 def _keep_loaders(kept: ExitStack, made: Any) -> None:
-    """Keep loaders as they are when the trial gets them, whether they were passed or a hook has returned them.
+    """Save the state of loaders when the trial gets them, whether they were passed or come from a hook.
 
     Raises:
-        ConfigurationError: one of them cannot be kept.
+        ConfigurationError: a loader's state cannot be saved.
     """
     loaders = [loader for _, loader in leaves(made)]
     for part in (part for loader in loaders for part in parts_of(loader)):
@@ -122,7 +122,7 @@ def _keep_loaders(kept: ExitStack, made: Any) -> None:
     kept.enter_context(objects_kept(loaders))
 
 
-# ---- what is put back ------------------------------------------------------------------------------------------------
+# ---- restored state --------------------------------------------------------------------------------------------------
 
 _OF_RUN = (
     "limits", "progress", "logbook", "_loggers", "_callbacks", "predictions", "_hooks", "_run_parts", "datamodule",
@@ -153,7 +153,7 @@ def _module_kept(module: torch.nn.Module, datamodule: Any) -> Iterator[None]:
     values = [local_shard(each.data).to("cpu", copy=True) for each in tensors]
     parameters = [(each, each.grad, each.requires_grad) for each in module.parameters()]
     modes = [(each, each.training) for each in module.modules()]
-    own = [*module.modules(), *tensors]  # a list of layers has the same layers in its copy
+    own = [*module.modules(), *tensors]  # the copy of a list of layers contains the same layers
     owners = [*module.modules(), *([] if datamodule is None else [datamodule])]
     attributes = [(each, _plain_attributes(each, own)) for each in owners]
     metrics = copied_states(module)
@@ -184,11 +184,12 @@ def _is_plain(name: str, value: Any) -> bool:
 
 
 def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
-    """Return the module's own numbers, texts and containers, and give it copies; without those that have none.
+    """Return the module's plain attributes (numbers, strings, containers), and replace them with copies; skip modules
+    without any.
 
     Args:
-        module: whose attributes they are.
-        own: objects that are not copied where a container holds them.
+        module: the module with the attributes.
+        own: objects that are not copied inside containers.
     """
     found = {}
     for name, value in list(module.__dict__.items()):
@@ -203,7 +204,7 @@ def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
 
 @contextmanager
 def _optimizers_kept(strategy: Any) -> Iterator[None]:
-    """Put back the optimizers' states and options; the trial has no schedulers."""
+    """Restore the optimizers' states and options; the trial has no schedulers."""
     optimizers, schedulers = list(strategy.optimizers), list(strategy.lr_scheduler_configs)
     states = [_on_host({key: dict(value) for key, value in each.state.items()}) for each in optimizers]
     groups = [[copy.copy(group) for group in each.param_groups] for each in optimizers]
@@ -228,7 +229,7 @@ def _optimizers_kept(strategy: Any) -> Iterator[None]:
 
 
 def _on_host(state: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the states of parameters with a copy in host memory beside each tensor."""
+    """Return the states of parameters with a host copy beside each tensor."""
 
     def held(value: Any) -> Any:
         from drivetrain.strategies.sharded_state import local_shard

@@ -1,4 +1,4 @@
-"""Tuner: the finders, called by hand."""
+"""Tuner: calls the finders directly."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _OF_RUN = (
 
 
 class Tuner:
-    """Finds a learning rate or a batch size for a model, and leaves no trace but the attribute that it sets.
+    """Finds a learning rate or a batch size for a model, with no other effect than setting the attribute.
 
-    The model's loaders are made, and ``setup``, ``configure_model`` and ``configure_optimizers`` run, as in a fit. The
-    Trainer's callbacks and loggers see nothing of it, and no file is written.
+    The model's loaders are created, and ``setup``, ``configure_model`` and ``configure_optimizers`` run, as in a fit.
+    The Trainer's callbacks and loggers are not called, and no file is written.
 
     Args:
-        trainer: with whose accelerator, strategy and precision the steps are tried.
+        trainer: provides accelerator, strategy and precision for the steps.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -95,7 +95,7 @@ class Tuner:
         """Find the largest batch size that fits, and set it; the arguments are those of BatchSizeFinder.
 
         Args:
-            method: whose steps to try: "fit", "validate", "test" or "predict".
+            method: the stage whose steps to try: "fit", "validate", "test" or "predict".
 
         Raises:
             ConfigurationError: an argument is invalid, or loaders were passed, which no attribute can change.
@@ -137,7 +137,7 @@ class Tuner:
             getattr(trainer, method)(model, **given, datamodule=datamodule, **options)
 
     def _set(self, model: Any, datamodule: Any, name: str, value: Any) -> None:
-        """Set the attribute here too, where the steps ran in processes of their own."""
+        """Set the attribute in this process too, if the steps ran in other processes."""
         owner = _WithData(datamodule)
         set_tuned(owner, model, tuned_name(owner, model, (name,), "Tuner", "attr_name"), value)
 
@@ -149,7 +149,7 @@ class _WithData:
 
 @contextmanager
 def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
-    """Context in which the Trainer runs ``finder`` alone; afterwards its counters and results are as before."""
+    """Context in which ``finder`` is the Trainer's only callback; afterwards its counters and results are restored."""
     own, strategy = trainer.__dict__, trainer.strategy
     before = {name: own[name] for name in _OF_RUN if name in own}
     kept = list(strategy.optimizers), list(strategy.lr_scheduler_configs), strategy.lightning_module
@@ -170,21 +170,21 @@ def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
 
 
 class _TunersRate(LearningRateFinder):
-    """Finds the learning rate of a Tuner; its state brings the losses back from other processes."""
+    """Finds the learning rate of a Tuner; its state returns the losses from other processes."""
 
     found: tuple[str, float] | None = None
 
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().lr_find(trainer, pl_module)
         run: Any = trainer.current_run
-        run.hooks.observers.clear()  # nothing is trained, and that is meant
+        run.hooks.observers.clear()  # no warning that nothing is trained: that is intended
         sweep, names = self.optimal_lr, (self.attr_name,) if self.attr_name else ("lr", "learning_rate")
         if self.update_attr and sweep is not None and sweep._optimal_idx is not None:
             name = tuned_name(trainer, pl_module, names, "LearningRateFinder", "attr_name")
             self.found = name, sweep.results["lr"][sweep._optimal_idx]
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
-        """Nothing is trained with it."""
+        """Do nothing: there is no training with the rate."""
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.optimal_lr is None else {"results": self.optimal_lr.results, "found": self.found}
@@ -196,12 +196,14 @@ class _TunersRate(LearningRateFinder):
 
 
 class _TunersSize(BatchSizeFinder):
-    """Finds the batch size of a Tuner; the evaluation in whose start hook it runs then has no batch."""
+    """Finds the batch size of a Tuner; it runs in an evaluation's start hook, and the evaluation then has no
+    batches.
+    """
 
     def scale_batch_size(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().scale_batch_size(trainer, pl_module)
         run: Any = trainer.current_run
-        run.hooks.observers.clear()  # nothing is trained, and that is meant
+        run.hooks.observers.clear()  # no warning that nothing is trained: that is intended
         for sources in run.loaders.made_evaluation.values():
             for source in sources:
                 source.num_batches = 0
