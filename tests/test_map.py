@@ -136,6 +136,7 @@ TESTS_OF = {
     "strategies/failing.py": "trainer/test_shown.py trainer/test_votes.py faults/test_faults.py",
     "strategies/familiar.py": "strategies/test_members.py",
     "strategies/fsdp_options.py": "distributed/test_fsdp_policies.py engine/test_wrappers.py",
+    "strategies/fully_sharded.py": "distributed/test_fsdp.py distributed/test_fsdp_checkpoints.py distributed/test_model_parallel.py",
     "strategies/local_passes.py": "loops/test_split.py distributed/test_split.py",
     "strategies/meta.py": "distributed/test_fsdp.py engine/test_wrappers.py",
     "strategies/model.py": "strategies/test_strategy.py",

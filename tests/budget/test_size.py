@@ -75,12 +75,21 @@ def test_no_file_and_no_function_is_too_long_to_read_at_once() -> None:
 
 
 def test_strategies_inherit_from_few_others() -> None:
-    """DDPStrategy is two below Strategy. Three only where one is another of them too: XLAStrategy is a DDPStrategy."""
-    names = [path.stem for path in (PACKAGE / "strategies").glob("*.py")]
-    modules = [importlib.import_module(f"drivetrain.strategies.{name}") for name in names if name != "__init__"]
+    """DDPStrategy is two below Strategy; three only where programs that ask for a DDPStrategy must find one."""
+    assert deeper_than(2, "strategies") == {"DDP2Strategy", "XLAStrategy"}
+
+
+def test_strategies_for_fabric_are_one_below_those_that_they_adapt() -> None:
+    assert deeper_than(3, "compat") == {"FabricXLAStrategy", "FabricXLAFSDPStrategy"}
+
+
+def deeper_than(most: int, folder: str) -> set[str]:
+    """The strategies that the files of a folder define, and that are more than ``most`` below Strategy."""
+    names = [path.stem for path in (PACKAGE / folder).glob("*.py") if not path.stem.startswith("__")]
+    modules = [importlib.import_module(f"drivetrain.{folder}.{name}") for name in names]
     classes = {each for module in modules for each in vars(module).values() if isinstance(each, type)}
-    deep = {each.__name__ for each in classes if issubclass(each, Strategy) and _below_strategy(each) > 2}
-    assert deep == {"DDP2Strategy", "ModelParallelStrategy", "XLAStrategy"}
+    own = [each for each in classes if issubclass(each, Strategy) and f".{folder}." in each.__module__]
+    return {each.__name__ for each in own if _below_strategy(each) > most}
 
 
 def _below_strategy(cls: type) -> int:

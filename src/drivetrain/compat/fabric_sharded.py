@@ -22,7 +22,7 @@ from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States, entered
+from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States, Strategy, entered
 from drivetrain.errors import CheckpointError, described
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
@@ -57,10 +57,13 @@ class _ShardedStates(States):
         return by_number(state, parameter_names(modules[0], optimizer)) if modules else state
 
 
-class _Sharded(FabricParallelStrategy, plain.FSDPStrategy):  # type: ignore[misc]  # Fabric's signatures, on purpose
+class _Sharded(Strategy):
     """Base of both strategies: modules are not moved until they are sharded, and states are sharded."""
 
     states = _ShardedStates
+    saves_shards: bool
+    large: tuple[str, ...]
+    _on_all_ranks: Callable[[], AbstractContextManager[None]]
     loading: Sequence[nn.Module] = ()  # the modules into which a checkpoint is being read
 
     def load_checkpoint(  # type: ignore[override]
@@ -116,7 +119,9 @@ class _Sharded(FabricParallelStrategy, plain.FSDPStrategy):  # type: ignore[misc
             sharded.load_whole_model_state(module, state_dict, strict)
 
 
-class FabricFSDPStrategy(_Sharded):
+class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpose
+    _Sharded, FabricParallelStrategy, plain.FSDPStrategy
+):
     """FSDP2 for your own loop; see :class:`drivetrain.strategies.FSDPStrategy`.
 
     Args:
@@ -230,7 +235,9 @@ class FabricFSDPStrategy(_Sharded):
         return self.mixed_precision
 
 
-class FabricModelParallelStrategy(_Sharded, plain.ModelParallelStrategy):  # type: ignore[misc]  # as above
+class FabricModelParallelStrategy(  # type: ignore[misc]  # as above
+    _Sharded, FabricParallelStrategy, plain.ModelParallelStrategy
+):
     """A user's function splits and shards the model; see :class:`drivetrain.strategies.ModelParallelStrategy`.
 
     Args:

@@ -21,6 +21,7 @@ from drivetrain.compat.fabric_strategies import (
     FabricParallelStrategy,
     FabricSingleDeviceStrategy,
     FabricVerbs,
+    Strategy,
     entered,
     not_drawn,
 )
@@ -56,7 +57,7 @@ class FabricSingleDeviceXLAStrategy(FabricSingleDeviceStrategy, plain.SingleDevi
         return super().optimizer_step(optimizer, **kwargs)
 
 
-class _Replicas(FabricParallelStrategy, plain.XLAStrategy):  # type: ignore[misc]  # Fabric's signatures, on purpose
+class _Replicas(Strategy):
     """Base of the strategies with a replica on each device."""
 
     facts = plain.XLAStrategy.facts.but(engine_verbs=FabricVerbs)
@@ -76,7 +77,9 @@ class _Replicas(FabricParallelStrategy, plain.XLAStrategy):  # type: ignore[misc
         return super().all_reduce(output, group, "sum" if reduce_op is None else reduce_op)
 
 
-class FabricXLAStrategy(_Replicas):
+class FabricXLAStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpose
+    _Replicas, FabricParallelStrategy, plain.XLAStrategy
+):
     """One replica per XLA device; see :class:`drivetrain.strategies.XLAStrategy`.
 
     Args:
@@ -99,7 +102,7 @@ class FabricXLAStrategy(_Replicas):
         )
 
 
-class FabricXLAFSDPStrategy(_Replicas):
+class FabricXLAFSDPStrategy(_Replicas, FabricParallelStrategy, plain.XLAStrategy):  # type: ignore[misc]  # as above
     """One replica per XLA device, with shards of the model: torch_xla's ``XlaFullyShardedDataParallel``.
 
     Set up the module first, then the optimizers created from its parameters. Checkpoints have torch_xla's form: a

@@ -45,12 +45,12 @@ class Options:
     cpu_offload: Any
     mixed_precision: Any
     auto_wrap_policy: fsdp_blocks.Policy | None
-    activation_checkpointing_policy: fsdp_blocks.Policy | None
-    sharding: str
-    state_dict_type: str
-    device_mesh: Any
-    gradient_exchange: str
-    shard_placement_fn: Callable[[nn.Parameter], Any] | None
+    activation_checkpointing_policy: fsdp_blocks.Policy | None = None
+    sharding: str = "FULL_SHARD"
+    state_dict_type: str = "full"
+    device_mesh: Any = None
+    gradient_exchange: str = "batch"
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = None
 
     def __post_init__(self) -> None:
         """Check the arguments that are not checked where they are read."""

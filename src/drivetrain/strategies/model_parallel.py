@@ -26,11 +26,11 @@ from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.context_parallel import Context, Dims, Kind, leave_all
 from drivetrain.strategies.context_parallel import split as split_sequences
 from drivetrain.strategies.context_parts import CONTEXT, SequenceParts
-from drivetrain.strategies.fsdp import FSDPStrategy
-from drivetrain.strategies.fsdp_options import checkpointed
+from drivetrain.strategies.fsdp_options import Options, checkpointed, precision_policy
+from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.optimizer_states import parameters_of
-from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.strategies.tp_plan import declared_plan, split
 
@@ -50,7 +50,7 @@ def torch_version() -> tuple[int, ...]:
     return tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 
 
-class ModelParallelStrategy(FSDPStrategy):
+class ModelParallelStrategy(FullySharded, ParallelStrategy):
     """Split layers over the ranks of a tensor-parallel group, and shard each rank's part over the data-parallel ranks.
 
     ``configure_model`` splits the layers, with torch's ``parallelize_module(..., self.device_mesh["tensor_parallel"],
@@ -84,7 +84,6 @@ class ModelParallelStrategy(FSDPStrategy):
         ConfigurationError: an argument is wrong, or two contradict each other.
     """
 
-    facts = FSDPStrategy.facts.but(local_passes="")
     strategy_name = "modelparallelstrategy"  # without a registered name, libraries use the class name
 
     @classmethod
@@ -119,10 +118,13 @@ class ModelParallelStrategy(FSDPStrategy):
     ) -> None:
         super().__init__(
             accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
-            timeout, cpu_offload, mixed_precision, auto_wrap_policy,
-            state_dict_type="sharded" if save_distributed_checkpoint else "full", gradient_exchange=gradient_exchange,
-            init_on_meta=init_on_meta, start_method=start_method,
+            timeout,
         )  # fmt: skip
+        options = Options(
+            cpu_offload, precision_policy(mixed_precision), auto_wrap_policy,
+            state_dict_type="sharded" if save_distributed_checkpoint else "full", gradient_exchange=gradient_exchange,
+        )  # fmt: skip
+        self._shard_by(options, init_on_meta, start_method)
         for name, size in ((DATA, data_parallel_size), (TENSOR, tensor_parallel_size)):
             if size != "auto" and (type(size) is not int or size < 1):
                 raise ConfigurationError(
