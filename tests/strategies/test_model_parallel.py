@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from drivetrain.strategies import FSDPStrategy, ModelParallelStrategy, model_parallel
+from drivetrain.strategies import ModelParallelStrategy, model_parallel
+from drivetrain.strategies.fully_sharded import FullySharded
 
 
 @pytest.mark.parametrize(("sizes", "warns"), [((2, 2), True), ((1, 2), False), ((2, 1), False)])
@@ -19,7 +20,7 @@ def test_both_kinds_together_are_warned_of_with_a_torch_whose_numbers_were_wrong
     monkeypatch.setattr(ModelParallelStrategy, "sizes", sizes)
     monkeypatch.setattr(ModelParallelStrategy, "_split", lambda self, module: None)
     monkeypatch.setattr(ModelParallelStrategy, "_share", lambda self, module: None)
-    monkeypatch.setattr(FSDPStrategy, "_shard", lambda self, module: None)
+    monkeypatch.setattr(FullySharded, "_shard", lambda self, module: None)
     strategy._shard(nn.Linear(2, 2))
     assert not recwarn.list
     monkeypatch.setattr(model_parallel, "torch_version", lambda: (2, 9))
