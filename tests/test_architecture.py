@@ -174,7 +174,7 @@ def test_folders_use_no_private_names_of_each_other() -> None:
     assert {name for path in SOURCES for name in private_names_of_others(path)} <= PRIVATE_YET
 
 
-ROOMS = {"accelerators", "checkpoints", "clusters", "launchers", "precision", "strategies"}
+ROOMS = {"accelerators", "checkpoints", "clusters", "launchers", "loggers", "precision", "strategies"}
 CONTRACTS = {
     "Accelerator",
     "CheckpointIO",
@@ -182,12 +182,13 @@ CONTRACTS = {
     "Group",
     "Launcher",
     "LayerSync",
+    "Logger",
     "Precision",
     "Strategy",
 }
 PARTS = {
-    "accelerator", "checkpoint_io", "environment", "group", "launcher", "precision", "precision_plugin", "store",
-    "strategy", "world",
+    "accelerator", "checkpoint_io", "environment", "group", "launcher", "logger", "precision", "precision_plugin",
+    "store", "strategy", "world",
 }  # fmt: skip
 """How the objects of these folders are called elsewhere."""
 
@@ -230,7 +231,7 @@ def test_no_part_is_asked_for_its_class_or_for_what_its_contract_does_not_have()
 @pytest.mark.parametrize(
     "door",
     ["isinstance(strategy, DDPStrategy)", "getattr(trainer.strategy, 'options', None)", "hasattr(store, 'folder')",
-     "run.engine.strategy._groups"],
+     "run.engine.strategy._groups", "hasattr(trainer.logger, 'begin_run')"],
 )  # fmt: skip
 def test_a_side_door_is_found(door: str) -> None:
     source = f"from drivetrain.strategies.ddp import DDPStrategy\nanswer = {door}\n"
@@ -245,13 +246,6 @@ def test_sharded_tensors_are_known_to_the_strategies_and_to_one_other_file() -> 
     }
 
 
-def imports_of(path: Path, modules: dict[str, Path]) -> set[str]:
-    """The package's modules that a file names in ``from ... import``, those for type checkers only included."""
-    froms = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom) and node.module]
-    candidates = {(f"{node.module}.{alias.name}", node.module) for node in froms for alias in node.names}
-    return {inner if inner in modules else outer for inner, outer in candidates if inner in modules or outer in modules}
-
-
 MODULES = {
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES
 }
@@ -263,29 +257,56 @@ def largest_knot(imports: dict[str, set[str]]) -> list[str]:
     return max((sorted(knot) for knot in networkx.strongly_connected_components(graph)), key=len)
 
 
-def test_few_modules_know_each_other_also_where_only_types_are_imported() -> None:
-    knot = largest_knot({name: imports_of(path, MODULES) for name, path in MODULES.items()})
+LISTS = {name: ast.parse(path.read_text()) for name, path in MODULES.items() if path.name == "__init__.py"}
+"""Packages: lists of names, each of which is imported when it is asked for."""
+
+LISTED = {
+    f"{package}.{alias.name}": node.module or ""
+    for package, tree in LISTS.items()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+}
+"""By name in a package, the module that defines it."""
+
+DOORS = {"drivetrain.base.compat_door", "drivetrain.callbacks.defaults"}
+"""The files by which lower layers reach higher ones: Lightning's names and checkpoints; the default callbacks."""
+
+
+def known_to(name: str) -> set[str]:
+    """The modules that a module imports when it runs, names in a string, or imports for its types.
+
+    A name of a package counts as the module that defines it.
+    """
+    nodes = [*ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8")))]
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    named = {(node.module or "", alias.name) for node in froms for alias in node.names}
+    strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    matches = [re.fullmatch(r"(drivetrain(?:\.\w+)*)(?::(\w+))?", each) for each in strings]
+    named |= {(match[1], match[2] or "") for match in matches if match}
+    found = set()
+    for module, inner in named:
+        full = f"{module}.{inner}"
+        found.add(full if full in MODULES else LISTED.get(full, module))
+    return found & MODULES.keys() - {name}
+
+
+def test_few_modules_know_each_other() -> None:
+    apart = DOORS | LISTS.keys()
+    knot = largest_knot({name: known_to(name) - apart for name in MODULES if name not in apart})
     assert len(knot) <= 10, knot
 
 
-def imports_when_run(path: Path) -> set[str]:
-    """The package's modules that a file imports when it runs, those that it names in a string included."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    tests = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
-    for_types = {id(node) for test in tests for statement in test.body for node in ast.walk(statement)}
-    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and id(node) not in for_types]
-    named = {(f"{node.module}.{alias.name}", node.module or "") for node in froms for alias in node.names}
-    found = {inner if inner in MODULES else outer for inner, outer in named}
-    strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    found |= {match[1] for each in strings if (match := re.fullmatch(r"(drivetrain(?:\.\w+)+)(?::\w+)?", each))}
-    return {name for name in found if name in MODULES}
+def test_default_callbacks_are_reached_by_their_door() -> None:
+    """Callbacks have types of the Trainer: with any other of their names, all of them would know each other."""
+    lower = {name for name in MODULES if name.split(".")[1:2] in (["base"], ["engine"], ["loops"], ["trainer"])}
+    found = {other for name in lower for other in known_to(name) if other.startswith("drivetrain.callbacks.")}
+    assert found == {"drivetrain.callbacks.defaults"}
 
 
-def test_few_modules_know_each_other_also_where_one_is_named_in_a_string() -> None:
-    """But for the package itself, whose names are imported when asked for, and for the one door to what is above."""
-    apart = {"drivetrain", "drivetrain.base.compat_door"}
-    knot = largest_knot({name: imports_when_run(path) - apart for name, path in MODULES.items() if name not in apart})
-    assert len(knot) <= 10, knot
+def test_a_name_of_a_package_counts_as_its_module() -> None:
+    assert "drivetrain.strategies.fsdp" in known_to("drivetrain.testing.conformance")
+    assert LISTED["drivetrain.callbacks.Timer"] == "drivetrain.callbacks.timer"
 
 
 # Which file besides the class itself may write an attribute: what each batch changes is written where it changes.

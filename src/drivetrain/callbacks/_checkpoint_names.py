@@ -60,18 +60,18 @@ class NamedCheckpoint(Checkpoint):
             return os.path.join(logger.log_dir, "checkpoints")
         root = logger.save_dir or trainer.default_root_dir
         # its version is determined when the fit starts
-        if logger.version is None and getattr(logger, "is_undecided", False):
+        if logger.version is None and logger.is_undecided:
             return os.path.join(root, str(logger.name), "checkpoints")
         version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
         return os.path.join(root, str(logger.name), version, "checkpoints")
 
     def save_folders(self, trainer: Trainer) -> list[str]:
-        logger: Any = trainer.logger
-        if self.dirpath is not None or not getattr(logger, "numbers_runs", False):
+        logger = trainer.logger
+        if self.dirpath is not None or logger is None or not logger.numbers_runs:
             return [self.dirpath or self._default_dirpath(trainer)]
         own = [] if logger.is_undecided else [self._default_dirpath(trainer)]
         runs = logger.root_dir or os.path.join(logger.save_dir or trainer.default_root_dir, str(logger.name))
-        inside = os.path.join(getattr(logger, "sub_dir", None) or "", "checkpoints")
+        inside = os.path.join(logger.sub_dir or "", "checkpoints")
         try:  # an undecided run will get its own folder, beside the others
             return [*own, *(os.path.join(runs, each, inside) for each in files.names(runs))]
         except OSError:
@@ -83,7 +83,7 @@ class NamedCheckpoint(Checkpoint):
             return True
         if trainer.logger is None:
             return trainer.settings.default_root_dir is not None
-        return not getattr(trainer.logger, "numbers_runs", False)
+        return not trainer.logger.numbers_runs
 
     def _path_for(
         self,

@@ -320,7 +320,7 @@ _DESCRIPTIONS = {
 
 def _version_of(trainer: Trainer) -> dict[str, int | str | float]:
     logger = trainer.logger
-    if logger is None or getattr(logger, "is_undecided", False) or logger.version is None:
+    if logger is None or logger.is_undecided or logger.version is None:
         return {}
     return {"v_num": logger.version}
 

@@ -22,7 +22,7 @@ class DummyLogger(Logger):
         self.experiment: Any = Nothing()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name in _ABSENT:
+        if name.startswith("_"):
             raise AttributeError(name)
         return Nothing()
 
@@ -42,10 +42,6 @@ class DummyLogger(Logger):
 
     def log_hyperparams(self, params: Any = None, *args: Any, **kwargs: Any) -> None:
         """Do nothing."""
-
-
-_ABSENT = frozenset({"begin_run", "is_undecided", "is_profiler", "numbers_runs"})
-"""What the Trainer asks whether a logger has it."""
 
 
 class Nothing:

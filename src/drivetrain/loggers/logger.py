@@ -56,6 +56,25 @@ class Logger(ABC):
         """The folder of this run, or ``None``; checkpoints are saved below it."""
         return None
 
+    sub_dir: str | None = None
+    """The folder inside the run's folder in which this logger writes, if it has one."""
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether there is no run yet: :attr:`version` is not known, or reading it would decide it."""
+        return False
+
+    @property
+    def numbers_runs(self) -> bool:
+        """Whether each run gets a version, and so a folder, of its own."""
+        return False
+
+    def begin_run(self) -> None:
+        """Begin the run, if a service gives it its version; called in every process when a fit begins.
+
+        The ranks then agree on the run, with :meth:`agree_on_run`.
+        """
+
     def agree_on_run(self, broadcast: Callable[[Any], Any]) -> None:
         """Set this process's run to rank 0's; called in every process after the rendezvous.
 

@@ -87,7 +87,7 @@ class TensorBoardLogger(FolderLogger):
         }  # a copy writes its own file
 
     @property
-    def sub_dir(self) -> str | None:
+    def sub_dir(self) -> str | None:  # type: ignore[override]  # read-only here
         """The folder inside the run's folder, as passed."""
         return self._sub_dir
 

@@ -27,7 +27,7 @@ from drivetrain.base.introspect import (
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.base.tree import leaves
-from drivetrain.callback import Callback, Checkpoint
+from drivetrain.callback import Callback
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import arranged
 from drivetrain.errors import (
@@ -64,32 +64,7 @@ def callbacks_of(settings: Settings, environment: ClusterEnvironment) -> list[Ca
     """
     given = [] if settings.callbacks is None else settings.callbacks
     found = _checked_callbacks(given, "Trainer(callbacks=...) got")
-    summary, bar = load("drivetrain.callbacks:ModelSummary"), load("drivetrain.callbacks:ProgressBar")
-    if settings.max_time is not None:
-        found.append(_timer(settings, found))
-    defaults: tuple[tuple[str, type[Callback], str], ...] = (
-        ("enable_checkpointing", Checkpoint, "drivetrain.callbacks:ModelCheckpoint"),
-        ("enable_model_summary", summary, "drivetrain.callbacks:ModelSummary"),
-        ("enable_progress_bar", bar, "drivetrain.callbacks.progress_bar:default_progress_bar"),
-    )
-    for argument, kind, default in defaults:
-        wanted = False if settings.barebones else getattr(settings, argument)
-        own = next((callback for callback in found if isinstance(callback, kind)), None)
-        if kind is bar and len(bars := [type(c).__name__ for c in found if isinstance(c, bar)]) > 1:
-            raise ConfigurationError(
-                f"Trainer(callbacks=...) got {len(bars)} progress bars, {' and '.join(bars)}, which would draw over "
-                "each other. Keep one."
-            )
-        if wanted is False and own is not None:
-            said = "barebones=True" if settings.barebones else f"{argument}=False"
-            raise ConfigurationError(
-                f"Trainer({said}) contradicts the {type(own).__name__} in callbacks. Drop one of the two."
-            )
-        if wanted is not False and own is None and not (kind is Checkpoint and settings.fast_dev_run):
-            found.append(load(default)())
-    if environment.auto_requeue and environment.requeue_signal and not (settings.fast_dev_run or settings.barebones):
-        found.append(load("drivetrain.callbacks.requeue:Requeue")(environment))
-    return ordered(found)
+    return ordered(load("drivetrain.callbacks.defaults:with_defaults")(found, settings, environment))
 
 
 def _checked_callbacks(given: Any, start: str) -> list[Callback]:
@@ -117,17 +92,6 @@ def _cure(value: Any, package: str, cure: str) -> str:
             else_write = 'or a name such as "csv"' if package == "drivetrain.loggers" else "an object and not its name"
             return f"Did you mean {name}? Write {name}(...), {else_write}."
     return cure
-
-
-def _timer(settings: Settings, given: Sequence[Callback]) -> Callback:
-    timer = load("drivetrain.callbacks:Timer")
-    if own := next((callback for callback in given if isinstance(callback, timer)), None):
-        raise ConfigurationError(
-            f"Trainer(max_time={settings.max_time!r}) and the {type(own).__name__} in callbacks both limit the time. "
-            "Keep one."
-        )
-    made: Callback = timer(duration=settings.max_time)
-    return made
 
 
 def ordered(callbacks: Iterable[Callback]) -> list[Callback]:
