@@ -19,6 +19,7 @@ MIRRORS = ("distributed", "extras", "conformance")
 
 TESTS_OF = {
     "accelerators/choice.py": "accelerators/test_accelerator.py",
+    "accelerators/graphs.py": "accelerators/test_accelerator.py gpu/test_graphs.py",
     "accelerators/peak_flops.py": "callbacks/test_throughput_monitor.py",
     "advice/data.py": "advice/test_oversights.py advice/test_watch.py",
     "advice/logged.py": "advice/test_oversights.py advice/test_watch.py",
@@ -108,7 +109,8 @@ TESTS_OF = {
     "loops/run.py": "loops/test_stop.py budget/test_size.py",
     "loops/sanity.py": "trainer/test_trainer.py",
     "loops/spans.py": "profilers/test_profiler.py",
-    "loops/split_checks.py": "loops/test_split.py",
+    "loops/graph_parts.py": "loops/test_graphs.py",
+    "loops/step_checks.py": "loops/test_split.py loops/test_graphs.py",
     "loops/step.py": "loops/test_fit.py loops/test_manual.py strategies/test_step.py",
     "loops/uneven.py": "distributed/test_uneven_loaders.py",
     "module/datamodule.py": "module/test_module.py",

@@ -172,6 +172,9 @@ class Settings:
     split_on_oom: bool = _argument(
         False, "run batches that do not fit into memory again, in parts, with the gradients of the whole batch"
     )
+    cuda_graphs: bool | Literal["auto"] = _argument(
+        False, 'replay training steps as graphs of the device: "auto": where that is possible and faster; True: always'
+    )
     save_trainable_only: bool = _argument(False, "checkpoints leave out frozen weights, and keep their fingerprints")
 
     def __post_init__(self) -> None:
@@ -426,6 +429,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "enable_autolog_hparams": _one_of(True, False),
     "compile": _compile,
     "split_on_oom": _one_of(True, False),
+    "cuda_graphs": _one_of("auto", True, False),
     "save_trainable_only": _one_of(True, False),
 }
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from drivetrain.base.registry import Entry, Registry, check_contract_version, names_itself
 from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from drivetrain.accelerators.graphs import GraphRecorder
 
 HOST = torch.device("cpu")
 """Where Python runs; everything that must outlive a device goes there."""
@@ -156,6 +159,14 @@ class Accelerator(ABC):
         """Called last when a run ends, also after an exception."""
 
     # ---- questions about a device --------------------------------------------------------------------------------
+
+    def graph_recorder(self, device: torch.device) -> GraphRecorder | None:
+        """Return what records the work of ``device`` as graphs, for ``Trainer(cuda_graphs=...)``; ``None``: nothing.
+
+        Raises:
+            RuntimeError: torch cannot record here; the message says why.
+        """
+        return None
 
     def synchronize(self, device: torch.device) -> None:
         """Wait until all work queued on ``device`` is done."""

@@ -106,7 +106,7 @@ class Entry:
     __slots__ = (
         "name", "options", "on_step", "on_epoch", "once", "to_logger", "to_bar", "reduction", "keep_graph",
         "dataloader_idx", "last", "fresh", "shared", "agreed", "_book", "_borrows", "_pending", "_pending_weight",
-        "_restored", "_total", "_weight", "_last_weight", "_metric", "_is_without_value", "source",
+        "_restored", "_total", "_weight", "_last_weight", "_metric", "_is_without_value", "source", "_lent",
     )  # fmt: skip
 
     def __init__(
@@ -137,6 +137,7 @@ class Entry:
         self.shared = options.sync_dist and book.gather is not None  # whether the ranks' values are reduced to one
         self.agreed: Value | None = None  # the agreed value for this epoch
         self._borrows = False  # whether the epoch's first value was the new result of an operation
+        self._lent: Value | None = None  # the value of :meth:`lend`
 
     def logged(self) -> Logged:
         """Return how it was logged."""
@@ -198,6 +199,11 @@ class Entry:
         else:
             self._combine(value * weight if self.reduction == "mean" else value)
 
+    def lend(self, value: Tensor) -> None:
+        """Store the value of a step that is replayed, in whose memory the next replay writes another one."""
+        self.last = self._lent = value.detach()  # a new object: the logbook asks whether a value is another one
+        self.fresh = True
+
     def _push_nothing(self, value: Any) -> None:
         """Record that this rank's batch does not count; if the ranks share the value, an empty entry is still
         needed.
@@ -244,8 +250,12 @@ class Entry:
         return value.reshape(())
 
     def last_scalar(self) -> Value | None:
-        """Return the last value as a scalar tensor; its shape was not checked when it was kept without a copy."""
-        return self._as_scalar(self.last) if isinstance(self.last, Tensor) and self.last.ndim else self.last
+        """Return the last value as a scalar tensor; its shape was not checked when it was kept without a copy.
+
+        A value of :meth:`lend` is copied.
+        """
+        last = self._as_scalar(self.last) if isinstance(self.last, Tensor) and self.last.ndim else self.last
+        return last.clone() if isinstance(last, Tensor) and self.last is self._lent else last
 
     def _as_number(self, value: Any) -> Value:
         if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a numpy scalar or array of one element

@@ -57,6 +57,10 @@ def bind(run: Run) -> Bound:
     run.stale = False
     run.swap_optimizers()
     step, schedules = make_step(run), Schedules.of(run)
+    if run.settings.cuda_graphs:
+        from drivetrain.loops.graphs import bind_graphs
+
+        step = bind_graphs(run, step)
     validates = validates_in(run, run.progress.current_epoch)
     return Bound(
         step=step.run,

@@ -202,6 +202,8 @@ class Run:
             rank.
         stop: ``stopping.stopper``, once it has a request to end the fit: the loop calls it at the end of each batch.
         splitter: runs batches in parts after an out-of-memory error; ``None`` without ``split_on_oom``.
+        graphs: steps that were recorded: a :class:`drivetrain.loops.graphs.GraphedSteps`; ``None`` without
+            ``cuda_graphs``.
         transfer: ``(move, hooks)`` from :func:`drivetrain.module.hooks.bind_transfer`.
         loaders: creates the loaders on first use.
     """
@@ -230,6 +232,7 @@ class Run:
     uneven: Any = None
     stop: Any = None
     splitter: Any = None
+    graphs: Any = None
 
     def mark_stale(self) -> None:
         """A part of the run was changed: the loop binds again at the next batch."""
@@ -295,6 +298,8 @@ class Run:
         if self.splitter is not None:
             self.splitter.passes.end()
             self.splitter = None
+        if self.graphs is not None:
+            self.graphs.end()
         if self.restored:
             self.restart = None
 

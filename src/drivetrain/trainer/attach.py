@@ -288,10 +288,10 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     predicts = overrides(module, "predict_step", LightningModule) or overrides(module, "forward", LightningModule)
     if fn is TrainerFn.PREDICTING and not predicts:
         raise ConfigurationError(f"{name} has neither predict_step nor forward, so it cannot predict. Define one.")
-    if settings.split_on_oom and fn is TrainerFn.FITTING:
-        from drivetrain.loops.split_checks import check_split
+    if fn is TrainerFn.FITTING and (settings.split_on_oom or settings.cuda_graphs):
+        from drivetrain.loops import step_checks
 
-        check_split(module, settings, strategy)
+        step_checks.check(module, settings, strategy)
     for method in _STEPS[fn]:
         if overrides(module, method, LightningModule):
             _check_step(name, method, getattr(module, method), strategy.facts.earlier.step_arguments)

@@ -164,6 +164,7 @@ class Trainer(TrainerView):
         model_registry: str | None = None,
         compile: bool | str | type | list[str | type] | dict[str, Any] | None = None,
         split_on_oom: bool = False,
+        cuda_graphs: bool | Literal["auto"] = False,
         save_trainable_only: bool = False,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}

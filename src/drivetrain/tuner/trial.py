@@ -86,9 +86,9 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
         loaders=run.loaders.again(trainer.limits.batches, hooks.call_method, lambda: progress.current_epoch),
         window=type(run.window)(run.window.keeps_divisor), restart=None, restored=False,
         optimizers=RunOptimizers(), kept=KeptStates(), clock=ValidationClock(), stopping=Stopping(), stop=None,
-        uneven=None, stale=False, splitter=None,
+        uneven=None, stale=False, splitter=None, graphs=None,
         # a trial such as BatchSizeFinder's must detect that memory runs out
-        settings=dataclasses.replace(run.settings, split_on_oom=False) if run.settings.split_on_oom else run.settings,
+        settings=dataclasses.replace(run.settings, split_on_oom=False, cuda_graphs=False),
     )  # fmt: skip
     hooks.observers.append(Patience(second))
     second.window.gather, second.window.rescale = run.window.gather, run.window.rescale

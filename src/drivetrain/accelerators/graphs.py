@@ -1,0 +1,84 @@
+"""Graphs of a device: its work, recorded once and then replayed without Python, by ``torch.accelerator.Graph``."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+class GraphRecorder:
+    """Records what a function queues on ``device``.
+
+    A function that will be recorded first runs a few times in :meth:`beside`. What is allocated or chosen on first use
+    is then there, and lies on the stream that is recorded.
+
+    Raises:
+        RuntimeError: torch has no graphs of this device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        if not hasattr(torch.accelerator, "Graph"):
+            raise RuntimeError(f"torch {torch.__version__} has no torch.accelerator.Graph")
+        self._device = device
+        self._new_graph()
+        self._stream = torch.Stream(device)
+
+    @staticmethod
+    def _new_graph() -> Any:
+        # Other threads, such as the one that pins batches, may go on allocating while this one records.
+        return torch.accelerator.Graph(capture_error_mode="thread_local")
+
+    @contextmanager
+    def beside(self, waits: list[str] | None = None) -> Iterator[None]:
+        """Context whose work runs on the stream that is recorded.
+
+        ``waits`` gets the place of each wait for the device, which cannot be recorded. They are seen where the backend
+        warns of them.
+        """
+        outer = torch.accelerator.current_stream(self._device)
+        self._stream.wait_stream(outer)
+        with self._stream:
+            if waits is None:
+                yield
+            else:
+                with _waits_seen(torch.get_device_module(self._device), waits):
+                    yield
+        outer.wait_stream(self._stream)
+
+    def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        """Record ``work``, which calls it without running anything on the device.
+
+        Returns:
+            What it returned, whose tensors are filled by each replay, and the function that replays.
+        """
+        graph = self._new_graph()
+        with self._stream, graph:
+            result = work()
+        return result, graph.replay
+
+
+@contextmanager
+def _waits_seen(module: Any, waits: list[str]) -> Iterator[None]:
+    switch = getattr(module, "set_sync_debug_mode", None)
+    if switch is None:
+        yield
+        return
+    before = module.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        switch("warn")
+        try:
+            yield
+        finally:
+            switch(before)
+    for each in caught:
+        if "synchronizing" in str(each.message):
+            waits.append(f"{each.filename}:{each.lineno}")
+        else:
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)

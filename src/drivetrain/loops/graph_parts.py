@@ -1,0 +1,326 @@
+"""What a recorded step is made of: the batch's signature, what must stay as it was, learning rates on the device."""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base.introspect import is_own_class
+from drivetrain.logbook.entry import Options
+
+_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
+
+
+class CannotRecord(Exception):
+    """Why a step cannot be recorded."""
+
+
+# ---- the batch -------------------------------------------------------------------------------------------------------
+
+
+def signature(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], list[Tensor]]:
+    """Return what a graph depends on in ``batch`` beside the numbers in its tensors, and these tensors.
+
+    Raises:
+        CannotRecord: it holds a tensor that cannot be copied into another, or an object that is no plain value.
+    """
+    found: list[Any] = []
+    tensors: list[Tensor] = []
+    _describe(batch, device, found, tensors)
+    return tuple(found), tensors
+
+
+def _describe(value: Any, device: torch.device, found: list[Any], tensors: list[Tensor]) -> None:
+    kind = type(value)
+    if kind is Tensor:
+        if value.device != device or value.layout is not torch.strided or value.requires_grad:
+            raise CannotRecord(f"the batch holds a tensor on {value.device} ({value.layout}), or one with gradients")
+        found.append((value.shape, value.dtype, value.stride()))
+        tensors.append(value)
+    elif kind in _PLAIN:
+        found.append((kind, value))
+    elif kind is list or kind is tuple or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        found.append((kind, len(value)))
+        for item in value:
+            _describe(item, device, found, tensors)
+    elif isinstance(value, Mapping) and not hasattr(value, "to"):
+        found.append((kind, *value))
+        for item in value.values():
+            _describe(item, device, found, tensors)
+    elif is_dataclass(value) and not hasattr(value, "to"):
+        found.append(kind)
+        for field in fields(value):
+            _describe(getattr(value, field.name), device, found, tensors)
+    else:
+        raise CannotRecord(f"the batch holds a {kind.__name__}")
+
+
+# ---- what must stay as it was ----------------------------------------------------------------------------------------
+
+_NEVER_READ = ("_state_dict", "_load_state_dict", "_non_persistent", "_trainer", "_book")
+"""How attributes of modules begin that a step does not read."""
+
+
+class Watched:
+    """What a recorded step has read without a trace: attributes, options of the optimizer, where tensors are.
+
+    Args:
+        module: the user's. Its attributes are watched, those of its layers, and what is in them.
+        optimizer: it steps the parameters. Its learning rates are not watched: they are on the device.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        seen: set[int] = set()
+        self._places = [place for name, each in module.named_modules() for place in _module_places(name, each, seen)]
+        self._places += [("the optimizer", vars(optimizer)), ("the optimizer's state", optimizer.state)]
+        self._places += [("the optimizer's state", each) for each in optimizer.state.values()]
+        for index, group in enumerate(optimizer.param_groups):
+            self._places += [(f"parameter group {index}", _WithoutRate(group)), (f"group {index}", group["params"])]
+        self._items = [each.values() if isinstance(each, dict) else each for _, each in self._places]
+        self.tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
+        self._learn()
+
+    def _learn(self) -> None:
+        self._known = [list(items) for items in self._items]
+        self._flat = list(chain.from_iterable(self._known))
+        self._of_tensors = self._tensors_now()
+
+    def _tensors_now(self) -> list[Any]:
+        return [
+            (each.data_ptr(), each.requires_grad, each._backward_hooks, each._post_accumulate_grad_hooks)
+            for each in self.tensors
+        ]
+
+    def changed(self) -> str:
+        """Return the name of something that is not as it was; "" if all is. A call costs about 20 ns for each value."""
+        now = list(chain.from_iterable(self._items))
+        same = len(now) == len(self._flat) and all(map(operator.is_, now, self._flat))
+        if same and self._tensors_now() == self._of_tensors:
+            return ""
+        for (name, place), items, known in zip(self._places, self._items, self._known, strict=True):
+            values = list(items)
+            if len(values) != len(known):
+                return name
+            for index, (value, before) in enumerate(zip(values, known, strict=True)):
+                if value is not before and not (type(value) is type(before) in _PLAIN and value == before):
+                    return f"{name}.{list(place)[index]}" if isinstance(place, dict) else name
+        if self._tensors_now() != self._of_tensors:
+            return "a parameter or a buffer (its memory, whether it requires gradients, or a hook)"
+        self._learn()  # equal values in other objects
+        return ""
+
+
+class _WithoutRate:
+    """The options of a parameter group whose values are in the recorded step."""
+
+    def __init__(self, group: dict[str, Any]) -> None:
+        self._group = group
+
+    def __iter__(self) -> Iterator[Any]:
+        return (value for key, value in self._group.items() if key not in ("lr", "initial_lr", "params"))
+
+
+def _module_places(name: str, module: nn.Module, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    name = name or type(module).__name__
+    yield name, vars(module)
+    for key, value in vars(module).items():
+        if not key.startswith(_NEVER_READ):
+            yield from _places(f"{name}.{key}", value, seen, 3)
+
+
+def _places(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the containers in ``value`` that can change in place, and the attributes of objects of a user's classes."""
+    if id(value) in seen or type(value) in _PLAIN or isinstance(value, (Tensor, nn.Module, type)) or not depth:
+        return
+    seen.add(id(value))
+    inside: Iterable[Any] = ()
+    if isinstance(value, dict):
+        yield name, value
+        inside = value.values()
+    elif isinstance(value, (list, set, deque)):
+        yield name, value
+        inside = value
+    elif isinstance(value, tuple):
+        inside = value
+    elif hasattr(value, "__dict__") and not callable(value) and not is_own_class(type(value)):
+        yield name, vars(value)
+        inside = vars(value).values()
+    for each in list(inside):
+        yield from _places(name, each, seen, depth - 1)
+
+
+# ---- what a step must not read while it is recorded ------------------------------------------------------------------
+
+_CONSTANT = frozenset({
+    "is_global_zero", "global_rank", "local_rank", "node_rank", "world_size", "num_nodes", "num_devices", "precision",
+})  # fmt: skip
+"""What a step may read of a Trainer: it is the same in each of its steps."""
+
+
+class TrainerWhileRecording:
+    """Stands in for the Trainer while a step is recorded: what changes from step to step cannot be read."""
+
+    def __init__(self, trainer: Any, reads: list[str]) -> None:
+        self.__dict__.update(_trainer=trainer, _reads=reads)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _CONSTANT:
+            self._reads.append(f"training_step reads {name} of the Trainer")
+            raise CannotRecord(self._reads[-1])
+        return getattr(self._trainer, name)
+
+
+def index_while_recording(reads: list[str]) -> Any:
+    """Return what stands in for ``batch_idx``: anything but passing it on raises."""
+
+    def read(*_: Any) -> Any:
+        reads.append("training_step reads batch_idx, which is another one in each step")
+        raise CannotRecord(reads[-1])
+
+    operations = {name for name in dir(int) if name.startswith("__") and name not in dir(object)}
+    operations |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__str__", "__format__"}
+    return type("BatchIndexWhileRecording", (), {**dict.fromkeys(operations, read), "__class__": property(read)})()
+
+
+class RecordedLogs:
+    """Stands in for the logbook of a module: keeps the calls of ``self.log``, to be repeated."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Any] = {}
+        self.calls: list[tuple[str, Any, Options, Any]] = []
+
+    @property
+    def scope(self) -> RecordedLogs:
+        """What ``self.log`` reads of a :class:`~drivetrain.logbook.logbook.Scope`."""
+        return self
+
+    def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> RecordedLogs:
+        """Keep one call."""
+        value = value.detach() if isinstance(value, Tensor) and not options.enable_graph else value
+        self.calls.append((name, value, options, batch_size))
+        return self
+
+    def push(self, value: Any, batch_size: Any) -> None:
+        """Do nothing: :meth:`open_entry` has kept the value."""
+
+    def check(self) -> None:
+        """Check that the calls can be repeated without Python.
+
+        Raises:
+            CannotRecord: one logs a metric object, or a value with its graph.
+        """
+        for name, value, options, _ in self.calls:
+            if options.enable_graph or isinstance(value, nn.Module):
+                raise CannotRecord(f"self.log({name!r}, ...) got a metric object or enable_graph=True")
+
+
+# ---- learning rates --------------------------------------------------------------------------------------------------
+
+
+class DeviceRates:
+    """An optimizer whose learning rates and step counts are read from the device, inside of a context.
+
+    Outside of it, the parameter groups are as the user and the schedulers see them.
+    """
+
+    def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
+        self.optimizer, self._device = optimizer, device
+        self._fused = type(optimizer) is SGD  # without capturable; its fused kernel reads a tensor
+        self._rates: list[Tensor] = []
+        self._values: list[Any] = []
+        self._outside: list[dict[str, Any]] = []
+        vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True  # torch warns of steps that are not recorded
+
+    def refresh(self) -> None:
+        """Bring the learning rates on the device up to date."""
+        groups = self.optimizer.param_groups
+        if len(self._rates) != len(groups):
+            wide = not self._fused and groups[0]["params"][0].dtype is torch.float64
+            self._rates = [
+                torch.zeros((), device=self._device, dtype=torch.float64 if wide else torch.float32) for _ in groups
+            ]
+            self._values = [None] * len(groups)
+        for index, group in enumerate(groups):
+            if isinstance(rate := group["lr"], Tensor):
+                self._rates[index].copy_(rate)
+            elif rate != self._values[index]:
+                self._rates[index].fill_(rate)
+                self._values[index] = rate
+
+    def __enter__(self) -> None:
+        self.place(self._device)
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            inside = {"lr": rate, "fused": True, "foreach": False} if self._fused else {"lr": rate, "capturable": True}
+            if self._fused and self._has_some_buffers(group):
+                inside = {}  # torch's fused kernel needs the momentum of all parameters, or of none
+            self._outside.append({key: group[key] for key in inside})
+            group.update(inside)
+
+    def __exit__(self, *_: object) -> None:
+        for group, outside in zip(self.optimizer.param_groups, self._outside, strict=False):
+            group.update(outside)
+        self._outside.clear()
+
+    def _has_some_buffers(self, group: dict[str, Any]) -> bool:
+        states = [self.optimizer.state.get(each, {}) for each in group["params"] if each.grad is not None]
+        buffers = [state.get("momentum_buffer") is not None for state in states]
+        return any(buffers) and not all(buffers)
+
+    def place(self, device: torch.device) -> None:
+        """Move the step counts to ``device``."""
+        for state in self.optimizer.state.values():
+            if isinstance(step := state.get("step"), Tensor) and step.device != device:
+                state["step"] = step.to(device)
+
+    def end(self) -> None:
+        """Leave the optimizer as its options say: the step counts of most are kept on the host."""
+        kept = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)
+        self.place(self._device if kept else HOST)
+
+
+# ---- what a step changes ---------------------------------------------------------------------------------------------
+
+
+def changed_by_step(watched: Watched, optimizer: Optimizer) -> list[Tensor]:
+    """Return the tensors that a step may change."""
+    states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
+    stepped = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    kept = [each.grad for each in watched.tensors if each.grad is not None and id(each) not in stepped]
+    return [*watched.tensors, *states, *kept]
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies of ``tensors``."""
+    return [each.detach().clone() for each in tensors]
+
+
+def put(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Write ``values`` into ``tensors``."""
+    with torch.no_grad():
+        for tensor, value in zip(tensors, values, strict=True):
+            tensor.copy_(value)
+
+
+def same_bits(ours: Any, theirs: Any) -> bool:
+    """Return whether two trees of tensors and plain values are equal bit for bit."""
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+            return False
+        one, other = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (ours, theirs))
+        return torch.equal(one, other)
+    if type(ours) is not type(theirs):
+        return False
+    if isinstance(ours, Mapping):
+        return list(ours) == list(theirs) and same_bits(list(ours.values()), list(theirs.values()))
+    if isinstance(ours, (list, tuple)):
+        return len(ours) == len(theirs) and all(map(same_bits, ours, theirs))
+    return bool(ours == theirs)

@@ -1,0 +1,422 @@
+"""``Trainer(cuda_graphs=...)``: complete training steps recorded as graphs of the device, and replayed.
+
+One graph belongs to one signature: the shapes and types of a batch's tensors, and its other values. A signature's first
+steps run as always, beside the stream that is recorded. Then the step is recorded, and three batches run twice, once as
+always and once replayed, from the same state. If all that they changed, logged and returned is equal bit for bit, the
+graph is kept, with "auto" only where it is faster.
+
+A replay runs no Python. What the step has read of Python's objects is watched (:class:`Watched`), and a change of it
+drops all graphs. What the loop counts in a step is repeated here.
+
+[Note: the same numbers with and without a graph]
+From its first step on, a run with graphs reads learning rates and step counts from the device, as torch's
+``capturable=True``, in steps without a graph too. So no number depends on which steps were replayed, nor on a clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.base.tree import detach, map_leaves
+from drivetrain.errors import ConfigurationError, RunError
+from drivetrain.loops.graph_parts import (
+    CannotRecord,
+    DeviceRates,
+    RecordedLogs,
+    TrainerWhileRecording,
+    Watched,
+    changed_by_step,
+    copies,
+    index_while_recording,
+    put,
+    same_bits,
+    signature,
+)
+from drivetrain.loops.progress import Phase
+from drivetrain.loops.run import Run
+from drivetrain.loops.step import BoundStep
+from drivetrain.loops.step_checks import no_graphs, why_not_now, why_not_recorded
+
+WARM_UPS, TRIALS = 3, 3
+MOST_GRAPHS = 8
+"""How many signatures are recorded at most; each keeps the memory of a step."""
+MOST_CHANGES = 8
+"""How often graphs are dropped because something has changed, before steps run without them for the rest of the fit."""
+
+_OPTIMIZER_STEP = int(Phase.OPTIMIZER_STEP)
+_clock = time.perf_counter
+
+
+def bind_graphs(run: Run, bound: BoundStep) -> BoundStep:
+    """Return ``bound``, with steps replayed where that is possible; the reason is logged where it is not."""
+    strategy = run.engine.strategy
+    if run.graphs is None:
+        run.graphs = GraphedSteps(run)
+    why = why_not_recorded(run.module, run.settings, strategy) or why_not_now(run) or run.graphs.use(bound)
+    if why:
+        if run.settings.cuda_graphs is True:
+            raise ConfigurationError(no_graphs(why))
+        run.graphs.say(f"steps run without graphs: {why}")
+        run.graphs.end()
+        return bound
+    return BoundStep(run.graphs.step)
+
+
+@dataclass
+class _Recorded:
+    """The steps of one signature.
+
+    Attributes:
+        seen: how many there were. times: of the trials, as always and replayed, in seconds.
+        replay: runs the graph; ``None``: it is not recorded, or not kept.
+        inputs: the tensors that it reads the batch from. output, calls: what it returned and logged.
+        steps: how many optimizer steps it makes. window: what it leaves in the run's window.
+        gradients: the parameters' gradients, which it writes.
+    """
+
+    seen: int = 0
+    replay: Callable[[], None] | None = None
+    kept: bool = False
+    rejected: bool = False
+    times: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    inputs: list[Tensor] = field(default_factory=list)
+    output: Any = None
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    steps: int = 0
+    window: dict[str, Any] = field(default_factory=dict)
+    gradients: list[tuple[nn.Parameter, Tensor | None]] = field(default_factory=list)
+
+
+class GraphedSteps:
+    """The steps of a fit, by the signature of their batch."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._recorder: Any = None
+        self._rates: DeviceRates | None = None
+        self._known: dict[Any, _Recorded] = {}
+        self._watched: Watched | None = None
+        self._changes = 0
+        self._off = False  # for the rest of the fit
+        self._said: set[str] = set()
+        self._returns = True
+
+    # ---- for the run ---------------------------------------------------------------------------------------------
+
+    def use(self, bound: BoundStep) -> str:
+        """Replay what ``bound`` does; return why that is impossible, "" if it is not."""
+        strategy = self._run.engine.strategy
+        assert strategy.accelerator is not None  # the run was set up
+        if self._recorder is None:
+            try:
+                self._recorder = strategy.accelerator.graph_recorder(strategy.root_device)
+            except (RuntimeError, NotImplementedError) as error:
+                return str(error)
+            if self._recorder is None:
+                return f"the accelerator {strategy.accelerator.name!r} has no graphs"
+        if self._rates is None or self._rates.optimizer is not strategy.optimizers[0]:
+            self.end()
+            self._rates = DeviceRates(strategy.optimizers[0], strategy.root_device)
+        self._bound = bound
+        self._returns = bool(self._run.hooks.bind("on_train_batch_end"))
+        return ""
+
+    def end(self) -> None:
+        """Drop all graphs, and leave the optimizer as it was."""
+        self._known.clear()
+        self._watched = None
+        if self._rates is not None:
+            self._rates.end()
+            self._rates = None
+
+    def say(self, what: str) -> None:
+        """Log ``what``, once a fit."""
+        if what not in self._said:
+            self._said.add(what)
+            rank_zero_info(f"Trainer(cuda_graphs={self._run.settings.cuda_graphs!r}): {what}.")
+
+    # ---- a step --------------------------------------------------------------------------------------------------
+
+    def step(self, batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
+        """Run a batch, as :data:`drivetrain.loops.pieces.Step`, with the optimizer's step."""
+        assert self._rates is not None
+        self._rates.refresh()
+        if self._off:
+            return self._run_step(batch, batch_idx)
+        try:
+            key, tensors = signature(batch, self._device)
+        except CannotRecord as error:
+            self._give_up(str(error))
+            return self._run_step(batch, batch_idx)
+        if self._watched is not None and (changed := self._watched.changed()):
+            self._forget(changed)
+        known = self._known.get(key)
+        if known is not None and known.kept:
+            return self._replayed(known, tensors)
+        if self._off:
+            return self._run_step(batch, batch_idx)
+        if known is None and len(self._known) >= MOST_GRAPHS:
+            self.say(
+                f"batches come in more than {MOST_GRAPHS} signatures (shapes, types and values other than tensors), "
+                "and only the first ones are recorded; pad the others to these shapes, and leave out values that "
+                "differ from batch to batch"
+            )
+            return self._run_step(batch, batch_idx)
+        known = self._known.setdefault(key, known or _Recorded())
+        if known.rejected:
+            return self._run_step(batch, batch_idx)
+        known.seen += 1
+        if known.seen <= WARM_UPS:
+            return self._warm_up(known, batch, batch_idx, tensors)
+        return self._trial(known, batch, batch_idx, tensors)
+
+    def _watch(self) -> Watched:
+        assert self._rates is not None
+        self._watched = Watched(self._run.module, self._rates.optimizer)
+        return self._watched
+
+    @property
+    def _device(self) -> torch.device:
+        return self._run.engine.strategy.root_device
+
+    def _run_step(self, batch: Any, batch_idx: Any) -> Any:
+        """Run a step as always; its output is cut from the graph of gradients, which would outlive it in the loop."""
+        assert self._rates is not None
+        output = self._bound.run(batch, batch_idx, 1, True, 1)
+        if self._bound.finish_window is not None:
+            with self._rates:
+                self._bound.finish_window()
+        return detach(output)
+
+    def _replayed(self, known: _Recorded, tensors: Sequence[Tensor]) -> Any:
+        run = self._run
+        run.progress.slot[0] = _OPTIMIZER_STEP
+        run.kept.stepping = True  # an exception between here and the count finds changed parameters
+        self._replay(known, tensors)
+        run.progress.count_steps(known.steps)
+        run.kept.stepping = False
+        run.window.load_state_dict(known.window)
+        self._log(known.calls, known)
+        return map_leaves(_copied, known.output) if self._returns else known.output
+
+    def _replay(self, known: _Recorded, tensors: Sequence[Tensor]) -> None:
+        assert known.replay is not None
+        assert self._watched is not None
+        if tensors:
+            torch._foreach_copy_(known.inputs, list(tensors))
+        known.replay()
+        torch.autograd.graph.increment_version(self._watched.tensors)
+        first, own = known.gradients[0]
+        if first.grad is not own:  # another step came in between, or a hook has cleared the gradients
+            for parameter, gradient in known.gradients:
+                parameter.grad = gradient
+
+    def _log(self, calls: Sequence[tuple[Any, ...]], known: _Recorded | None = None) -> None:
+        """Log again what a recorded step has logged; ``known``: values that its next replay overwrites."""
+        book = self._run.book
+        for name, value, options, batch_size in calls:
+            entry = None if book.scope is None else book.scope.entries.get(name)
+            if entry is None or entry.options != options:
+                entry = book.open_entry(name, value, options, batch_size)
+            if known is None or book.copies or entry.on_epoch or not isinstance(value, Tensor):
+                entry.push(value, batch_size)
+            else:
+                entry.lend(value)
+
+    # ---- before a graph is kept ----------------------------------------------------------------------------------
+
+    def _warm_up(self, known: _Recorded, batch: Any, batch_idx: int, tensors: Sequence[Tensor]) -> Any:
+        """Run a step as always, and look at what it does beside its work on the device."""
+        assert self._rates is not None
+        watched, host = self._watched or self._watch(), self._host_rng()
+        versions = [each._version for each in tensors]
+        waits: list[str] = []
+        with self._recorder.beside(waits):
+            output = self._run_step(batch, batch_idx)
+        why, changed = "", watched.changed()
+        if known.seen == 1:  # what is made on first use is there afterwards
+            if changed and any(each.replay is not None for each in self._known.values()):
+                self._forget(changed)
+            self._watch()
+            return output
+        if changed:
+            why = f"the step changes {changed}, which a replay would not"
+        elif self._host_rng() != host:
+            why = "the step draws random numbers on the host"
+        elif versions != [each._version for each in tensors]:
+            why = "training_step changes its batch in place"
+        elif waits:
+            why = f"the step waits for the device at {waits[0]}"
+        if why:
+            self._give_up(why)
+        return output
+
+    def _host_rng(self) -> Any:
+        """The states of random generators that no graph draws from."""
+        states = rng_state()
+        own = states["torch"].tolist() if self._device.type != HOST.type else None
+        return states["python"], states.get("numpy"), own
+
+    def _trial(self, known: _Recorded, batch: Any, batch_idx: int, tensors: Sequence[Tensor]) -> Any:
+        """Run a step twice from the same state, as always and replayed, and compare all that it has done."""
+        assert self._rates is not None
+        run, why = self._run, ""
+        try:
+            if known.replay is None:
+                self._record(known, batch)
+            assert self._watched is not None
+            changing = changed_by_step(self._watched, self._rates.optimizer)
+            before, rng = copies(changing), rng_state()
+        except Exception as error:
+            self._give_up(str(error) if isinstance(error, CannotRecord) else f"recording failed with {error!r}")
+            return self._run_step(batch, batch_idx)
+        counted = run.progress.global_step
+        with self._logs_recorded() as logs, self._recorder.beside():
+            began = self._now()
+            output = self._run_step(batch, batch_idx)
+            known.times[0] += self._now() - began
+        after, rng_after, gradients = copies(changing), rng_state(), self._gradients()
+        window, steps = run.window.state_dict(), run.progress.global_step - counted
+        run.kept.stepping, same = True, False
+        try:
+            put(changing, before)
+            set_rng_state(rng)
+            began = self._now()
+            self._replay(known, tensors)
+            known.times[1] += self._now() - began
+            compared = {
+                "its parameters, buffers or optimizer state": (changing, after),
+                "its gradients": ([each.grad for each, _ in gradients], [gradient for _, gradient in gradients]),
+                "what it logs": (known.calls, logs.calls), "what it returns": (known.output, output),
+                "its loss": ((known.window, known.steps), (window, steps)),
+            }  # fmt: skip
+            differ = [part for part, pair in compared.items() if not same_bits(*pair)]
+            same = not differ
+            why = "" if same else f"a replayed step differs from the same step without a graph in {', '.join(differ)}"
+        except Exception as error:
+            why = f"replaying failed with {error!r}"
+        finally:
+            if not same:
+                put(changing, after)
+                set_rng_state(rng_after)
+                for parameter, gradient in gradients:
+                    parameter.grad = gradient
+            run.kept.stepping = False
+        self._log(logs.calls)
+        if why:
+            self._give_up(why)
+        elif changed := self._watched.changed():
+            self._forget(changed)
+        elif known.seen == WARM_UPS + TRIALS:
+            self._judge(known)
+        return output
+
+    def _judge(self, known: _Recorded) -> None:
+        """Keep a graph whose trials were equal, with "auto" where it is faster."""
+        plain, replayed = (each / TRIALS * 1000 for each in known.times)
+        shapes = " + ".join("x".join(map(str, each.shape)) or "1" for each in known.inputs)
+        figures = f"{replayed:.3f} ms replayed, {plain:.3f} ms without a graph, equal bit for bit in {TRIALS} steps"
+        known.kept = self._run.settings.cuda_graphs is True or replayed < plain
+        known.rejected = not known.kept
+        if known.rejected:
+            known.replay, known.gradients, known.inputs, known.output, known.calls = None, [], [], None, []
+        self.say(f"steps with batches of {shapes} {'are replayed' if known.kept else 'run without a graph'}: {figures}")
+
+    def _now(self) -> float:
+        strategy = self._run.engine.strategy
+        assert strategy.accelerator is not None
+        strategy.accelerator.synchronize(self._device)
+        return _clock()
+
+    def _record(self, known: _Recorded, batch: Any) -> None:
+        assert self._rates is not None
+        run, module, reads = self._run, self._run.module, list[str]()
+        static = map_leaves(_copied, batch)
+        known.inputs = signature(static, self._device)[1]
+        counted, window, gradients = run.progress.global_step, run.window.state_dict(), self._gradients()
+        watched = self._watched or self._watch()
+        try:
+            with self._logs_recorded() as logs, _trainer_hidden(module, reads):
+                index = index_while_recording(reads)
+                known.output, replay = self._recorder.record(lambda: self._run_step(static, index))
+            known.calls, known.window = logs.calls, run.window.state_dict()
+            known.steps = run.progress.global_step - counted
+            known.gradients = sorted(self._gradients(), key=lambda pair: pair[1] is None)
+        finally:
+            run.progress.count_steps(counted - run.progress.global_step)
+            run.window.load_state_dict(window)
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+        if reads:  # the step may have caught what was raised
+            raise CannotRecord(reads[0])
+        if changed := watched.changed():
+            raise CannotRecord(f"the step changes {changed}, which a replay would not")
+        logs.check()
+        if not known.gradients or known.gradients[0][1] is None:
+            raise CannotRecord("the step computes no gradients")
+        known.replay = replay
+
+    def _gradients(self) -> list[tuple[nn.Parameter, Tensor | None]]:
+        return [(each, each.grad) for each in self._run.module.parameters()]
+
+    @contextmanager
+    def _logs_recorded(self) -> Iterator[RecordedLogs]:
+        """Context in which the calls of ``self.log`` are kept instead of logged."""
+        logs = RecordedLogs()
+        with _replaced(self._run.module, "_book", lambda _: logs):
+            yield logs
+
+    # ---- when something does not go together ---------------------------------------------------------------------
+
+    def _forget(self, changed: str) -> None:
+        """Drop all graphs: something that they have read is not as it was."""
+        self._known.clear()
+        self._watched = None
+        self._changes += 1
+        if self._changes > MOST_CHANGES:
+            self._give_up(f"{changed} has changed, after {MOST_CHANGES} earlier changes of what the steps read")
+        else:
+            self.say(f"steps are recorded again, because {changed} has changed")
+
+    def _give_up(self, why: str) -> None:
+        """Run steps without graphs for the rest of the fit.
+
+        Raises:
+            RunError: ``cuda_graphs=True`` asks for them.
+        """
+        self._known.clear()
+        self._watched = None
+        self._off = True
+        if self._run.settings.cuda_graphs is True:
+            raise RunError(no_graphs(why))
+        self.say(f"steps run without graphs: {why}")
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _trainer_hidden(module: nn.Module, reads: list[str]) -> Any:
+    return _replaced(module, "_trainer", lambda trainer: TrainerWhileRecording(trainer, reads))
+
+
+@contextmanager
+def _replaced(module: nn.Module, name: str, make: Any) -> Iterator[None]:
+    """Context in which the LightningModules in ``module`` have another ``name``, made of their own."""
+    with ExitStack() as stack:
+        for each in module.modules():
+            own = each.__dict__
+            if own.get(name) is not None:
+                stack.callback(own.__setitem__, name, own[name])
+                own[name] = make(own[name])
+        yield

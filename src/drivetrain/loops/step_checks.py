@@ -1,0 +1,140 @@
+"""What ``Trainer(split_on_oom=True)`` and ``Trainer(cuda_graphs=...)`` cannot do with a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_modules
+from torch.optim import SGD, Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.introspect import defined_by_user, overrides, takes_iterator
+from drivetrain.errors import ConfigurationError
+from drivetrain.loops.run import Run
+from drivetrain.settings import Settings
+from drivetrain.strategies.step_parts import HOOKS_IN_A_STEP
+from drivetrain.strategies.strategy import Strategy
+
+_VERBS = (
+    "training_step", "pre_backward", "backward", "post_backward", "optimizer_step", "zero_grad", "bind_step",
+    "block_backward_sync",
+)  # fmt: skip
+
+
+def check(module: Any, settings: Settings, strategy: Strategy) -> None:
+    """Check that a step of ``module`` can be split or recorded, where that is asked for, before anything is built.
+
+    Raises:
+        ConfigurationError: it cannot: what stands against it, and what to leave out.
+    """
+    if settings.split_on_oom and (why := _why_not_split(module, settings, strategy)):
+        raise ConfigurationError(f"Trainer(split_on_oom=True) {why} Leave split_on_oom out.")
+    if settings.cuda_graphs is True and (why := why_not_recorded(module, settings, strategy)):
+        raise ConfigurationError(no_graphs(why))
+
+
+def no_graphs(why: str) -> str:
+    """Return the message where ``cuda_graphs=True`` cannot be honoured."""
+    return f'Trainer(cuda_graphs=True) cannot record the training step: {why}. Write cuda_graphs="auto" or False.'
+
+
+# ---- split_on_oom ----------------------------------------------------------------------------------------------------
+
+
+def _why_not_split(module: Any, settings: Settings, strategy: Strategy) -> str:
+    name, kind = type(module).__name__, type(strategy).__name__
+    refused = strategy.facts.refuses.get("split_on_oom")
+    own = _own_verbs(strategy)
+    reasons = (
+        (
+            not module.automatic_optimization,
+            f"runs batches again, and {name} optimizes manually: its training_step would step twice.",
+        ),
+        (defined_by_user(module, "optimizer_step"), f"steps the optimizer itself, and {name} has an optimizer_step."),
+        (takes_iterator(module.training_step), f"splits batches, and {name}.training_step fetches them itself."),
+        (not strategy.facts.local_passes, f"does not work with {kind}. It works with one device, DDP and FSDP."),
+        (bool(own), f"replaces the step of the strategy, and {kind} has a {own[0] if own else ''} of its own."),
+        (
+            settings.sync_batchnorm or strategy.layer_sync is not None,
+            "lets ranks run batches again by themselves, and batch norm over all processes would wait for the others.",
+        ),
+        (refused is not None, str(refused)),
+    )
+    return next((text for holds, text in reasons if holds), "")
+
+
+def _own_verbs(strategy: Strategy) -> list[str]:
+    return [verb for verb in _VERBS if defined_by_user(strategy, verb)]
+
+
+# ---- cuda_graphs -----------------------------------------------------------------------------------------------------
+
+
+def why_not_recorded(module: Any, settings: Settings, strategy: Strategy) -> str:
+    """Return why no step of ``module`` can be recorded, as far as that is known before a run; "" if it may be."""
+    name, kind, accelerator = type(module).__name__, type(strategy).__name__, strategy.accelerator
+    own, refused = _own_verbs(strategy), strategy.facts.refuses.get("cuda_graphs")
+    several = strategy.facts.is_distributed or strategy.facts.drives_all_devices
+    reasons = (
+        (
+            accelerator is None or not overrides(accelerator, "graph_recorder", Accelerator),
+            f"the accelerator {'none' if accelerator is None else accelerator.name!r} has no graphs",
+        ),
+        (several, f"{kind} trains on several devices"),
+        (bool(own), f"{kind} has a {own[0] if own else ''} of its own"),
+        (refused is not None, str(refused)),
+        (not module.automatic_optimization, f"{name} optimizes manually"),
+        (takes_iterator(module.training_step), f"{name}.training_step fetches its batches itself"),
+        (strategy.precision_plugin.scales_loss, "its scaled loss makes the host wait for the device in each step"),
+        (settings.split_on_oom, "split_on_oom=True runs it in parts"),
+        (settings.detect_anomaly, "detect_anomaly=True looks at each gradient"),
+        (settings.profiler is not None, "a profiler measures its parts, and a replayed step has none"),
+    )
+    return next((text for holds, text in reasons if holds), "")
+
+
+def why_not_now(run: Run) -> str:
+    """Return why the steps of the epoch that begins cannot be recorded; "" if they may be."""
+    for hook in sorted(HOOKS_IN_A_STEP):
+        if owner := run.hooks.overridden(hook):
+            return f"{owner} overrides {hook}, which runs inside of it"
+    if run.limits.accumulate > 1 or run.window.batches_done:
+        return f"accumulate_grad_batches={run.limits.accumulate} makes one optimizer step of several batches"
+    optimizers = run.engine.strategy.optimizers
+    if len(optimizers) != 1:
+        return f"configure_optimizers returned {len(optimizers)} optimizers"
+    return next(iter(_hooks_of_torch(run.module, optimizers[0])), "") or _why_not_stepped(optimizers[0])
+
+
+def _why_not_stepped(optimizer: Optimizer) -> str:
+    """An optimizer must read its learning rate and its step count from the device."""
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim"):
+        return f"{kind.__name__} is no optimizer of torch's"
+    if kind is not SGD and not all("capturable" in group for group in optimizer.param_groups):
+        return f"{kind.__name__} has no capturable=True"
+    return ""
+
+
+def _hooks_of_torch(module: nn.Module, optimizer: Optimizer) -> Iterator[str]:
+    """Say of each hook that was registered with torch, and would run inside of the step, where it is."""
+    within: Any = optimizer
+    if within._optimizer_step_pre_hooks or within._optimizer_step_post_hooks:
+        yield f"{type(optimizer).__name__} has a hook around its step"
+    if torch_optimizer._global_optimizer_pre_hooks or torch_optimizer._global_optimizer_post_hooks:
+        yield "there is a hook around the steps of all optimizers"
+    if torch_modules._has_any_global_hook():  # type: ignore[no-untyped-call]
+        yield "there is a hook around the passes of all modules"
+    for name, each in module.named_modules():
+        hooks = (each._forward_hooks, each._forward_pre_hooks, each._backward_hooks, each._backward_pre_hooks)
+        if any(hooks):
+            yield f"the module {name or type(each).__name__!r} has a hook around its forward or backward pass"
+    for name, parameter in module.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            yield f"the parameter {name!r} has a hook on its gradient"
+    if torch.is_anomaly_enabled():
+        yield "torch.autograd's anomaly mode looks at each gradient"
