@@ -139,11 +139,11 @@ class GraphedSteps:
             self._rates.end()
             self._rates = None
 
-    def say(self, what: str) -> None:
-        """Log ``what``, once a fit."""
+    def say(self, what: str, figures: str = "") -> None:
+        """Log ``what``, once a fit, with the ``figures`` of the first time."""
         if what not in self._said:
             self._said.add(what)
-            rank_zero_info(f"Trainer(cuda_graphs={self._run.settings.cuda_graphs!r}): {what}.")
+            rank_zero_info(f"Trainer(cuda_graphs={self._run.settings.cuda_graphs!r}): {what}{figures}.")
 
     # ---- a step --------------------------------------------------------------------------------------------------
 
@@ -330,7 +330,8 @@ class GraphedSteps:
         known.rejected = not known.kept
         if known.rejected:
             known.replay, known.gradients, known.inputs, known.output, known.calls = None, [], [], None, []
-        self.say(f"steps with batches of {shapes} {'are replayed' if known.kept else 'run without a graph'}: {figures}")
+        what = f"steps with batches of {shapes} {'are replayed' if known.kept else 'run without a graph'}"
+        self.say(what, f": {figures}")
 
     def _now(self) -> float:
         strategy = self._run.engine.strategy
