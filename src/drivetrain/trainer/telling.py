@@ -8,8 +8,8 @@ from typing import Any
 from drivetrain.base.files import encodable
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError
-from drivetrain.loggers.logger import Logger
 from drivetrain.loops.results import results_table
 
 
@@ -93,7 +93,8 @@ def continue_runs(trainer: Any, checkpoint: Mapping[str, Any] | None, same_logge
         if isinstance(states, Mapping) and (state := states.get(key)):
             tell_one(trainer, logger, "load_state_dict", state, begins=True)
             continued = True
-    begun = [logger for logger in trainer.loggers if overrides(logger, "begin_run", Logger)]
+    base = load("drivetrain.loggers.logger:Logger")
+    begun = [logger for logger in trainer.loggers if overrides(logger, "begin_run", base)]
     for logger in begun:
         tell_one(trainer, logger, "begin_run", begins=True)
         if same_loggers:
