@@ -22,7 +22,6 @@ from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.clusters import ClusterEnvironment, KubeflowEnvironment, LocalEnvironment
 from drivetrain.clusters.local import free_port
 from drivetrain.errors import ConfigurationError, DrivetrainError
-from drivetrain.launchers import script
 from drivetrain.launchers.launcher import variables_of
 from drivetrain.strategies import DDPStrategy, meeting
 from drivetrain.strategies.meeting import Meeting, loopback_address
@@ -281,7 +280,7 @@ def held_up(port: int) -> str:
 
 
 def test_a_program_that_a_rank_has_started_does_not_join_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "started_by_rank", lambda: 4711)
+    monkeypatch.setattr(meeting, "started_by_rank", lambda: 4711)
     with pytest.raises(ConfigurationError, match=r"started by process 4711, which is rank 1 of a job of 2 processes"):
         meeting.meet("gloo", LocalEnvironment(), 1, 2, 1, SHORT)
 

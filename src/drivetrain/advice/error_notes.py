@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from drivetrain.advice.memory_note import memory_note
 from drivetrain.base.introspect import overrides
 from drivetrain.base.memory import is_out_of_memory
 from drivetrain.base.rank_zero import log
@@ -154,8 +155,6 @@ def _memory(error: Exception, run: Run) -> str:
     """Return what uses the memory, and what to change; "" for another error."""
     if not is_out_of_memory(error):
         return ""
-    from drivetrain.advice.memory_note import memory_note
-
     return memory_note(error, run)
 
 

@@ -15,6 +15,7 @@ from drivetrain.callback import Callback
 from drivetrain.errors import DrivetrainError, is_count, wrong_value
 from drivetrain.loops.pieces import training_step_arguments
 from drivetrain.module.export import without_logging
+from drivetrain.strategies.sharded_state import local_shard
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -75,8 +76,6 @@ class TerminateOnNaN(Callback):
 
 def _cause(trainer: Any, module: Any, batch: Any, batch_idx: int) -> str:
     """Return the first non-finite value: the batch, a parameter, or the output of a layer."""
-    from drivetrain.strategies.sharded_state import local_shard
-
     in_batch = [path for path, leaf in leaves(batch) if not _is_finite(leaf)]
     wrong = [name for name, each in module.named_parameters() if not _is_finite(local_shard(each.data))]
     found: list[str] = []

@@ -14,6 +14,7 @@ from drivetrain.base.restoring import COUNT, entry
 from drivetrain.callback import KeepsWeights
 from drivetrain.errors import ConfigurationError, NotSupportedError, is_count, is_number, wrong_value
 from drivetrain.module.trainable import is_strict
+from drivetrain.strategies.sharded_state import local_shard
 from drivetrain.trainer.weights import AVERAGED
 
 if TYPE_CHECKING:
@@ -311,8 +312,6 @@ def _equal_weights(averages: list[Tensor], values: list[Tensor], n_averaged: Ten
 
 def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:
     """Yield this rank's part of each parameter, and of each floating-point buffer; tied ones once."""
-    from drivetrain.strategies.sharded_state import local_shard
-
     for parameter in module.parameters():
         yield local_shard(parameter.data)
     for buffer in _averaged_buffers(module) if buffers else ():
@@ -338,8 +337,6 @@ def _storage(tensor: Tensor) -> int:
 
 def _copied(value: Any, of_module: set[int]) -> Any:
     """Return a copy of a tensor that shares the module's memory, and anything else unchanged."""
-    from drivetrain.strategies.sharded_state import local_shard
-
     if isinstance(value, Tensor) and _storage(local_shard(value)) in of_module:
         return value.detach().clone()
     return value

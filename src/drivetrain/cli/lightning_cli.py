@@ -20,6 +20,7 @@ from drivetrain.cli.class_paths import (
     ReduceLROnPlateau,
     instantiate_class,
 )
+from drivetrain.cli.from_checkpoint import as_plain, hyperparameters, with_hyperparameters
 from drivetrain.cli.save_config import SaveConfigCallback
 from drivetrain.errors import ConfigurationError, arguments_checked
 from drivetrain.module.datamodule import LightningDataModule
@@ -330,8 +331,6 @@ class LightningCLI:
     @functools.cached_property
     def config_dump(self) -> dict[str, Any]:
         """The subcommand's part of ``self.config`` as plain data, independent of later changes."""
-        from drivetrain.cli.from_checkpoint import as_plain
-
         return as_plain(self._own_parser(), self._own(self.config))
 
     def _own(self, config: Namespace) -> Namespace:
@@ -393,8 +392,6 @@ class LightningCLI:
         """Configure the model with the hyperparameters in the checkpoint at ``--ckpt_path``."""
         path = None if self.subcommand is None else self._own(self.config).get("ckpt_path")
         if path is not None and os.path.isfile(path):  # "best" and "last" are resolved later
-            from drivetrain.cli.from_checkpoint import with_hyperparameters
-
             taken = with_hyperparameters(
                 self._own_parser(), self._own(self.config), str(path), self.subclass_mode_model
             )
@@ -432,8 +429,6 @@ def _make(
     cli: LightningCLI, key: str, cls: type, *args: Any, applied_instantiation_links: Mapping[str, Any], **kwargs: Any
 ) -> Any:
     """Return an object of ``cls``, whose hyperparameters are the configuration under ``key``."""
-    from drivetrain.cli.from_checkpoint import hyperparameters
-
     values = hyperparameters(cli._own_parser(), cli._own(cli.config), key, cls, applied_instantiation_links)
     if values is None:
         return cls(*args, **kwargs)

@@ -28,6 +28,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.compat.members import TRAINER_ONLY
 from drivetrain.engine import snapshots
+from drivetrain.engine.no_init import NoInit
 from drivetrain.engine.verbs import Verbs, reading
 from drivetrain.engine.wrappers import EngineModule, OptimizerHandle, TakeStep, follow, unwrapped
 from drivetrain.errors import ConfigurationError
@@ -231,8 +232,6 @@ def entered(*contexts: AbstractContextManager[Any] | None) -> Iterator[None]:
 
 def not_drawn(empty_init: bool | None) -> AbstractContextManager[Any] | None:
     """Return the context in which parameters of new layers are not initialised, if ``empty_init``."""
-    from drivetrain.engine.no_init import NoInit
-
     return NoInit() if empty_init else None
 
 

@@ -15,6 +15,7 @@ from drivetrain import parity
 from drivetrain.base.compiled import own_names
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import check_optimizer_state, check_scheduler_state, entry, naming, restoring
+from drivetrain.checkpoints.plain import decode, encode
 from drivetrain.data.stateful import is_stateful
 from drivetrain.engine.wrappers import EngineModule, unwrapped
 from drivetrain.errors import (
@@ -62,8 +63,6 @@ def of(state: Mapping[str, Any], filters: Filters, states: States) -> dict[str, 
         CheckpointError: an entry cannot be stored as plain data.
         ConfigurationError: ``state`` is not a dictionary, a filter has no entry, or its entry is not a dictionary.
     """
-    from drivetrain.checkpoints.plain import encode
-
     if not isinstance(state, Mapping):
         raise WrongTypeError(
             f"Engine.save got {described(state)} as the state. Pass the path first, and then a dictionary with a name "
@@ -109,8 +108,6 @@ def into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) -
 
 
 def _into(state: Any, checkpoint: Any, strict: bool, path: str, states: States) -> dict[str, Any]:
-    from drivetrain.checkpoints.plain import decode
-
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(f"{path} holds {described(checkpoint)} and no dictionary. Use another file.")
     held = {name: decode(value, str(name)) for name, value in checkpoint.items()}

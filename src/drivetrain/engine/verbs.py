@@ -22,10 +22,12 @@ from drivetrain.base.introspect import defined_by_user, is_own_class, overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.base.tree import move
+from drivetrain.checkpoints.plain import decode, encode
 from drivetrain.engine import snapshots
+from drivetrain.engine.no_init import NoInit
 from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
 from drivetrain.errors import CheckpointError, ConfigurationError, described
-from drivetrain.strategies import familiar
+from drivetrain.strategies import familiar, rank_files
 from drivetrain.strategies.strategy import Strategy
 
 _RANK_STATE = "drivetrain_rank_state"  # the strategy's state of a rank, by the names of the modules
@@ -202,8 +204,6 @@ class Verbs:
             if (context := self.strategy.precision_plugin.module_init_context()) is not None:
                 stack.enter_context(context)
             if empty_init:
-                from drivetrain.engine.no_init import NoInit
-
                 stack.enter_context(NoInit())
             yield
 
@@ -234,8 +234,6 @@ class Verbs:
         if keeps and self.strategy.world_size > 1:
             self.strategy.barrier("Engine.save")  # reports a rank that calls something else, under this name
             if any(self.strategy.world.gather_objects(bool(own))):
-                from drivetrain.strategies import rank_files
-
                 part = {_RANK_STATE: own}
                 rank_files.save(self.strategy, snapshot, part, path, waits=False, listed=_RANK_FILES)
                 return
@@ -272,8 +270,6 @@ class Verbs:
 
     def _rank_states(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the strategy's state of this rank for each module of ``state`` that was set up."""
-        from drivetrain.checkpoints.plain import encode
-
         states = {}
         for name, module in self._set_up_of(state).items():
             if kept := self.strategy.rank_state(module):
@@ -287,8 +283,6 @@ class Verbs:
             CheckpointError: a rank's file is missing or damaged, and ``strict``; raised on every rank.
         """
         strategy, listed, own, failure = self.strategy, held.get(_RANK_FILES, ()), held.get(_RANK_STATE, {}), None
-        from drivetrain.strategies import rank_files
-
         if 1 + len(listed) != strategy.world_size:
             rank_zero_warn(f"{path}: {rank_files.of_other_ranks(strategy, 1 + len(listed))}")
             return {}
@@ -311,8 +305,6 @@ class Verbs:
         return {}
 
     def _load_rank_states(self, state: Any, own: Any, path: str) -> None:
-        from drivetrain.checkpoints.plain import decode
-
         with naming(path), restoring(f"the strategy ({type(self.strategy).__name__})"):
             for name, module in self._set_up_of(state if expect(own, Mapping) else {}).items():
                 if name in own:

@@ -16,6 +16,7 @@ from drivetrain.loops.restart import validation_start, watch_exceptions
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import make_step
+from drivetrain.loops.uneven import UnevenInputs
 from drivetrain.module.hooks import Call
 from drivetrain.module.losses import outputs_for_hooks
 from drivetrain.module.optimizers import LRSchedulerConfig
@@ -244,8 +245,6 @@ def _batches(run: Run, loader: Any, resumed: Resumed | None) -> Batches:
     source = feed(passes, num_batches, None if transfer else move, fetches_ahead(loader, num_batches), resumed)
     if run.window.gather is None:
         return source
-    from drivetrain.loops.uneven import UnevenInputs
-
     uneven = run.uneven = UnevenInputs(run, loader)
     done = 0 if resumed is None else resumed.done
     data, can_resume = run.engine.strategy.data, done < num_batches or passes.can_repeat

@@ -19,6 +19,7 @@ from __future__ import annotations
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError
+from drivetrain.loops.early import start_first_epoch
 from drivetrain.loops.epoch import run_batches, validate_late
 from drivetrain.loops.evaluate import agree_on_counts
 from drivetrain.loops.loaders import no_batches
@@ -80,8 +81,6 @@ def _prepare(run: Run) -> None:
     if run.validates():
         val_check_every(limits, progress.num_training_batches)
     if run.restart is None and parity.current().early_iterators:
-        from drivetrain.loops.early import start_first_epoch
-
         start_first_epoch(run)
 
 

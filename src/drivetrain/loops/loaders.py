@@ -30,6 +30,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.module.hooks import DataHooks
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.strategies.group import Group
+from drivetrain.strategies.peers import by_rank
 
 LOADER_HOOKS = {
     "fit": "train_dataloader",
@@ -128,8 +129,6 @@ def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None
         ConfigurationError: they do not, so samples would be left out or seen twice.
     """
     if len(set(orders)) > 1:
-        from drivetrain.strategies.peers import by_rank
-
         raise ConfigurationError(
             f"The {word} loaders of the ranks differ, and the Trainer divides one order of samples among all: "
             f"{by_rank(orders, ranks)}. Give every rank the same dataset and batch_size (random_split divides alike "

@@ -19,6 +19,7 @@ from drivetrain.data.feed import Resumed, gives_up, position_after_end, set_epoc
 from drivetrain.data.passes import is_replayed
 from drivetrain.data.samplers import order_of, samples_in
 from drivetrain.errors import CheckpointError
+from drivetrain.loops.early import start_again
 from drivetrain.loops.epoch import Batches, Bound, after_batch, batches_and_step
 from drivetrain.loops.metrics import metrics_in, set_states
 from drivetrain.loops.progress import Phase
@@ -66,8 +67,6 @@ def _start(run: Run) -> Epoch:
     set_epoch(loader, progress.current_epoch)
     loaders.passes().start_epoch()
     if reloaded and parity.current().early_iterators:
-        from drivetrain.loops.early import start_again
-
         start_again(run)
     run.kept.window_start = None
     run.kept.at_epoch_start = states_now(run)

@@ -26,6 +26,7 @@ from drivetrain.strategies import fsdp_blocks, fsdp_kept, sharded_gradients
 from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.alone import STATE_VERBS, Alone, alone
 from drivetrain.strategies.fsdp_options import Options, checkpointed
+from drivetrain.strategies.meta import materialise
 from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import ParallelStrategy
 from drivetrain.strategies.placement import place
@@ -102,8 +103,6 @@ class FullySharded(Strategy):
             _SHARDED.add(module)
         for group in _groups(module):
             self._set_divide_factor(group)
-        from drivetrain.strategies.meta import materialise
-
         shards_on = HOST if self.options.offloads else self.root_device
         if materialise(module, self.root_device, shards_on, self.world, self._loads):
             for _, parameter in _fsdp_parameters(module):

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, DrivetrainError
+from drivetrain.launchers.script import started_by_rank
 from drivetrain.strategies.peers import some
 
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # where Gloo listens; torch reads it whenever a group is created
@@ -51,8 +52,6 @@ def meet(
             does not belong to the job but inherited the variables of a rank that started it.
         DrivetrainError: not all ranks have connected within the timeout.
     """
-    from drivetrain.launchers.script import started_by_rank
-
     environment.validate_address()
     if parent := started_by_rank():
         raise ConfigurationError(

@@ -22,6 +22,8 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.group import Group, LoneGroup, TorchGroup, WaitingGroup
+from drivetrain.strategies.meeting import forget_interface, meet
+from drivetrain.strategies.sharded_state import is_dtensor
 from drivetrain.strategies.strategy import Strategy
 
 _FOR_HOST = "gloo"
@@ -165,8 +167,6 @@ class ParallelStrategy(Strategy):
         environment = self.cluster_environment
         assert environment is not None
         assert self.accelerator is not None
-        from drivetrain.strategies.meeting import meet
-
         backend = self.process_group_backend or self._backends(self.accelerator)
         meet(backend, environment, self.global_rank, self.world_size, self.num_nodes, self.timeout)
         _GROUP[:] = dist.group.WORLD, self.timeout, backend
@@ -217,8 +217,6 @@ class ParallelStrategy(Strategy):
 
     def _own_buffers(self, module: nn.Module) -> list[torch.Tensor]:
         """Return the buffers whose values may differ between the ranks of one data group."""
-        from drivetrain.strategies.sharded_state import is_dtensor
-
         return [buffer for buffer in module.buffers() if not is_dtensor(buffer)]
 
     # ---- between ranks -------------------------------------------------------------------------------------------
@@ -294,8 +292,6 @@ def until_thawed(
 def _leave_group() -> None:
     if dist.is_initialized():
         gc.collect()  # objects that refer to the group, above all a DDP's reducer, must be freed before it
-        from drivetrain.strategies.meeting import forget_interface
-
         dist.destroy_process_group()
         forget_interface()
         _GROUP.clear()

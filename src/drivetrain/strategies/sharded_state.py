@@ -40,6 +40,7 @@ from torch.optim import Optimizer
 from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import first_dtensor, map_leaves, move_to_host
 from drivetrain.base.tree import is_dtensor as is_dtensor
+from drivetrain.checkpoints.sharded import StoredTensor
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies.optimizer_states import parameters_of, plain_name
 
@@ -228,8 +229,6 @@ def shard_like(value: Any, own: Any) -> Any:
     The ranks do not communicate. If the tensor is still in the files of a checkpoint, each rank reads only its own
     shard. Any other value is returned unchanged.
     """
-    from drivetrain.checkpoints.sharded import StoredTensor
-
     if not isinstance(value, Tensor) or is_dtensor(value):
         return value
     if isinstance(value, StoredTensor):

@@ -18,6 +18,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.xla import XLAEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
+from drivetrain.strategies import rank_files
 from drivetrain.strategies._xla import XLAExecution, checked, run_recorded
 from drivetrain.strategies._xla_group import XLAGroup
 from drivetrain.strategies._xla_loader import on_device
@@ -229,8 +230,6 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         """Delete on the first rank of every machine; every rank may call it."""
         if self.local_rank == 0:
             self.checkpoint_io.remove_checkpoint(filepath)
-            from drivetrain.strategies import rank_files
-
             rank_files.remove(self, filepath)
 
     def teardown(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from drivetrain.base.rank_zero import any_rank_info
 from drivetrain.checkpoints.io import wait_for
 from drivetrain.errors import CheckpointError
-from drivetrain.strategies import rank_files
+from drivetrain.strategies import rank_files, sharded_files
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer.checkpoint import dump
 from drivetrain.trainer.rank_parts import own_part
@@ -89,8 +89,6 @@ def _parts(strategy: Strategy, path: str, save_id: str) -> list[str]:
 
 def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
     """Save ``path`` as a folder with each rank's shards; return a description of what is missing, or ""."""
-    from drivetrain.strategies import sharded_files
-
     strategy, store = trainer.strategy, trainer.strategy.checkpoint_io
     state = dump(trainer, weights_only)
     save_id = _place_of(trainer, state)

@@ -19,6 +19,7 @@ from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError, shown
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.optimizers import LightningOptimizer
+from drivetrain.strategies import fsdp_blocks
 
 
 @dataclass
@@ -117,8 +118,6 @@ def compile_blocks(trainer: Any) -> None:
     Raises:
         ConfigurationError: it selects no layer.
     """
-    from drivetrain.strategies import fsdp_blocks
-
     options, model = CompileOptions.of(trainer.settings.compile), trainer.lightning_module
     if options is None or options.blocks is None:
         return

@@ -19,6 +19,7 @@ from drivetrain.base import files
 from drivetrain.base.configs import as_plain, is_config
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import shown_error
+from drivetrain.checkpoints import sharded
 from drivetrain.checkpoints.file import entries, reads_files
 from drivetrain.checkpoints.io import CheckpointIO, newest_first
 from drivetrain.errors import CheckpointError, CheckpointNameError
@@ -205,12 +206,10 @@ class _Found:
             return False
         if trainer.strategy.reads_folder(path):
             return True
-        if reads_files(store) and not files.is_remote(path) and os.path.isdir(path):
-            from drivetrain.checkpoints import sharded
-
-            if not sharded.is_checkpoint(path):
-                self.unfinished.append(f"the save of {path} was not finished")
-                return False
+        is_folder = reads_files(store) and not files.is_remote(path) and os.path.isdir(path)
+        if is_folder and not sharded.is_checkpoint(path):
+            self.unfinished.append(f"the save of {path} was not finished")
+            return False
         try:
             checkpoint = entries(path) if os.path.isdir(path) and reads_files(store) else store.load_checkpoint(path)
         except Exception as error:

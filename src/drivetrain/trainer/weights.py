@@ -7,6 +7,8 @@ from typing import Any
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import restoring
 from drivetrain.errors import CheckpointError, CheckpointMismatchError
+from drivetrain.module import frozen
+from drivetrain.module.frozen import check_base
 from drivetrain.module.trainable import is_strict
 
 AVERAGED = "averaged_state_dict"
@@ -17,8 +19,6 @@ def of(trainer: Any) -> dict[str, Any]:
     """Return the weights of the Trainer's run for a checkpoint; every rank must call it."""
     checkpoint: dict[str, Any] = {"state_dict": trainer.strategy.lightning_module_state_dict()}
     if trainer.settings.save_trainable_only:
-        from drivetrain.module import frozen
-
         state, optimizers = checkpoint["state_dict"], trainer.strategy.optimizers
         checkpoint["state_dict"], prints = frozen.without_frozen(trainer.lightning_module, state, optimizers)
         checkpoint |= {frozen.FINGERPRINTS: prints} if prints else {}
@@ -51,8 +51,6 @@ def restore(trainer: Any, checkpoint: dict[str, Any], fitting: bool) -> None:
     with restoring(f"the weights of {type(module).__name__}"):
         strict = is_strict(module)
         if "frozen_weights" in checkpoint:
-            from drivetrain.module.frozen import check_base
-
             strict = check_base(module, checkpoint, strict)
         try:
             trainer.strategy.load_model_state_dict(checkpoint, strict=strict)

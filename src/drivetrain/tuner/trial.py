@@ -27,6 +27,7 @@ from drivetrain.loops.progress import Progress
 from drivetrain.loops.run import KeptStates, Run, RunOptimizers, Stopping, ValidationClock
 from drivetrain.module.hooks import HookTable, bind_transfer
 from drivetrain.module.module import LightningModule
+from drivetrain.strategies.sharded_state import local_shard
 from drivetrain.trainer.life import join_book
 
 _PLAIN = (bool, int, float, str, bytes, type(None), list, dict, set, tuple)
@@ -146,8 +147,6 @@ def _trainer_kept(trainer: Any) -> Iterator[None]:
 
 @contextmanager
 def _module_kept(module: torch.nn.Module, datamodule: Any) -> Iterator[None]:
-    from drivetrain.strategies.sharded_state import local_shard
-
     buffers = [(each, dict(each._buffers)) for each in module.modules()]
     tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
     values = [local_shard(each.data).to("cpu", copy=True) for each in tensors]
@@ -232,8 +231,6 @@ def _on_host(state: dict[Any, Any]) -> dict[Any, Any]:
     """Return the states of parameters with a host copy beside each tensor."""
 
     def held(value: Any) -> Any:
-        from drivetrain.strategies.sharded_state import local_shard
-
         is_tensor = isinstance(value, Tensor)
         return (value, local_shard(value).to("cpu", copy=True)) if is_tensor else (None, copy.deepcopy(value))
 
@@ -242,8 +239,6 @@ def _on_host(state: dict[Any, Any]) -> dict[Any, Any]:
 
 def _back(state: dict[Any, Any]) -> dict[Any, Any]:
     def restored(own: Any, value: Any) -> Any:
-        from drivetrain.strategies.sharded_state import local_shard
-
         if own is not None:
             local_shard(own.data).copy_(value)
         return value if own is None else own
