@@ -802,7 +802,7 @@ def test_a_device_of_a_kind_that_has_no_jobs_of_several(monkeypatch: pytest.Monk
     class Alone(XPUAccelerator):
         supports_several_devices = False
 
-    with pytest.raises(ConfigurationError, match="has no jobs of several devices, and devices=2"):
+    with pytest.raises(ConfigurationError, match="cannot exchange gradients: devices=2"):
         plan_for(torchrun(2), accelerator=Alone(), devices=2)
 
 

@@ -129,11 +129,11 @@ class NoCheckpointError(CheckpointError, FileNotFoundError):
 
 
 class CheckpointNameError(CheckpointError, ValueError):
-    """A keyword for a checkpoint, such as "best", matches none. Also a ValueError: the argument is wrong."""
+    """A word such as "best" names no checkpoint, or a folder is none. Also a ValueError: the argument is wrong."""
 
 
-class IncompleteCheckpointError(CheckpointError, KeyError):
-    """A checkpoint lacks a requested entry. Also a KeyError, as a failed lookup raises."""
+class IncompleteCheckpointError(CheckpointError, KeyError, ValueError):
+    """A checkpoint lacks what was asked for. Also a KeyError, as a failed lookup raises, and a ValueError."""
 
     __str__ = Exception.__str__  # a KeyError would show its message in quotes
 

@@ -338,10 +338,10 @@ def _start_method(
                 f'Write strategy="ddp", or {"num_nodes" if cls.facts.drives_all_devices else "devices"}=1.'
             )
         return None
-    if len(devices) > 1 and not accelerator.supports_several_devices:
+    if not accelerator.supports_several_devices:
         raise ConfigurationError(
-            f"The accelerator {accelerator.name!r} has no jobs of several devices, and devices={settings.devices!r} "
-            f"means {len(devices)}. Write devices=1."
+            f"{cls.__name__} trains on several devices, and those of the accelerator {accelerator.name!r} cannot "
+            f'exchange gradients: devices={settings.devices!r} means {len(devices)}. Write devices=1, strategy="auto".'
         )
     start = _start_of(strategy)
     launcher = None if start is None else LauncherRegistry.of(start, cls.__name__).cls

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from drivetrain import Trainer
 from drivetrain.accelerators import AcceleratorRegistry, MPSAccelerator
 from drivetrain.errors import ConfigurationError
 from drivetrain.plan import resolve
@@ -81,3 +82,10 @@ def test_there_are_no_64_bit_floats(mac: None) -> None:
     assert resolve(Settings(accelerator="mps")).devices == (DEVICE,)
     with pytest.raises(ConfigurationError, match="accelerator 'mps' has no 64-bit floats. Write precision=\"32-true\""):
         resolve(Settings(accelerator="mps", precision="64-true"))
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn", "ddp_find_unused_parameters_true"])
+def test_ddp_is_refused_when_the_plan_is_made(mac: None, strategy: str) -> None:
+    with pytest.raises(ConfigurationError, match="the accelerator 'mps' cannot exchange gradients"):
+        Trainer(accelerator="mps", devices=1, strategy=strategy)
+    assert Trainer(accelerator="mps", devices=1).plan.accelerator.name == "mps"

@@ -322,7 +322,7 @@ def test_an_exception_while_a_save_fails(gated: Any, tmp_path: Path) -> None:
         pytest.warns(UserWarning, match=r"epoch=1\.ckpt was not written: disk full"),
     ):
         fit(tmp_path, gated(fails="epoch=1.ckpt"), saver, raise_at=5)
-    assert files(tmp_path) == ["epoch=0.ckpt", "exception-epoch=2.ckpt"]
+    assert files(tmp_path) == ["epoch=0.ckpt", "epoch=2.ckpt"]
     assert base(saver.best_model_path) == "epoch=0.ckpt"
 
 

@@ -129,7 +129,7 @@ def test_an_exception_checkpoint_of_another_run_stays(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match="now"):
             fit(tmp_path, ModelCheckpoint(tmp_path, save_on_exception=True), module=Fails())
-    assert sorted(os.listdir(tmp_path)) == ["exception-epoch=0-step=1-v1.ckpt", "exception-epoch=0-step=1.ckpt"]
+    assert sorted(os.listdir(tmp_path)) == ["epoch=0-step=1-v1.ckpt", "epoch=0-step=1.ckpt"]
 
 
 def test_a_trainer_that_never_runs_leaves_no_folder(tmp_path: Path) -> None:

@@ -786,34 +786,34 @@ def test_t28_save_on_exception(tmp_path: Path, wanted: bool) -> None:
     callback = ModelCheckpoint(tmp_path, save_on_exception=wanted, save_top_k=0)
     with pytest.raises(RuntimeError, match="in the middle of it"):
         fit(tmp_path, callback, max_epochs=3, raise_at=6)
-    assert files(tmp_path) == (["exception-epoch=1-step=6.ckpt"] if wanted else [])
+    assert files(tmp_path) == (["epoch=1-step=6.ckpt"] if wanted else [])
     if wanted:
-        assert load(tmp_path / "exception-epoch=1-step=6.ckpt")["global_step"] == 6
+        assert load(tmp_path / "epoch=1-step=6.ckpt")["global_step"] == 6
 
 
 def test_save_on_exception_before_the_first_step_saves_the_start(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="in the middle of it"):
         fit(tmp_path, ModelCheckpoint(tmp_path, save_on_exception=True), raise_at=0)
-    assert files(tmp_path) == ["exception-epoch=0-step=0.ckpt"]
+    assert files(tmp_path) == ["epoch=0-step=0.ckpt"]
 
 
 def test_last_is_what_was_saved_after_an_exception_and_its_name_is_honoured(tmp_path: Path) -> None:
     callback = ModelCheckpoint(tmp_path, save_on_exception=True, filename="mine-{step}", save_top_k=0)
     with pytest.raises(RuntimeError, match="in the middle of it"):
         fit(tmp_path, callback, raise_at=2)
-    assert files(tmp_path) == ["exception-mine-step=2.ckpt"]
+    assert files(tmp_path) == ["mine-step=2.ckpt"]
     from drivetrain.trainer.checkpoint import resolve_path
 
     again = ModelCheckpoint(tmp_path)
     trainer = Trainer(accelerator="cpu", logger=False, callbacks=again, default_root_dir=tmp_path)
-    assert resolve_path(trainer, "last", fitting=True) == str(tmp_path / "exception-mine-step=2.ckpt")
+    assert resolve_path(trainer, "last", fitting=True) == str(tmp_path / "mine-step=2.ckpt")
 
 
 def test_save_on_exception_where_the_epochs_checkpoint_was_not_kept(tmp_path: Path) -> None:
     callback = ModelCheckpoint(tmp_path, save_on_exception=True, save_top_k=0)
     with pytest.raises(RuntimeError, match="in the middle of it"):
         fit(tmp_path, callback, max_epochs=3, raise_at=STEPS)
-    assert files(tmp_path) == ["exception-epoch=1-step=4.ckpt"]
+    assert files(tmp_path) == ["epoch=1-step=4.ckpt"]
 
 
 @pytest.mark.filterwarnings("ignore:This ModelCheckpoint has been used")
@@ -822,7 +822,7 @@ def test_t28_save_on_exception_is_not_put_off_by_what_an_earlier_run_saved(tmp_p
     fit(tmp_path, callback, limit_train_batches=2)  # has saved at step 2
     with pytest.raises(RuntimeError, match="in the middle of it"):
         fit(tmp_path, callback, raise_at=2)
-    assert "exception-epoch=0.ckpt" in files(tmp_path)
+    assert "epoch=0.ckpt" in files(tmp_path)
 
 
 def test_t58_save_on_exception_before_training_has_begun_saves_nothing(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_t57_each_rank_saves_alone_and_the_next_run_ends_as_an_undisturbed_one(
     failed, _ = job("exception", rank, saver)
     assert failed.returncode == 1
     assert f"Rank {rank} of 2 (process " in failed.stderr
-    name = "on_exception.ckpt" if saver[0] == "O" else "exception-epoch=0-step=5.ckpt"
+    name = "on_exception.ckpt" if saver[0] == "O" else "epoch=0-step=5.ckpt"
     files = sorted(path.name for path in tmp_path.glob("*.ckpt*"))
     assert files[0] == name
     assert re.fullmatch(re.escape(name) + r"\.[0-9a-f]{8}\.rank1", files[1])

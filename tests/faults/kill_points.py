@@ -479,9 +479,8 @@ def run(program: Program, folder: Path, at: int = -1, mode: str = "exception", r
     if resumes:
         _seed(random.SystemRandom().randrange(2**31))  # a new process has other random numbers
         path: str | None = "last"
-        if found := sorted(folder.glob("*/exception-*.ckpt"), key=os.path.getmtime):
-            newest = max([found[-1], *folder.glob("*/last*.ckpt")], key=os.path.getmtime)
-            path = str(newest)
+        if program.on_exception == "checkpoint" and (found := [*folder.glob("*/*.ckpt")]):
+            path = str(max(found, key=os.path.getmtime))
     else:
         path = None
     if path is None or not [*folder.glob("*/last*.ckpt"), *folder.glob("exception/*.ckpt"), *found]:

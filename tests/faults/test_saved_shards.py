@@ -40,7 +40,7 @@ def test_t57_each_rank_saves_its_shards_and_the_next_run_ends_as_an_undisturbed_
 ) -> None:
     _, whole = job(strategy, "none")
     said, _ = job(strategy, saver, "exception", rank, at=at)
-    name = "on_exception.ckpt" if saver[0] == "O" else "exception-rescue.ckpt"
+    name = "on_exception.ckpt" if saver[0] == "O" else "rescue.ckpt"
     how = "each rank by itself" if strategy == "ddp_fork" else "a folder into which each rank has written its shards"
     assert f"{name}, {how}." in said
     assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == [name]
@@ -51,11 +51,11 @@ def test_t57_each_rank_saves_its_shards_and_the_next_run_ends_as_an_undisturbed_
 @pytest.mark.skipif(not LONG, reason="four more programs: make test-faults")
 def test_t57_shards_of_a_dead_rank_are_lost_and_the_newest_complete_checkpoint_stays(job: Any, tmp_path: Path) -> None:
     job("fsdp", "ModelCheckpoint", "exception", 1, at=2)
-    complete = {path.name: path.read_bytes() for path in (tmp_path / "exception-rescue.ckpt").iterdir()}
+    complete = {path.name: path.read_bytes() for path in (tmp_path / "rescue.ckpt").iterdir()}
     said, _ = job("fsdp", "ModelCheckpoint", "kill", 1)
     assert "1.part is missing. The last rank completes it; if one of them is dead, the newest complete" in said
     [lost] = tmp_path.glob("*.incomplete")
-    assert lost.name.startswith("exception-rescue-v1.ckpt.")
-    assert complete == {path.name: path.read_bytes() for path in (tmp_path / "exception-rescue.ckpt").iterdir()}
+    assert lost.name.startswith("rescue-v1.ckpt.")
+    assert complete == {path.name: path.read_bytes() for path in (tmp_path / "rescue.ckpt").iterdir()}
     said, _ = job("fsdp", "ModelCheckpoint", ckpt_path="last")
-    assert "exception-rescue.ckpt: epoch 0, after batch 1, global step 2" in said
+    assert "rescue.ckpt: epoch 0, after batch 1, global step 2" in said

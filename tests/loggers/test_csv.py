@@ -44,8 +44,9 @@ def test_nothing_exists_before_the_version_is_decided(tmp_path: Path) -> None:
     assert logger.log_dir == str(tmp_path / "logs" / "lightning_logs" / "version_0")
     assert not logger.is_undecided
     logger.log_metrics({"loss": 1.0}, step=0)
-    logger.log_hyperparams({"lr": 0.1})
     assert list(Path(logger.log_dir).iterdir()) == []
+    logger.log_hyperparams({"lr": 0.1})
+    assert [path.name for path in Path(logger.log_dir).iterdir()] == ["hparams.yaml"]
     logger.save()
     assert sorted(path.name for path in Path(logger.log_dir).iterdir()) == ["hparams.yaml", "metrics.csv"]
 

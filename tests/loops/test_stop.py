@@ -237,7 +237,7 @@ def test_a_callback_that_saves_on_exceptions_does_it_alone(tmp_path: Path, saver
     own = OnExceptionCheckpoint(tmp_path) if saver[0] == "O" else ModelCheckpoint(tmp_path, save_on_exception=True)
     with pytest.raises(SystemExit):
         fit(tmp_path, Model(signal.SIGTERM, 2), callbacks=own)
-    expected = "on_exception.ckpt" if saver[0] == "O" else "exception-epoch=0-step=3.ckpt"
+    expected = "on_exception.ckpt" if saver[0] == "O" else "epoch=0-step=3.ckpt"
     assert [path.name for path in tmp_path.rglob("*.ckpt")] == [expected]
 
 

@@ -376,9 +376,9 @@ def test_a_hundred_skipped_steps_in_a_row_are_told_once() -> None:
 def test_the_scaler_is_there_before_the_first_batch() -> None:
     plugin = MixedPrecision("16-mixed")
     assert plugin.scales_loss
-    assert plugin.scaler is None
-    plugin.forward_context()
     scaler = plugin.scaler
+    plugin.forward_context()
+    assert plugin.scaler is scaler
     assert isinstance(scaler, GradScaler)
     assert scaler.is_enabled()
     assert scaler.get_scale() == 2.0**16

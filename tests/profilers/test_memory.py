@@ -51,6 +51,6 @@ def test_with_cuda_a_snapshot_is_written_also_after_an_exception(
             run.fit(Fails(), loader())
     else:
         run.fit(Model(), loader())
-    assert (tmp_path / "fit-0-memory.pickle").read_text() == "snapshot"
+    assert (tmp_path / "fit-memory.pickle").read_text() == "snapshot"
     assert calls == [{"max_entries": 7}, {"enabled": None}]
     assert "pytorch.org/memory_viz" in caplog.text

@@ -73,7 +73,7 @@ def test_the_actions_of_a_fit() -> None:
     own = Recording()
     run = trainer(profiler=own)
     run.fit(Validated(), loader(4), loader(3))
-    assert own.events == ["setup fit 0", "describe", "teardown fit"]
+    assert own.events == ["setup fit None", "describe", "teardown fit"]
     expected = {
         "run_training": 1, "run_training_epoch": 1, "run_training_batch": 4, "training_step": 4, "my forward": 4,
         "backward": 4, "optimizer_step": 4, "optimizer_zero_grad": 4, "train_dataloader_next": 5,
@@ -101,7 +101,7 @@ def test_the_actions_of_other_runs(stage: str) -> None:
     own = Recording()
     word = {"validate": "validation"}.get(stage, stage)
     getattr(trainer(profiler=own), stage)(Validated(), loader(3))
-    assert own.events == [f"setup {stage} 0", "describe", f"teardown {stage}"]
+    assert own.events == [f"setup {stage} None", "describe", f"teardown {stage}"]
     assert own.calls[f"run_{word}"] == 1
     assert own.calls[f"run_{word}_batch"] == own.calls[f"{word}_step"] == 3
 
@@ -147,7 +147,7 @@ def test_actions_end_however_the_run_does(way: str) -> None:
     else:
         run.fit(Ends(), loader())
     assert own.open == []
-    assert own.events == ["setup fit 0", "describe", "teardown fit"]
+    assert own.events == ["setup fit None", "describe", "teardown fit"]
 
 
 def test_a_profiler_in_callbacks_is_an_error_that_names_its_argument() -> None:

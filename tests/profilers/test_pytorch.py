@@ -18,12 +18,12 @@ def test_a_fit_writes_a_trace_for_chrome_and_a_table(tmp_path: Path, caplog: pyt
     run = trainer(profiler=PyTorchProfiler(dirpath=tmp_path, filename="ops", row_limit=200))
     module = Model()
     run.fit(module, loader(8))
-    trace = tmp_path / "fit-ops-0-step5.pt.trace.json"
+    trace = tmp_path / "fit-ops-step5.pt.trace.json"
     names = [event.get("name") for event in json.loads(trace.read_text())["traceEvents"]]
     assert names.count("training_step") == 3
     assert "[module] layer: Linear" in names
     assert "my forward" in names
-    assert "aten::addmm" in (tmp_path / "fit-ops-0.txt").read_text()
+    assert "aten::addmm" in (tmp_path / "fit-ops.txt").read_text()
     assert f"wrote {trace}" in caplog.text
     assert not module.layer._forward_hooks
     assert not module.layer._forward_pre_hooks

@@ -72,16 +72,16 @@ def test_with_a_filename_the_table_is_written(tmp_path: Path, caplog: pytest.Log
     run = trainer(profiler=SimpleProfiler(dirpath=tmp_path / "new", filename="perf"))
     run.fit(Model(), loader())
     run.test(Model(), loader(), verbose=False)
-    assert "my forward" in (tmp_path / "new" / "fit-perf-0.txt").read_text()
-    assert "test_step" in (tmp_path / "new" / "test-perf-0.txt").read_text()
-    assert "training_step" not in (tmp_path / "new" / "test-perf-0.txt").read_text()
+    assert "my forward" in (tmp_path / "new" / "fit-perf.txt").read_text()
+    assert "test_step" in (tmp_path / "new" / "test-perf.txt").read_text()
+    assert "training_step" not in (tmp_path / "new" / "test-perf.txt").read_text()
     assert "Profile of" not in caplog.text
 
 
 def test_without_a_folder_the_file_lies_in_the_loggers(tmp_path: Path) -> None:
     run = trainer(profiler=SimpleProfiler(filename="perf"), logger="csv", default_root_dir=tmp_path)
     run.fit(Model(), loader())
-    assert (Path(run.log_dir or "") / "fit-perf-0.txt").exists()
+    assert (Path(run.log_dir or "") / "fit-perf.txt").exists()
 
 
 def test_the_last_calls_are_kept_one_by_one(clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:

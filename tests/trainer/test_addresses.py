@@ -214,7 +214,7 @@ def test_hyperparameters_at_an_address(folder: str) -> None:
 def test_a_profiler_writes_here(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     trainer(folder, profiler=SimpleProfiler(filename="times")).fit(net(), loader())
-    assert [path.name for path in tmp_path.iterdir()] == ["fit-times-0.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["fit-times.txt"]
     with pytest.raises(ConfigurationError, match="profilers write to local folders"):
         SimpleProfiler(dirpath=folder)
 

@@ -62,7 +62,7 @@ SIZES: list[int] = []  # of all batches; the trials would put an attribute back
         ({}, 50, 1000, 32, [2, 4, 8, 16, 32, 64]),
         ({"mode": "binsearch", "margin": 0}, 50, 1000, 50, [2, 4, 8, 16, 32, 64, 48, 56, 52, 50, 51]),
         ({"mode": "binsearch", "margin": 0.1}, 50, 1000, 45, [2, 4, 8, 16, 32, 64, 48, 56, 52, 50, 51]),
-        ({"mode": "binsearch"}, 5000, 20, 20, [2, 4, 8, 16, 20]),  # memory did not run out: no reserve
+        ({"mode": "binsearch"}, 5000, 20, 19, [2, 4, 8, 16, 20]),  # the reserve also where memory did not run out
         ({}, 5000, 20, 20, [2, 4, 8, 16, 20]),
         ({"max_val": 10}, 5000, 1000, 10, [2, 4, 8, 10]),
         ({"max_trials": 3}, 5000, 1000, 8, [2, 4, 8]),
@@ -146,3 +146,41 @@ def test_what_it_refuses(make_trainer: Any, loader: Any) -> None:
 
 def _fails(batch: Any, batch_idx: int) -> None:
     raise ValueError("on purpose")
+
+
+def test_after_the_tuner_the_trainer_knows_its_loaders(make_trainer: Any) -> None:
+    module, trainer = Limited(50, 1000), make_trainer()
+    draws = torch.get_rng_state()
+    assert Tuner(trainer).scale_batch_size(module, steps_per_trial=1) == 32
+    assert torch.equal(torch.get_rng_state(), draws)
+    assert trainer.train_dataloader.batch_size == 32
+    assert trainer.num_training_batches == 32  # 1000 samples
+    assert trainer.global_step == 0
+    trainer.fit(module)
+    assert trainer.global_step == 32
+
+
+def test_after_the_tuner_the_trainer_knows_its_datamodule(make_trainer: Any) -> None:
+    class Data(LightningDataModule):
+        batch_size = 2
+
+        def train_dataloader(self) -> Any:
+            return DataLoader(regression_data(), batch_size=self.batch_size)
+
+        def val_dataloader(self) -> Any:
+            return DataLoader(regression_data(), batch_size=self.batch_size)
+
+    class Judged(Tuned):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.training_step(batch, batch_idx)
+
+    data, module, trainer = Data(), Judged(), make_trainer()
+    Tuner(trainer).scale_batch_size(module, datamodule=data, steps_per_trial=1, max_trials=2)
+    assert trainer.datamodule is data
+    assert trainer.train_dataloader.batch_size == data.batch_size == 4
+
+    trainer = make_trainer()
+    Tuner(trainer).scale_batch_size(module, datamodule=data, method="validate", steps_per_trial=1, max_trials=2)
+    assert trainer.val_dataloaders.batch_size == 4
+    assert trainer.num_val_batches == [8]
+    assert trainer.train_dataloader is None

@@ -105,8 +105,7 @@ class NamedCheckpoint(Checkpoint):
         place = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         metrics, filename = {**trainer.callback_metrics, **place}, self.filename
         if trainer.world_size > 1 and any(name not in place for name, _ in GROUP.findall(filename or "")):
-            filename = None  # a metric may differ between ranks, and they do not communicate now
-        filename = f"exception-{filename or f'epoch={trainer.current_epoch}-step={trainer.global_step}'}"
+            filename = "{epoch}-{step}"  # a metric may differ from rank to rank, and nothing is exchanged now
         store = trainer.strategy.checkpoint_io
         return self._free_name(
             metrics, filename, lambda path: store.exists(path) or store.link_target(path) is not None

@@ -59,8 +59,8 @@ class ModelCheckpoint(StoredCheckpoint):
             means never.
         save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: when the
             epoch ends, unless validation runs at other times.
-        save_on_exception: save ``exception-...``, with ``filename`` appended, when the run ends with an exception; with
-            several processes the epoch and the step are appended instead, if ``filename`` has metrics.
+        save_on_exception: also save when the run ends by an exception, under ``filename``, beside what is kept already.
+            With several processes, a ``filename`` with metrics is replaced by the epoch and the step.
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
 
     Attributes:

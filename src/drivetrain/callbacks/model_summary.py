@@ -18,7 +18,7 @@ from drivetrain import parity
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, WrongTypeError, is_count, shown
 from drivetrain.module.export import example_pass
 
 if TYPE_CHECKING:
@@ -257,9 +257,11 @@ def _table(lines: list[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _check_depth(max_depth: int) -> None:
-    if max_depth < -1:
-        raise ConfigurationError(
-            f"A model summary got max_depth={max_depth}. Pass a number of levels, 0 for totals only, or -1 for all."
+    if not is_count(max_depth, -1):
+        kind = ConfigurationError if isinstance(max_depth, int) else WrongTypeError
+        raise kind(
+            f"A model summary got max_depth={shown(max_depth)}. Pass a number of levels, 0 for totals only, or -1 for "
+            "all."
         )
 
 

@@ -21,7 +21,14 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.registry import Registry
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.io import CheckpointIO, behind, unreachable
-from drivetrain.errors import CheckpointError, ConfigurationError, NoCheckpointError, RunError, described
+from drivetrain.errors import (
+    CheckpointError,
+    CheckpointNameError,
+    ConfigurationError,
+    NoCheckpointError,
+    RunError,
+    described,
+)
 
 # Exceptions of pickle for an object that it cannot write, or whose class it cannot find.
 _UNPICKLABLE = (pickle.PickleError, AttributeError, TypeError, ImportError)
@@ -146,7 +153,7 @@ class TorchCheckpointIO(CheckpointIO):
             if not name:
                 raise NoCheckpointError(f"There is no checkpoint at ''. {EMPTY_PATH}")
             if os.path.isdir(source):
-                raise CheckpointError(f"{name} is a folder, and a checkpoint is a file. Pass the path of a file.")
+                raise CheckpointNameError(f"{name} is a folder, and a checkpoint is a file. Pass the path of a file.")
             raise NoCheckpointError(f"There is no checkpoint at {name}. Check the path.")
         from drivetrain.checkpoints.foreign import is_legacy, read_foreign  # imported only when something is read
 

@@ -51,4 +51,5 @@ class FabricTensorBoardLogger(_RootDir, tensorboard.TensorBoardLogger):
         sub_dir: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(root_dir, name, version, False, default_hp_metric, prefix, sub_dir, **kwargs)
+        log_graph = kwargs.pop("log_graph", False)
+        super().__init__(root_dir, name, version, log_graph, default_hp_metric, prefix, sub_dir, **kwargs)

@@ -23,7 +23,7 @@ from drivetrain.base.compiled import compiled_in_place
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States, Strategy, entered
-from drivetrain.errors import CheckpointError, described
+from drivetrain.errors import CheckpointNameError, described
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
 from drivetrain.strategies import sharded_state as sharded
@@ -79,7 +79,7 @@ class _Sharded(Strategy):
             CheckpointError: it does not fit, or is a folder that Lightning has written.
         """
         if Path(path, ".metadata").is_file():  # torch.distributed.checkpoint's, which unpickles it
-            raise CheckpointError(
+            raise CheckpointNameError(
                 f"{path} is a folder that Lightning has written, and drivetrain's folders have another format. Run "
                 f"python -m lightning.fabric.utilities.consolidate_checkpoint {path} where Lightning is installed, and "
                 "load the file that it writes."

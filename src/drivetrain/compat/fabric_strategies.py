@@ -24,11 +24,11 @@ from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.introspect import overrides
 from drivetrain.base.members import Members, overridden_members
+from drivetrain.base.no_init import NoInit
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.compat.members import TRAINER_ONLY
 from drivetrain.engine import snapshots
-from drivetrain.engine.no_init import NoInit
 from drivetrain.engine.verbs import Verbs, reading
 from drivetrain.engine.wrappers import EngineModule, OptimizerHandle, TakeStep, follow, unwrapped
 from drivetrain.errors import ConfigurationError

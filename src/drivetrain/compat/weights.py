@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from drivetrain import parity
-from drivetrain.engine.no_init import NoInit
+from drivetrain.base.no_init import NoInit
 from drivetrain.errors import CheckpointError
 
 _METADATA_FILENAME = "meta.pt"

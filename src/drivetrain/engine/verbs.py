@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 
 from drivetrain.base.compat_door import field_members
 from drivetrain.base.introspect import defined_by_user, is_own_class, overrides
+from drivetrain.base.no_init import NoInit
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.base.tree import move
 from drivetrain.checkpoints.plain import decode, encode
 from drivetrain.engine import snapshots
-from drivetrain.engine.no_init import NoInit
 from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
 from drivetrain.errors import CheckpointError, ConfigurationError, described
 from drivetrain.strategies import familiar, rank_files

@@ -361,7 +361,7 @@ class Entry:
             return None
         if isinstance(value, Tensor):
             return self._as_scalar(value.detach())
-        raise LoggingError(
+        raise UnloggableError(
             f"self.log({self.name!r}, ...) got a {type(self._metric).__name__}, which computes {described(value)}. "
             "Log its parts: compute it in an epoch hook, pass them to self.log_dict, and reset it there."
         )

@@ -51,8 +51,8 @@ class FolderLogger(Logger):
                 f"{type(self).__name__} got version={version!r}. Pass a number, a folder name, or None for the next "
                 "free number."
             )
-        self._save_dir = files.spelled(os.path.expandvars(os.fspath(save_dir)))
-        self._root = files.absolute(self._save_dir)  # stays the same when the program changes its working directory
+        self._save_dir = os.fspath(save_dir)
+        self._root = _absolute(self._save_dir)  # the run stays there when the program changes its folder
         self._name = name or ""
         self._version = version
         self._is_given = version is not None
@@ -94,7 +94,7 @@ class FolderLogger(Logger):
 
     @property
     def save_dir(self) -> str:
-        """The root folder that was passed."""
+        """The root folder as it was given."""
         return self._save_dir
 
     @property
@@ -106,7 +106,7 @@ class FolderLogger(Logger):
     def root_dir(self) -> str:
         """The folder with all runs of the experiment."""
         own = type(self).save_dir is not FolderLogger.save_dir
-        root = files.absolute(self.save_dir) if own else self._root
+        root = _absolute(self.save_dir) if own else self._root
         return os.path.join(root, self.name) if self.name else root
 
     @property
@@ -204,13 +204,20 @@ class FolderLogger(Logger):
             self.hparams.update(params if isinstance(params, Mapping) else vars(params))
         self._hparams_written = False
 
-    def _write_hparams(self) -> None:
-        """Update ``hparams.yaml``."""
+    def _write_hparams(self, also_empty: bool = False) -> None:
+        """Bring ``hparams.yaml`` up to date; with ``also_empty``, make it where there are no hyperparameters, too."""
+        path = os.path.join(self._here, self.NAME_HPARAMS_FILE) if also_empty and self._hparams_written else None
+        if path is not None and not self._fetch(self.NAME_HPARAMS_FILE) and not os.path.exists(path):
+            self._hparams_written = False
         if self._hparams_written:
             return
         self._make_folder()
         files.write(os.path.join(self._here, self.NAME_HPARAMS_FILE), yaml_text.dump(self.hparams).encode())
         self._hparams_written = True
+
+
+def _absolute(folder: str) -> str:
+    return files.absolute(files.spelled(os.path.expandvars(folder)))
 
 
 def _make_version(root_dir: str) -> int:

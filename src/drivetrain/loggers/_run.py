@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info, rank_zero_only, rank_zero_warn
-from drivetrain.errors import ConfigurationError, MissingPackageError, wrong_value
+from drivetrain.errors import ConfigurationError, MissingPackageError, WrongTypeError, wrong_value
 from drivetrain.loggers.dummy import Nothing
 from drivetrain.loggers.logger import Logger
 
@@ -139,7 +139,7 @@ class RunLogger(Logger):
         """
         start = f"{type(self).__name__}.{method}({key!r})"
         if not isinstance(values, (list, tuple)):
-            raise ConfigurationError(f"{start} got a {type(values).__name__}. Pass a list, also of one.")
+            raise WrongTypeError(f"{start} got a {type(values).__name__}. Pass a list, also of one.")
         for name, given in kwargs.items():
             if len(given) != len(values):
                 raise ConfigurationError(

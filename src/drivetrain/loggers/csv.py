@@ -116,8 +116,9 @@ class CSVLogger(FolderLogger):
 
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
-        """Store ``params``, a mapping or a namespace, for ``hparams.yaml``; later values replace earlier ones."""
+        """Write ``params``, a mapping or a namespace, to ``hparams.yaml``; later values replace earlier ones."""
         self._keep_hparams(params)
+        self._write_hparams()
 
     @rank_zero_only
     def save(self) -> None:

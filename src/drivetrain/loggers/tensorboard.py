@@ -186,14 +186,14 @@ class TensorBoardLogger(FolderLogger):
     @rank_zero_only
     def save(self) -> None:
         """Write buffered values, and ``hparams.yaml``."""
-        self._flush()
+        self._flush(also_empty=not self.is_undecided)
         if self._writer is None and not self.is_undecided:
             self._look_into_folder()  # at the start of a fit, so that an unusable folder is an error before training
 
-    def _flush(self) -> None:
+    def _flush(self, also_empty: bool = False) -> None:
         self._forget_copy()
         self._forget_deleted()
-        self._write_hparams()
+        self._write_hparams(also_empty)
         if self._writer is not None:
             self._writer.flush()
         self._upload()

@@ -172,7 +172,7 @@ class Loaders:
         module, datamodule: whose hooks make what was not passed; the datamodule's win.
         passed: by stage ("fit", "validate", "test", "predict"), what the caller gave; ``None`` where nothing was.
         limit: by stage, how many batches to take now; it may change during the run.
-        call: calls a module's hook by name.
+        call: calls a hook of the module or the datamodule by name.
         epoch: which epoch it is now.
         share: returns the loader of this process's shard of the data: :func:`drivetrain.strategies.familiar.share`.
         splits: a loader's batch size is that of all processes together.
@@ -189,7 +189,7 @@ class Loaders:
         datamodule: Any,
         passed: Mapping[str, Any],
         limit: Callable[[str], int | float],
-        call: Callable[[str], Any],
+        call: Callable[[Any, str], Any],
         epoch: Callable[[], int],
         overfits: bool = False,
         share: Callable[..., Any] | None = None,
@@ -225,7 +225,7 @@ class Loaders:
         """The stages whose loaders were started when they were set up: see the switch ``early_iterators``."""
 
     def again(
-        self, limit: Callable[[str], int | float], call: Callable[[str], Any], epoch: Callable[[], int]
+        self, limit: Callable[[str], int | float], call: Callable[[Any, str], Any], epoch: Callable[[], int]
     ) -> Loaders:
         """Return a copy with the same sources, and no loader created yet."""
         other = copy.copy(self)
@@ -458,4 +458,4 @@ class Loaders:
                 "datamodule."
             )
         hook = LOADER_HOOKS[stage]
-        return self._call(hook) if owner is self._module else getattr(owner, hook)()
+        return self._call(owner, hook)

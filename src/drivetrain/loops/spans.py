@@ -50,9 +50,9 @@ class Spans:
 
         return measured
 
-    def of_hook(self, owner: Any, kind: str, hook: str, call: Call) -> Call:
-        """Return a hook of ``owner``, measured as an action: ``[Callback]EarlyStopping.on_train_epoch_end``."""
-        return self.wrap(f"[{kind}]{type(owner).__name__}.{hook}", call)
+    def of_hook(self, owner: Any, kind: str, hook: str) -> Call:
+        """Return a hook of ``owner`` as an action: ``[Callback]EarlyStopping.on_train_epoch_end``."""
+        return self.wrap(f"[{kind}]{type(owner).__name__}.{hook}", getattr(owner, hook))
 
     def around(self, hook: str, bound: tuple[Call, ...]) -> tuple[Call, ...]:
         """Return the callable for ``hook``, including the action that begins or ends there."""

@@ -381,6 +381,12 @@ class HookTable:
         """Call the module's ``name``, overridden or not, as that hook."""
         return (self.bind_method(name) or getattr(self._module, name))(*args)
 
+    def call_on(self, owner: Any, name: str, *args: Any) -> Any:
+        """Call ``name`` of the module as that hook, or of the datamodule."""
+        if owner is self._module:
+            return self.call_method(name, *args)
+        return self._measured(owner, "LightningDataModule", name)(*args)
+
     def _callback_calls(self, hook: str) -> tuple[list[Call], list[Call]]:
         saving = hook in ("on_train_batch_end", "on_validation_end", "on_train_epoch_end")
         early_calls: list[Call] = []
@@ -402,7 +408,7 @@ class HookTable:
     def _measured(self, owner: Any, kind: str, hook: str) -> Call:
         """Return the method; with a profiler, measured as an action."""
         method: Call = getattr(owner, hook)
-        return method if self.spans is None else cast("Call", self.spans.of_hook(owner, kind, hook, method))
+        return method if self.spans is None else cast("Call", self.spans.of_hook(owner, kind, hook))
 
     def _scoped(self, hook: str, calls: Iterable[Call], dataloader_idx: int | None = None) -> Call:
         bound = tuple(calls)
@@ -437,7 +443,7 @@ def bind_transfer(
     """Return how a batch is moved to the device: ``(move, hooks)``. ``convert`` converts its numbers to the run's
     precision.
 
-    With ``spans``, a profiler measures either of them as the action "batch_to_device".
+    With ``spans``, a profiler sees either of them as the action "batch_to_device", and the overridden hooks in it.
 
     ``move(batch)`` may run as soon as the batch is fetched. If the module or the datamodule overrides a transfer hook,
     or the strategy ``batch_to_device``, ``hooks(batch, dataloader_idx)`` is set instead; it must run at its documented
@@ -457,8 +463,11 @@ def bind_transfer(
     if not any(owners) and own is None:
         return to_device if convert is None else lambda batch: to_device(convert(batch)), None
     before, transfer, after = (
-        getattr(owner if owner is not None else module, name) for owner, name in zip(owners, names, strict=True)
-    )
+        getattr(module, name) if owner is None
+        else getattr(owner, name) if spans is None
+        else spans.of_hook(owner, "LightningDataModule" if owner is datamodule else "LightningModule", name)
+        for owner, name in zip(owners, names, strict=True)
+    )  # fmt: skip
 
     def by_hooks(batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         batch = before(batch, dataloader_idx)

@@ -42,6 +42,7 @@ class Familiar:
 
     name: str
     stepped: bool
+    scale: Callable[[Tensor], Tensor]
     forward_context: Callable[[], AbstractContextManager[Any] | None]
     optimizer_step: Callable[..., Any]
     state_dict: Callable[..., dict[str, Any]]
@@ -200,8 +201,10 @@ def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ..
         kwargs = {name: value for name, value in kwargs.items() if name not in ("model", "optimizer")}
     elif args and isinstance(args[0], nn.Module):
         module: Any = args[0]
-        module.trainer.strategy.driver.differentiate(loss, *args[2:], **kwargs)
-        return
+        if getattr(module, "_trainer", None) is not None:
+            module.trainer.strategy.driver.differentiate(loss, *args[2:], **kwargs)
+            return
+        loss, args = precision.scale(loss), _without_parties(args)  # outside of a run
     loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 

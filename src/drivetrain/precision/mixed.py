@@ -73,6 +73,7 @@ class MixedPrecision(Precision):
                 'Leave scaler out, or write precision="16-mixed".'
             )
         self._scaler = scaler
+        self._made_for = ""  # the device type of a scaler that was made here; "" if one was passed
         self._loaded: dict[str, Any] = {}  # the state for the scaler, until it exists
         self._optimizers: tuple[Optimizer, ...] | None = None  # None: bind() was not called yet
         self._device: torch.device | None = None  # the device of the losses
@@ -182,8 +183,8 @@ class MixedPrecision(Precision):
 
     @property
     def scaler(self) -> GradScaler | None:
-        """The scaler of "16-mixed", once the device type is known; ``None`` for "bf16-mixed"."""
-        return self._scaler
+        """The scaler of "16-mixed"; ``None`` for "bf16-mixed". Another device's run has another one."""
+        return self._scaler_for(self.device or self.device_type) if self.scales_loss else None
 
     @scaler.setter
     def scaler(self, scaler: GradScaler | None) -> None:
@@ -234,11 +235,15 @@ class MixedPrecision(Precision):
     # ---- the scale -----------------------------------------------------------------------------------------------
 
     def _scaler_for(self, device_type: str) -> GradScaler:
-        if self._scaler is None:
-            self._scaler = GradScaler(device_type)
+        if self._scaler is None or (self._made_for not in ("", device_type) and not self._scaled_once):
+            self._scaler, self._made_for = GradScaler(device_type), device_type
             if self._loaded:
                 self._scaler.load_state_dict(self._loaded)
         return self._scaler
+
+    @property
+    def _scaled_once(self) -> bool:
+        return getattr(self._scaler, "_scale", None) is not None  # a scaler makes it with its first loss
 
     def _held(self) -> list[Optimizer]:
         """Return the optimizers with gradients that no step has used yet."""

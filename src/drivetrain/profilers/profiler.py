@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ from drivetrain.errors import NotSupportedError
 
 if TYPE_CHECKING:
     from torch import nn
+
+_FORBIDDEN = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
+"""Characters that a file's name may not have on every system."""
 
 
 class Profiler(ABC):
@@ -32,16 +36,25 @@ class Profiler(ABC):
     """
 
     def __init__(self, dirpath: str | os.PathLike[str] | None = None, filename: str | None = None) -> None:
-        self.dirpath = None if dirpath is None else files.spelled(dirpath)
-        if self.dirpath is not None and files.is_remote(self.dirpath):
+        if dirpath is not None and files.is_remote(folder := files.spelled(dirpath)):
             raise NotSupportedError(
-                f"{type(self).__name__}(dirpath={self.dirpath!r}) is an address, and profilers write to local folders. "
+                f"{type(self).__name__}(dirpath={folder!r}) is an address, and profilers write to local folders. "
                 'Write dirpath="profiles", and copy the folder when the run has ended.'
             )
+        self._dirpath = dirpath
         self.filename = filename
         self._stage: str | None = None
         self._log_dir: str | None = None
         self._local_rank: int | None = None
+
+    @property
+    def dirpath(self) -> str | os.PathLike[str] | None:
+        """The folder that was given; without one, that of the last run's logger, and ``None`` before a run."""
+        return self._log_dir if self._dirpath is None else self._dirpath
+
+    @dirpath.setter
+    def dirpath(self, dirpath: str | os.PathLike[str] | None) -> None:
+        self._dirpath = dirpath
 
     @property
     def local_rank(self) -> int:
@@ -70,7 +83,7 @@ class Profiler(ABC):
 
         Args:
             stage: the run's stage.
-            local_rank: this process's rank on its machine.
+            local_rank: this process's rank on its machine; ``None`` with one process.
             log_dir: the folder for files without a ``dirpath``.
         """
         self._stage, self._log_dir, self._local_rank = stage, log_dir, local_rank
@@ -98,14 +111,18 @@ class Profiler(ABC):
         return {**self.__dict__, "_stage": None}
 
     def _path(self, extension: str, *parts: str) -> str:
-        """Return the path ``<folder>/<stage>-<filename>-<rank>[-<parts>]<extension>``; create its folder."""
-        folder = self.dirpath or self._log_dir or os.getcwd()
+        """Return the path ``<folder>/<stage>-<filename>[-<rank>][-<parts>]<extension>``; its folder exists.
+
+        With several processes, the global rank is part of it.
+        """
+        folder = files.spelled(self.dirpath or os.getcwd())
         if files.is_remote(folder):
             rank_zero_info(f"{type(self).__name__} writes to {os.getcwd()}, because {folder} is no local folder.")
             folder = os.getcwd()
         os.makedirs(folder, exist_ok=True)
-        names = [self._stage, self.filename, str(rank_from_environ()), *parts]
-        return os.path.join(folder, "-".join(name.replace(os.sep, "_") for name in names if name) + extension)
+        rank = None if self._local_rank is None else str(rank_from_environ())
+        names = "-".join(name for name in (self._stage, self.filename, rank, *parts) if name)
+        return os.path.join(folder, _FORBIDDEN.sub("_", names) + extension)
 
 
 ProfilerRegistry: Registry[Profiler] = Registry("drivetrain.profilers", "profiler", "profiler")

@@ -99,9 +99,12 @@ class Familiar(Shared):
         """Context in which ``configure_model`` runs: new tensors get the strategy's device and precision.
 
         Args:
-            empty_init: not used; the caller decides whether parameters are initialized.
+            empty_init: leave the parameters of new layers uninitialized, because a checkpoint will be loaded.
         """
-        with self.root_device, self.precision_plugin.tensor_init_context() or nullcontext():
+        from drivetrain.base.no_init import NoInit
+
+        drawn = NoInit() if empty_init else nullcontext()
+        with self.root_device, self.precision_plugin.tensor_init_context() or nullcontext(), drawn:
             yield
 
     # ---- between ranks -------------------------------------------------------------------------------------------

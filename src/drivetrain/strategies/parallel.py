@@ -19,7 +19,7 @@ from drivetrain.base.introspect import defined_by_user
 from drivetrain.base.rank_zero import tell_rank
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, RunError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.group import Group, LoneGroup, TorchGroup, WaitingGroup
 from drivetrain.strategies.meeting import forget_interface, meet
@@ -68,7 +68,11 @@ class ParallelStrategy(Strategy):
 
     @property
     def root_device(self) -> torch.device:
-        devices = self.parallel_devices or self.own_parts.devices
+        if not (devices := self.parallel_devices or self.own_parts.devices):
+            raise RunError(
+                f"{type(self).__name__} has no devices yet: a Trainer or an Engine gives them to it. Read this in a "
+                "hook of a run, or pass parallel_devices."
+            )
         return devices[0 if self.facts.drives_all_devices else self.local_rank]
 
     def agreed_options(self) -> dict[str, Any]:

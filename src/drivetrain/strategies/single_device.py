@@ -40,5 +40,6 @@ class SingleDeviceStrategy(Strategy):
     def root_device(self) -> torch.device:
         if devices := self.parallel_devices or self.own_parts.devices:
             return devices[0]
-        assert self.accelerator is not None  # without a plan, the caller has passed one
+        if self.accelerator is None:  # without a plan
+            return torch.get_default_device()
         return self.accelerator.get_parallel_devices([0])[0]

@@ -107,7 +107,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         raise NoCheckpointError(f"There is no checkpoint at {path or repr(path)}. {hint}")
     if (reads_files(store) and os.path.isdir(path)
             and not (store.is_sharded(path) or trainer.strategy.reads_folder(path))):  # fmt: skip
-        raise CheckpointError(f"{path} is a folder, and a checkpoint is a file. Pass the path of a file in it.")
+        raise CheckpointNameError(f"{path} is a folder, and a checkpoint is a file. Pass the path of a file in it.")
     return path
 
 

@@ -63,7 +63,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     hooks = trainer._hooks = HookTable(trainer, model, trainer.callbacks, strategy, bases, trainer.logbook)
     shares = strategy.facts.is_distributed and trainer.settings.use_distributed_sampler
     loaders = Loaders(
-        model, datamodule, job.passed, trainer.limits.batches, hooks.call_method, lambda: progress.current_epoch,
+        model, datamodule, job.passed, trainer.limits.batches, hooks.call_on, lambda: progress.current_epoch,
         overfits=bool(trainer.settings.overfit_batches),
         share=functools.partial(familiar.share, strategy) if shares else None,
         splits=trainer.settings.split_batches,
@@ -175,11 +175,11 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
     with vote("prepare_data"):
         for party in (job.datamodule, job.model):
             if party is not None and _prepares_data(trainer, party):
-                party.prepare_data()
+                hooks.call_on(party, "prepare_data")
     strategy.world.wait_for_first("prepare_data")
     with vote("setup"):
         if job.datamodule is not None:
-            job.datamodule.setup(stage)
+            hooks.call_on(job.datamodule, "setup", stage)
         hooks.call_callbacks("setup", stage)
         hooks.call_method("setup", stage)
     with vote("configure_model"), trainer.engine.init_module(), trainer.engine.sharded_model():
@@ -298,7 +298,7 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
     if fn is TrainerFn.FITTING:
         trainer.hooks.call("on_fit_end")
     if trainer.datamodule is not None:
-        trainer.datamodule.teardown(fn)
+        trainer.hooks.call_on(trainer.datamodule, "teardown", fn)
     trainer.hooks.call_callbacks("teardown", fn)
     trainer.hooks.call_method("teardown", fn)
     trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved

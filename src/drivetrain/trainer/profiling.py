@@ -36,7 +36,9 @@ def profiler_of(given: Any) -> Profiler:
 def begin(trainer: Any, stage: str) -> None:
     """Set up the profiler for a run, before the hooks and steps are bound."""
     profiler = trainer.profiler
-    profiler.setup(stage=stage, local_rank=trainer.local_rank, log_dir=trainer.log_dir)
+    profiler.setup(
+        stage=stage, local_rank=trainer.local_rank if trainer.world_size > 1 else None, log_dir=trainer.log_dir
+    )
     profiler.watch(trainer.lightning_module)
     if not isinstance(profiler, load("drivetrain.profilers:PassThroughProfiler")):
         trainer.hooks.spans = Spans(profiler)

@@ -40,8 +40,7 @@ class BatchSizeFinder(Callback):
         init_val: the first size.
         max_trials: the maximum number of sizes to try.
         batch_arg_name: the attribute of the module, its hparams or the datamodule.
-        margin: with "binsearch", the fraction by which the found size is reduced, as a reserve, if a larger one did not
-            fit.
+        margin: with "binsearch", the fraction by which the found size is reduced, as a reserve.
         max_val: the largest size to try.
 
     Attributes:
@@ -125,7 +124,7 @@ class BatchSizeFinder(Callback):
             if run.loaders.made_training is not None:
                 rank_zero_info("The loader of this epoch was made before; the new size is that of the next loader.")
         elif (made := run.loaders.made_evaluation.get(stage)) is not None:
-            fresh = run.loaders.again(trainer.limits.batches, run.hooks.call_method, lambda: trainer.current_epoch)
+            fresh = run.loaders.again(trainer.limits.batches, run.hooks.call_on, lambda: trainer.current_epoch)
             made[:] = fresh.evaluation(stage)
 
 
@@ -160,7 +159,7 @@ class _Trials:
         if not fits:
             raise self._error or ConfigurationError("BatchSizeFinder has tried no size.")
         self.fits = fits
-        reserve = finder.margin if finder.mode == "binsearch" and too_large else 0
+        reserve = finder.margin if finder.mode == "binsearch" else 0
         return max(1, int(fits * (1 - reserve)))
 
     def _fits(self, size: int) -> bool:

@@ -84,7 +84,7 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
     second = own["_run_parts"] = dataclasses.replace(
         run, hooks=hooks, book=book, progress=progress, limits=trainer.limits, log=None, batches=None,
         transfer=bind_transfer(module, trainer.datamodule, strategy, book, trainer.engine.input_conversion()),
-        loaders=run.loaders.again(trainer.limits.batches, hooks.call_method, lambda: progress.current_epoch),
+        loaders=run.loaders.again(trainer.limits.batches, hooks.call_on, lambda: progress.current_epoch),
         window=type(run.window)(run.window.keeps_divisor), restart=None, restored=False,
         optimizers=RunOptimizers(), kept=KeptStates(), clock=ValidationClock(), stopping=Stopping(), stop=None,
         uneven=None, stale=False, splitter=None, graphs=None,

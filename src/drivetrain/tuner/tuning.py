@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+from drivetrain.base.seed import isolate_rng
 from drivetrain.errors import ConfigurationError, WrongTypeError, described
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.progress import Progress
@@ -109,6 +110,7 @@ class Tuner:
         self._run(finder, model, method, passed, dataloaders, datamodule)
         if (size := finder.optimal_batch_size) is not None:
             self._set(model, datamodule, batch_arg_name, size)
+            finder.show_loaders(self._trainer)
         return size
 
     def _run(
@@ -200,10 +202,28 @@ class _TunersSize(BatchSizeFinder):
     batches.
     """
 
+    _run: Any = None  # of the search, in this process
+
+    def show_loaders(self, trainer: Any) -> None:
+        """Let the Trainer show the loaders and the number of batches that the size found makes, until its next run."""
+        if (run := self._run) is None:
+            return
+        stage = run.progress.fn
+        call, limits = run.hooks.call_on, trainer.limits
+        run.loaders = run.loaders.again(limits.batches, call, lambda: trainer.current_epoch)
+        with isolate_rng():
+            if stage == "fit":
+                trainer.progress.expect_batches(run.loaders.count_training())
+            for each in ("validate",) if stage == "fit" else (stage,):
+                if limits.batches(each) and run.loaders.available(each):
+                    run.loaders.evaluation(each)
+        trainer._run_parts = run
+
     def scale_batch_size(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().scale_batch_size(trainer, pl_module)
         run: Any = trainer.current_run
-        run.hooks.observers.clear()  # no warning that nothing is trained: that is intended
+        self._run = run
+        run.hooks.observers.clear()  # nothing is trained, and that is meant
         for sources in run.loaders.made_evaluation.values():
             for source in sources:
                 source.num_batches = 0
