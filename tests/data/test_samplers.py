@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from drivetrain.data.samplers import RankBatches, samples_in, share, slice_of
+from drivetrain.data.samplers import RankBatches, _permutation, samples_in, share, slice_of
 from drivetrain.errors import ConfigurationError
 
 DATA = TensorDataset(torch.arange(10))
@@ -107,6 +108,59 @@ def test_a_rank_draws_the_order_of_rank_zero_and_keeps_its_own_random_state() ->
     torch.manual_seed(2)
     torch.empty((), dtype=torch.int64).random_()  # the base seed that every DataLoader draws
     assert torch.equal(after, torch.rand(1))
+
+
+@pytest.mark.parametrize("count", [1, 7, 100])
+def test_the_permutation_is_the_one_that_torchs_sampler_draws(count: int) -> None:
+    """And the process's random state is the same afterwards."""
+    found: list[Any] = []
+    for draw in (list, lambda sampler: _permutation(sampler).tolist()):  # type: ignore[union-attr]
+        torch.manual_seed(count)
+        found.append((draw(RandomSampler(range(count))), torch.get_rng_state().tolist()))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "options", [{"replacement": True}, {"num_samples": 5}, {"num_samples": 15}, {"generator": torch.Generator()}]
+)
+def test_a_sampler_with_options_draws_its_order_itself(options: dict[str, Any]) -> None:
+    sampler = RandomSampler(range(10), **options)
+    assert _permutation(sampler) is None
+    shares: list[Any] = [share(DataLoader(DATA, 2, sampler=sampler), rank, 2, alone) for rank in range(2)]
+
+    def seed() -> None:
+        torch.manual_seed(0)
+        if sampler.generator is not None:
+            sampler.generator.manual_seed(0)
+
+    seed()
+    drawn = list(sampler)
+    parts = []
+    for mine in shares:
+        seed()
+        parts.append(list(mine.batch_sampler))
+    assert [i for pair in zip(*parts, strict=True) for part in pair for i in part][: len(drawn)] == drawn
+
+
+def draws_per_batch(sampler_of: Any, world_size: int) -> float:
+    """How often the order is asked for an index, for each batch of one rank."""
+    data = TensorDataset(torch.arange(world_size * 8 * 10))
+    mine: Any = share(DataLoader(data, 8, sampler=sampler_of(data)), 1, world_size, alone)
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, _: calls.append(frame.f_code.co_filename) if event == "call" else None)
+    drawn = list(mine.batch_sampler)
+    sys.setprofile(None)
+    assert len(drawn) == 10
+    return sum(name == torch.utils.data.sampler.__file__ for name in calls) / 10
+
+
+def test_a_rank_of_1024_does_not_look_at_the_samples_of_the_others() -> None:
+    assert draws_per_batch(RandomSampler, 1024) <= 5
+
+
+def test_an_order_that_is_drawn_sample_by_sample_is_counted() -> None:
+    """The negative control."""
+    assert draws_per_batch(lambda data: RandomSampler(data, num_samples=len(data) - 1), 1024) > 8000
 
 
 def test_the_contract_is_abstract() -> None:

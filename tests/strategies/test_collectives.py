@@ -329,6 +329,42 @@ def test_objects_of_different_sizes_are_gathered_in_the_order_of_ranks(pool: Any
         assert own
 
 
+def loads(objects: Sequence[Any]) -> tuple[list[Any], int]:
+    """What rank 0 brings, as it comes back from rank 1, and how often torch.load was called for it."""
+    calls = []
+    load = torch.load
+    torch.load = lambda *args, **options: (calls.append(args), load(*args, **options))[1]  # type: ignore[assignment, func-returns-value]
+    try:
+        found = [collectives.gather_objects(obj)[1 - dist.get_rank()] for obj in objects]
+    finally:
+        torch.load = load
+    return found, len(calls)
+
+
+def test_objects_without_tensors_are_loaded_without_torch(pool: Any) -> None:
+    plain = [
+        None,
+        3,
+        "text",
+        {"a": [1, (2, 3)]},
+        torch.float32,
+        torch.device("cpu"),
+        torch.Size([1, 2]),
+        ValueError("x"),
+    ]
+    for found, calls in pool.run(loads, plain):
+        assert calls == 0
+        assert list(map(repr, found)) == list(map(repr, plain))
+
+
+def test_objects_with_tensors_are_loaded_by_torch(pool: Any) -> None:
+    tensors = [torch.ones(2), {"deep": [torch.nn.Parameter(torch.ones(1))]}, torch.ones(2).untyped_storage()]
+    for found, calls in pool.run(loads, tensors):
+        assert calls == len(tensors)
+        assert equal(found[0], tensors[0])
+        assert type(found[1]["deep"][0]) is torch.nn.Parameter
+
+
 # ---- decisions and waiting -------------------------------------------------------------------------------------------
 
 

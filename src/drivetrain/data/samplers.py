@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -171,9 +172,11 @@ class RankBatches(SamplerProxy, ABC):
     def __iter__(self) -> Iterator[list[Any]]:
         return (share.indices for share in self.shares())
 
-    def _order(self) -> Iterator[Any]:
-        """Return the order that rank 0 draws."""
-        if type(self._sampler) is SequentialSampler or isinstance(self._sampler, (list, tuple, range)):
+    def _order(self) -> Iterator[Any] | Tensor | range:
+        """Return the order that rank 0 draws; a range or a tensor of indices where a slice of it can be taken."""
+        if type(self._sampler) is SequentialSampler:
+            return range(len(self._sampler))
+        if isinstance(self._sampler, (list, tuple, range)):
             return iter(self._sampler)
         generators = [g for g in (getattr(self._sampler, "generator", None),) if isinstance(g, torch.Generator)]
         state, drawing = self._agree((rng_state(), generator_states(generators)))
@@ -191,7 +194,9 @@ class RankBatches(SamplerProxy, ABC):
             if not in_step:
                 set_rng_state(own)
 
-    def _drawn(self) -> Iterator[Any]:
+    def _drawn(self) -> Iterator[Any] | Tensor:
+        if (permutation := _permutation(self._sampler)) is not None:
+            return permutation
         order = without_restart(iter(self._sampler))
         if type(self._sampler) is RandomSampler:
             first = list(itertools.islice(order, 1))  # draws the seed; the rest comes from the sampler's own generator
@@ -245,13 +250,16 @@ class SlicedBatches(RankBatches):
         order = self._order()
         total = self._total()
         if self._pads:
-            order = _padded(order, total)
+            order = _padded(_iterated(order), total)
         last: list[Any] = []
+        batch: list[Any] | Tensor | range
         for number in range(len(self)):
-            batch = list(itertools.islice(order, self._size))
+            if isinstance(order, (Tensor, range)):  # the indices of the other ranks are not looked at
+                batch = order[number * self._size : (number + 1) * self._size]
+            else:
+                batch = list(itertools.islice(order, self._size))
             begin, end = slice_of(len(batch), self._rank, self._world_size)
-            mine = batch[begin:end]
-            last = mine or last or batch[:1]
+            last = _listed(batch[begin:end]) or last or _listed(batch[:1])
             yield Share(last, self.factor_of(number))
 
     def uneven_from(self) -> float:
@@ -282,7 +290,7 @@ class DealtBatches(RankBatches):
         return -(-len(self._sampler) // self._world_size)
 
     def shares(self) -> Iterator[Share]:
-        order = self._order()
+        order = _iterated(self._order())
         last: Any = None
         for number in range(len(self)):
             dealt = list(itertools.islice(order, self._world_size))
@@ -296,6 +304,28 @@ class DealtBatches(RankBatches):
     def factor_of(self, number: int) -> float:
         there = min(self._world_size, len(self._sampler) - number * self._world_size)
         return self._world_size / there if self._rank < there else 0.0
+
+
+def _permutation(sampler: Any) -> Tensor | None:
+    """Return what torch's own RandomSampler draws, in one tensor; ``None`` for other samplers, or with options.
+
+    The sampler itself makes a number of Python of each index, also of those of the other ranks.
+    """
+    if type(sampler) is not RandomSampler or sampler.generator is not None or sampler.replacement:
+        return None
+    if sampler.num_samples != len(sampler.data_source):
+        return None
+    generator = torch.Generator()
+    generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))  # as the sampler does
+    return torch.randperm(len(sampler.data_source), generator=generator)
+
+
+def _listed(indices: list[Any] | Tensor | range) -> list[Any]:
+    return indices.tolist() if isinstance(indices, Tensor) else list(indices)
+
+
+def _iterated(order: Iterator[Any] | Tensor | range) -> Iterator[Any]:
+    return iter(order.tolist() if isinstance(order, Tensor) else order)
 
 
 def slice_of(count: int, rank: int, world_size: int) -> tuple[int, int]:

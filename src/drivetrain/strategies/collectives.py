@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import builtins
 import functools
-import io
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.errors import ConfigurationError, UnknownNameError, described, did_you_mean, shown
+from drivetrain.strategies.packing import dumped, loaded, nearest
 from drivetrain.strategies.peers import CURES, Checks, Peers, by_rank, peers_of, some
 
 _OPERATIONS = {"avg": "mean", "prod": "product"}
@@ -106,18 +106,18 @@ def broadcast(obj: Any, src: int = 0, group: Any = None, *, device: torch.device
     elif src == peers.rank:
         plain = type(obj) is Tensor and _unsendable(obj) is None
         form = (obj.shape, obj.dtype, obj.requires_grad, obj.device.type) if plain else None
-        data, problem = _dumped((form, None if plain else obj))
+        data, problem = dumped((form, None if plain else obj))
     sizes = peers.agree(problem or f"src={src}", len(data), failed=problem is not None)
     packed = peers.send(_padded(data, sizes[peers.ranks.index(src)]), src)
     if src == peers.rank:
         if form is not None:
             peers.send(_bytes(obj.detach()), src)
         return obj
-    form, received = _loaded(packed, peers.device)
+    form, received = loaded(packed, peers.device)
     if form is None:
         return received
     shape, dtype, requires_grad, kind = form
-    values = torch.empty(shape, dtype=dtype, device=_nearest(kind, peers.device))
+    values = torch.empty(shape, dtype=dtype, device=nearest(kind, peers.device))
     return _unpacked(peers.send(_bytes(values), src), dtype, shape).requires_grad_(requires_grad)
 
 
@@ -444,42 +444,15 @@ def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
 
 
 def _gathered(obj: Any, peers: Peers) -> list[Any]:
-    data, problem = _dumped(obj)
+    data, problem = dumped(obj)
     sizes = peers.agree(problem or "", len(data), failed=problem is not None)
     rows = peers.gather(_padded(data, max(sizes)))
     each = zip(peers.ranks, rows, sizes, strict=True)
-    return [obj if rank == peers.rank else _loaded(row[:size], peers.device) for rank, row, size in each]
-
-
-def _dumped(obj: Any) -> tuple[bytes, str | None]:
-    """Return ``obj`` as bytes, or the reason why it cannot be pickled."""
-    buffer = io.BytesIO()
-    try:
-        torch.save(obj, buffer)
-    except Exception as error:  # a class's __reduce__ may raise anything
-        return b"", f"what cannot be pickled: {type(error).__name__}: {error}"
-    return buffer.getvalue(), None
+    return [obj if rank == peers.rank else loaded(row[:size], peers.device) for rank, row, size in each]
 
 
 def _padded(data: bytes, size: int) -> Tensor:
     return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
-
-
-def _loaded(data: Tensor, device: torch.device | None) -> Any:
-    """Return an object of another rank of this job; its tensors on an accelerator are moved to this rank's device."""
-
-    def here(storage: Any, location: str) -> Any:
-        nearest = _nearest(location.partition(":")[0], device)
-        return storage if nearest.type in ("cpu", "meta") else storage.to(device=nearest)
-
-    packed = bytearray(data.numel())
-    torch.frombuffer(packed, dtype=torch.uint8).copy_(data)  # without numpy, which is optional
-    return torch.load(io.BytesIO(packed), map_location=here, weights_only=False)
-
-
-def _nearest(kind: str, device: torch.device | None) -> torch.device:
-    """Return this rank's device of this ``kind``."""
-    return device if device is not None and device.type == kind else torch.device(kind)
 
 
 def differing_names(each: list[list[str]], ranks: Sequence[int]) -> str:

@@ -150,11 +150,10 @@ class Peers:
                 "rank has failed, or does something else meanwhile. Make this call on every rank of the group, outside "
                 "of conditions that differ between ranks."
             ) from error
-        rows = [_HEADER.unpack(bytes(row)) for row in received.tolist()]
         return [
             # the text may be cut inside a character
             Row(number, failed, digest, beginning.rstrip(b"\0").decode(errors="ignore"))
-            for number, failed, digest, beginning in rows
+            for number, failed, digest, beginning in _HEADER.iter_unpack(as_bytes(received))
         ]
 
     def check(self, rows: list[Row]) -> None:
@@ -222,6 +221,13 @@ def peers_of(call: str, group: Any, device: torch.device | None, checks: Checks 
         )
     ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
     return Peers(call, group, ranks, rank, device, checks) if len(ranks) > 1 else None
+
+
+def as_bytes(data: Tensor) -> bytearray:
+    """Return what a tensor of bytes holds; numpy, which ``data.numpy().tobytes()`` would need, is optional."""
+    packed = bytearray(data.numel())
+    torch.frombuffer(packed, dtype=torch.uint8).copy_(data.flatten())
+    return packed
 
 
 def _shown(text: str) -> str:
