@@ -29,8 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.errors import ConfigurationError, UnknownNameError, described, did_you_mean, shown
-from drivetrain.strategies.packing import dumped, loaded, nearest
-from drivetrain.strategies.peers import CURES, Checks, Peers, by_rank, peers_of, some
+from drivetrain.strategies.peers import CURES, Checks, Peers, by_rank, dumped, loaded, nearest, peers_of, some
 
 _OPERATIONS = {"avg": "mean", "prod": "product"}
 _BITWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
