@@ -106,6 +106,7 @@ bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other librarie
 	@$(BENCH_VENV)/bin/python benchmarks/ddp_cost.py --json $(BENCH_RESULTS)/ddp_cost.json
 	@$(BENCH_VENV)/bin/python benchmarks/parallel_cost.py --json $(BENCH_RESULTS)/parallel_cost.json
 	@$(BENCH_VENV)/bin/python benchmarks/collectives_cost.py --json $(BENCH_RESULTS)/collectives_cost.json
+	@$(BENCH_VENV)/bin/python benchmarks/growth.py --svg $(BENCH_RESULTS)/growth.svg --json $(BENCH_RESULTS)/growth.json
 	@$(BENCH_VENV)/bin/python benchmarks/start_up.py --json $(BENCH_RESULTS)/start_up.json
 
 clean: ## remove the environments and everything that the targets wrote
