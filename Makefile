@@ -77,6 +77,7 @@ test-extras: $(EXTRAS_STAMP) ## run the tests of parts that need packages of the
 
 test-xla: $(XLA_STAMP) ## run the tests on torch_xla's devices on the processor, in an environment of its own
 	@if $(XLA_VENV)/bin/python tests/xla/install.py --is-installed; then \
+		$(XLA_VENV)/bin/python -m pytest tests/loops/test_direct.py tests/budget/test_step_calls.py $(PYTEST_ARGS) && \
 		$(XLA_ENVIRON) $(XLA_VENV)/bin/python -m pytest tests/xla $(PYTEST_ARGS) && \
 		$(XLA_ENVIRON) CPU_NUM_DEVICES=4 $(XLA_VENV)/bin/python -m pytest tests/xla/spmd $(PYTEST_ARGS); \
 	fi

@@ -1,4 +1,8 @@
-"""What a training step may cost in calls, beyond the hand-written loop. Counted, so exact; times are benchmarks."""
+"""What a training step may cost in calls, beside the hand-written loop. Counted, so exact; times are benchmarks.
+
+A step that calls torch's functions directly makes fewer calls than the hand-written loop; one that makes the public
+calls makes as many and what the Trainer adds. Both are counted.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import pytest
 
 from drivetrain import Callback
 from drivetrain.loggers import CSVLogger
+from drivetrain.loops.direct import SWITCH
 from drivetrain.profilers import PassThroughProfiler
 
 
@@ -21,14 +26,32 @@ def bare(budget: Any) -> Any:
     return budget.trained()
 
 
-def test_a_step_adds_at_most_15_percent_python_calls(by_hand: Any, bare: Any) -> None:
-    assert bare.python <= 1.15 * by_hand.python
+@pytest.fixture(scope="module")
+def public(budget: Any) -> Any:
+    """A step that makes the public calls."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SWITCH, "0")
+        return budget.trained()
+
+
+def test_a_step_makes_at_most_70_python_calls(bare: Any) -> None:
+    """The hand-written loop makes 94 with torch 2.13, and from 86 to 138 with those from 2.9 to 2.14."""
+    # the forward pass alone makes 18, the functions behind the optimizer's step 15: fewer calls mean a bad count
+    assert 40 <= bare.python <= 70
+
+
+def test_a_step_makes_fewer_calls_of_any_kind_than_the_hand_written_loop(by_hand: Any, bare: Any) -> None:
+    assert bare.all < by_hand.all
+
+
+def test_public_calls_add_at_most_15_percent_python_calls(by_hand: Any, public: Any) -> None:
+    assert public.python <= 1.15 * by_hand.python
     # the hand-written loop is a floor: the Trainer runs the same model and optimizer, so fewer calls mean a bad count
-    assert bare.python >= by_hand.python
+    assert public.python >= by_hand.python
 
 
-def test_a_step_adds_at_most_25_percent_calls_of_any_kind(by_hand: Any, bare: Any) -> None:
-    assert bare.all <= 1.25 * by_hand.all
+def test_public_calls_add_at_most_25_percent_calls_of_any_kind(by_hand: Any, public: Any) -> None:
+    assert public.all <= 1.25 * by_hand.all
 
 
 def test_ten_callbacks_that_override_nothing_add_no_call(budget: Any, bare: Any) -> None:
@@ -71,13 +94,13 @@ def test_log_dict_of_10_adds_at_most_40_python_calls(budget: Any, bare: Any) -> 
     assert bare.python < logged.python <= bare.python + 40
 
 
-def test_the_default_trainer_adds_at_most_15_percent_python_calls(budget: Any, by_hand: Any, tmp_path: Any) -> None:
+def test_the_default_trainer_adds_at_most_5_python_calls(budget: Any, bare: Any, tmp_path: Any) -> None:
     """Logger, checkpoint, summary and progress bar are attached and cost a step nothing."""
     attached = budget.trained(
         logger=True, enable_checkpointing=True, enable_progress_bar=True, enable_model_summary=True,
         default_root_dir=tmp_path,
     )  # fmt: skip
-    assert attached.python <= 1.15 * by_hand.python
+    assert abs(attached.python - bare.python) <= 5
 
 
 def test_clipping_and_a_log_add_at_most_7_own_calls(budget: Any, bare: Any) -> None:

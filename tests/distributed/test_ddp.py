@@ -18,6 +18,7 @@ from drivetrain import LightningModule, Trainer, WeightedLoss, parity
 from drivetrain.data import CombinedLoader
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import DummyLogger
+from drivetrain.loops import direct
 from drivetrain.parity import Parity
 from drivetrain.strategies import DDPStrategy
 from drivetrain.trainer import votes
@@ -579,3 +580,27 @@ def test_ranks_search_along_the_loss_of_all(pool: Any, weighted: bool) -> None:
     for rank in pool.run(searched, 6, weighted, group=False):
         for name, value in rank.items():
             torch.testing.assert_close(value, alone[name], rtol=1e-7, atol=1e-7)
+
+
+def fit_both_ways(accumulate: int, comm_hook: bool) -> list[tuple[str, Any]]:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    ways = []
+    for switch in ("0", "1"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(direct.SWITCH, switch)
+            module, strategy = Regression(), DDPStrategy(ddp_comm_hook=allreduce_hook if comm_hook else None)
+            own = trainer(devices=2, strategy=strategy, max_epochs=2, accumulate_grad_batches=accumulate)
+            own.fit(module, DataLoader(data(44), 4))
+            choice = next(each.choice for each in own.plan.decisions if each.what == "step")
+            ways.append((choice, [each.detach() for each in module.parameters()]))
+    return ways
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize(("comm_hook", "choice"), [(False, "direct calls"), (True, "public calls")])
+def test_direct_calls_under_ddp_are_equal_bit_for_bit(pool: Any, accumulate: int, comm_hook: bool, choice: str) -> None:
+    for ways in pool.run(fit_both_ways, accumulate, comm_hook):
+        (public, expected), (chosen, found) = ways
+        assert (public, chosen) == ("public calls", choice)
+        assert all(map(torch.equal, found, expected))

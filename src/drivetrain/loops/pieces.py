@@ -53,25 +53,25 @@ def training_step_arguments(module: Any, batch: Any, batch_idx: int) -> tuple[An
     return (batch, batch_idx) if positional_arity(module.training_step) > 1 else (batch,)
 
 
-def bind_backward(run: Run, optimizer: Optimizer | None = None) -> Backward:
-    """Return the strategy's backward pass, for the final loss."""
-    return measured(run, "backward", _bind_backward(run, optimizer))
+def bind_backward(run: Run, optimizer: Optimizer | None = None, direct: Backward = Tensor.backward) -> Backward:
+    """Return the strategy's backward pass, for the final loss. ``direct``: called where nothing overrides it."""
+    return measured(run, "backward", _bind_backward(run, optimizer, direct))
 
 
-def _bind_backward(run: Run, optimizer: Optimizer | None) -> Backward:
-    strategy, differentiate = run.engine.strategy, _bind_differentiate(run)
+def _bind_backward(run: Run, optimizer: Optimizer | None, direct: Backward) -> Backward:
+    strategy, differentiate = run.engine.strategy, _bind_differentiate(run, direct)
     strategy.driver.differentiate = differentiate
     return familiar.bind_backward(strategy, differentiate, optimizer)
 
 
-def _bind_differentiate(run: Run) -> Backward:
+def _bind_differentiate(run: Run, direct: Backward) -> Backward:
     """Return a function that scales, calls the backward hooks and the module's ``backward``."""
     precision = run.engine.precision
     scale = precision.scale if precision.scales_loss else None
     before_backward = run.hooks.bind("on_before_backward")
     after_backward = run.hooks.bind("on_after_backward")
     backward: Backward = run.hooks.bind_method("backward") or (
-        precision.backward if overrides(precision, "backward", Precision) else Tensor.backward
+        precision.backward if overrides(precision, "backward", Precision) else direct
     )
 
     def differentiate(loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -87,11 +87,14 @@ def _bind_differentiate(run: Run) -> Backward:
     return backward if bare else differentiate
 
 
-def bind_zero_grad(run: Run, optimizer: Optimizer) -> Callable[[], None]:
-    """Return the function that starts a window: call the hook, then clear the gradients."""
+def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None = None) -> Callable[[], None]:
+    """Return the function that starts a window: call the hook, then clear the gradients.
+
+    ``direct``: clears them, where nothing overrides it.
+    """
     progress, hooks, strategy = run.progress, run.hooks, run.engine.strategy
     before, own = hooks.bind("on_before_zero_grad"), hooks.bind_method("optimizer_zero_grad")
-    clear = familiar.bind_zero_grad(strategy, optimizer)
+    clear = direct or familiar.bind_zero_grad(strategy, optimizer)
     if own is not None and not strategy.facts.earlier.zero_grad:
         clear = lambda: own(progress.current_epoch, progress.batch_idx, optimizer)  # noqa: E731
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,9 @@ from drivetrain.module.losses import cannot_be_differentiated, check_manual_outp
 from drivetrain.module.optimizers import LightningOptimizer, parameters_of
 from drivetrain.strategies.step import Step as StepVerbs
 from drivetrain.strategies.step import steps_itself
+
+if TYPE_CHECKING:
+    from drivetrain.loops.direct import Calls
 
 # Integers, because in Python 3.10 and 3.11 looking up the member of an enumeration is a call.
 _FORWARD, _BACKWARD, _OPTIMIZER_STEP = int(Phase.FORWARD), int(Phase.BACKWARD), int(Phase.OPTIMIZER_STEP)
@@ -92,10 +95,11 @@ def make_step(run: Run) -> BoundStep:
         )
     window = run.window  # the run's window, which is kept when the step is rebound inside it
     optimizer = optimizers[0] if optimizers else None
-    forward_backward = _make_forward_backward(run, optimizer, window)
+    calls = None if optimizer is None else _bind_direct(run, optimizer)
+    forward_backward = _make_forward_backward(run, optimizer, window, calls)
     before_step = bind_before_step(run, optimizer, window)
     if optimizer is None:
-        return BoundStep(forward_backward, _optimizer_step(run, window, before_step, None))
+        return BoundStep(forward_backward, _optimizer_step(run, window, before_step, None, None))
     needs_closure = requires_closure(optimizer)
     if needs_closure:
         _check_closure(run, type(optimizer).__name__)
@@ -105,10 +109,16 @@ def make_step(run: Run) -> BoundStep:
         handle, clear = run.optimizers.handles[0], optimizer.zero_grad
         handle.bind(_not_by_hand, _keeping_window(run, clear) if run.limits.accumulate > 1 else clear)
         run.optimizers.unbinders.append(lambda: handle.bind(None, clear))
-        bound = BoundStep(forward_backward, _optimizer_step(run, window, before_step, optimizer))
+        bound = BoundStep(forward_backward, _optimizer_step(run, window, before_step, optimizer, calls))
     if run.settings.split_on_oom:
         return _splitting(run, optimizer, before_step)
     return _strategy_accumulates(run, bound) if strategy.facts.handles_gradient_accumulation else bound
+
+
+def _bind_direct(run: Run, optimizer: Optimizer) -> Calls | None:
+    from drivetrain.loops import direct
+
+    return direct.bind(run, optimizer)
 
 
 def _splitting(run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> BoundStep:
@@ -169,12 +179,17 @@ def _check_closure(run: Run, optimizer: str) -> None:
 
 
 def _optimizer_step(
-    run: Run, window: Window, before_step: Callable[[], None] | None, optimizer: Optimizer | None
+    run: Run,
+    window: Window,
+    before_step: Callable[[], None] | None,
+    optimizer: Optimizer | None,
+    calls: Calls | None,
 ) -> Callable[[], None]:
     """Return what the flat step does after a window's last batch."""
     progress = run.progress
     precision = run.engine.precision
     scaled_step = precision.optimizer_step if precision.scales_loss else None
+    direct_step = None if calls is None else calls.step
     slot = progress.slot
 
     def finish_window() -> None:
@@ -184,7 +199,9 @@ def _optimizer_step(
             slot[0] = _OPTIMIZER_STEP
             if before_step is not None:
                 before_step()
-            if scaled_step is None:
+            if direct_step is not None:
+                direct_step()
+            elif scaled_step is None:
                 optimizer.step()
             else:
                 scaled_step(optimizer)
@@ -409,10 +426,12 @@ def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
 # ---- shared parts ----------------------------------------------------------------------------------------------------
 
 
-def _make_forward_backward(run: Run, optimizer: Optimizer | None, window: Window) -> ForwardBackward:
+def _make_forward_backward(
+    run: Run, optimizer: Optimizer | None, window: Window, calls: Calls | None
+) -> ForwardBackward:
     training_step, context = bind_training_step(run)
-    zero_grad = None if optimizer is None else bind_zero_grad(run, optimizer)
-    backward = bind_backward(run, optimizer)
+    zero_grad = None if optimizer is None else bind_zero_grad(run, optimizer, calls and calls.zero_grad)
+    backward = bind_backward(run, optimizer) if calls is None else bind_backward(run, optimizer, calls.backward)
     shared, slot = window.gather is not None, run.progress.slot
     accumulates = run.limits.accumulate > 1 or window.batches_done > 0
     # if the strategy can, ranks exchange gradients only on the window's last batch

@@ -6,6 +6,7 @@ import functools
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,9 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     )  # fmt: skip
     if not job.checked:
         attach.check_loaders(model, loaders, fn, validates=trainer.limits.val_batches != 0)
+    if fn is TrainerFn.FITTING:  # what an earlier fit has decided when it bound its step
+        decisions = tuple(each for each in trainer.plan.decisions if each.what != "step")
+        trainer.engine.plan = replace(trainer.plan, decisions=decisions)
     if fn is TrainerFn.FITTING and not job.checked and (plan := str(trainer.plan)) not in _PLANS_SHOWN:
         _PLANS_SHOWN.add(plan)
         rank_zero_info(plan)

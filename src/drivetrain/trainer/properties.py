@@ -40,7 +40,6 @@ class TrainerView(LimitsView, RankFacts):
     """The Trainer's properties. It decides nothing; a part that is set takes effect at the next batch."""
 
     settings: Settings
-    plan: Plan
     progress: Progress
     engine: Engine
     logbook: Logbook
@@ -74,6 +73,11 @@ class TrainerView(LimitsView, RankFacts):
         """The hook table of the current run."""
         assert self._hooks is not None  # a run has begun
         return self._hooks
+
+    @property
+    def plan(self) -> Plan:
+        """What was decided for this Trainer, with the reasons: ``print(trainer.plan)``."""
+        return self.engine.plan
 
     @property
     def strategy(self) -> Strategy:

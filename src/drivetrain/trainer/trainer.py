@@ -41,7 +41,7 @@ from drivetrain.loops.run import Limits
 from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig, normalise
-from drivetrain.plan import Plan, resolve
+from drivetrain.plan import resolve
 from drivetrain.precision.precision import Precision
 from drivetrain.settings import PrecisionName, Settings, StrategyName, complete, documents_arguments
 from drivetrain.strategies.layer_sync import LayerSync
@@ -169,19 +169,19 @@ class Trainer(TrainerView):
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = Settings(**_without_configs(arguments))
-        self.plan: Plan = resolve(self.settings)
-        strategy_class = self.plan.strategy.cls if isinstance(self.plan.strategy, Entry) else type(self.plan.strategy)
+        plan = resolve(self.settings)
+        strategy_class = plan.strategy.cls if isinstance(plan.strategy, Entry) else type(plan.strategy)
         if strategy_class.facts.engine_verbs is not None:
             strategy_class.facts.engine_verbs.refuse_trainer(strategy_class)
         self.limits = Limits.of(self.settings)
         self.progress = Progress()
         self.default_root_dir = spelled(self.settings.default_root_dir or Path.cwd())
         # Checked before the engine is built, because the engine changes the caller's strategy.
-        self._callbacks: list[Callback] = attach.callbacks_of(self.settings, self.plan.environment)
-        self._loggers: list[Logger] = attach.loggers_of(self.settings, self.plan, self.default_root_dir)
+        self._callbacks: list[Callback] = attach.callbacks_of(self.settings, plan.environment)
+        self._loggers: list[Logger] = attach.loggers_of(self.settings, plan, self.default_root_dir)
         self._failed_loggers: list[Logger] = []
         self._profiler: Any = attach.profiler_of(self.settings)
-        self.engine = Engine(plan=self.plan, check_collectives=self.settings.check_collectives)
+        self.engine = Engine(plan=plan, check_collectives=self.settings.check_collectives)
         self.engine.stall_timeout_s = None  # each run is watched from its beginning to its end
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)

@@ -1,0 +1,391 @@
+"""Torch's ``zero_grad``, ``backward`` and ``step``, called without the layers around them.
+
+[Note: what is left out]
+A public call does more than its work. ``zero_grad`` and ``step`` open a range for a profiler, ``step`` looks for
+hooks, ``backward`` checks its arguments. :func:`bind` returns functions that do the work alone: they clear the
+gradients of the optimizer's parameters, call the engine as ``torch.autograd`` calls it, and run the method ``step`` of
+the optimizer's class under ``no_grad``, without its decorators. Tensors are equal bit for bit.
+
+Nothing of a program may notice it. What cannot change while a step is bound, :func:`_reason` checks once. What can
+change at any time, each function checks in every call: then it makes the public call. A toy is trained both ways before
+the first step with a class of optimizers. Where torch has no such name, or the toy differs, all calls are public.
+
+``DRIVETRAIN_DIRECT_STEP=0`` in the environment makes all calls public.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer, lr_scheduler
+
+from drivetrain.base.introspect import overrides
+from drivetrain.base.rank_zero import log, rank_zero_info
+from drivetrain.loops.run import Run
+from drivetrain.plan import Decision
+from drivetrain.precision.precision import Precision
+from drivetrain.strategies import familiar
+from drivetrain.strategies.step import Step as StepVerbs
+from drivetrain.strategies.step import steps_itself
+
+SWITCH = "DRIVETRAIN_DIRECT_STEP"
+"""The environment variable that turns direct calls off, with the value 0."""
+
+_HOOKS = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping", "clip_gradients")
+_CLIPPING_OF_PRECISIONS = ("clip_gradients", "clip_grad_by_norm", "clip_grad_by_value")
+_CLIPPING_OF_STRATEGIES = {
+    "clip_gradients": StepVerbs, "clip_gradients_norm": familiar.Familiar, "clip_gradients_value": familiar.Familiar,
+}  # fmt: skip
+_CLASSES = (
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Adagrad",
+    "Adadelta",
+    "RMSprop",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "ASGD",
+    "Rprop",
+    "Adafactor",
+    "SparseAdam",
+    "Muon",
+)
+_KINDS = frozenset(getattr(torch.optim, name) for name in _CLASSES if hasattr(torch.optim, name))
+_EQUAL: dict[type[Optimizer], bool] = {}  # class of optimizers -> whether a toy is trained alike; of this process
+
+
+class Calls(NamedTuple):
+    """What a step calls: to clear gradients, to differentiate a loss, to step the optimizer."""
+
+    zero_grad: Callable[[], None]
+    backward: Callable[..., Any]
+    step: Callable[[], None]
+
+
+def bind(run: Run, optimizer: Optimizer) -> Calls | None:
+    """Return the direct calls of a step; ``None``: something could notice them, and the public calls must be made.
+
+    The plan of the run shows which, with the reason. A line at level DEBUG says it when it is decided.
+    """
+    reason = _reason(run, optimizer)
+    choice = "public calls" if reason else "direct calls"
+    why = reason or f"nothing overrides or watches them, and a toy trained with {_name(optimizer)} both ways was equal"
+    decision, plan = Decision("step", choice, why), run.engine.plan
+    if decision not in plan.decisions:
+        others = (each for each in plan.decisions if each.what != decision.what)
+        run.engine.plan = dataclasses.replace(plan, decisions=(*others, decision))
+        log.debug("A step makes %s of zero_grad, backward and step, because %s", choice, why)
+    return None if reason else _direct(optimizer, _comm_hooks(run.engine.strategy.model))
+
+
+# ---- when: checked once ----------------------------------------------------------------------------------------------
+
+
+def _reason(run: Run, optimizer: Optimizer) -> str:
+    """Return why the calls must be public; empty: they may be direct."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH} is 0"
+    if (missing := _names().missing) is not None:
+        return f"torch {torch.__version__} has not the private name that they need: {missing}"
+    return _overridden(run) or _of_model(run) or _of_optimizer(optimizer) or _of_toy(type(optimizer))
+
+
+def _overridden(run: Run) -> str:
+    """Return which part of a step is not torch's alone."""
+    strategy, precision = run.engine.strategy, run.engine.precision
+    for hook in _HOOKS:
+        if owner := run.hooks.overridden(hook):
+            return f"{owner} overrides {hook}"
+    if precision.scales_loss:
+        return f"precision {precision.name} scales the loss"
+    if steps_itself(strategy):
+        return f"{_name(strategy)} or {_name(precision)} overrides optimizer_step"
+    if not familiar.differentiates_plainly(strategy):
+        return f"{_name(strategy)} or {_name(precision)} overrides backward"
+    if overrides(strategy, "zero_grad", familiar.Familiar):
+        return f"{_name(strategy)} overrides zero_grad"
+    if any(overrides(precision, name, Precision) for name in _CLIPPING_OF_PRECISIONS):
+        return f"{_name(precision)} clips gradients"
+    if any(overrides(strategy, name, base) for name, base in _CLIPPING_OF_STRATEGIES.items()):
+        return f"{_name(strategy)} clips gradients"
+    return "split_on_oom may run a batch in parts" if run.settings.split_on_oom else ""
+
+
+def _of_model(run: Run) -> str:
+    """Return what is around the model, if gradients are exchanged in another way than DistributedDataParallel's."""
+    model = run.engine.strategy.model
+    if type(model) is DistributedDataParallel:
+        return "a communication hook exchanges the gradients" if _comm_hooks(model) else ""
+    if model is not run.module or run.engine.strategy.facts.is_distributed:
+        return f"{_name(run.engine.strategy)} changes how gradients are computed"
+    return ""
+
+
+def _of_optimizer(optimizer: Optimizer) -> str:
+    """Return what of the optimizer is not torch's own."""
+    kind = type(optimizer)
+    if kind not in _KINDS:
+        return f"{kind.__name__} is not one of torch's optimizers that step without a closure"
+    if optimizer.defaults.get("differentiable"):
+        return "the optimizer is differentiable"
+    if _undecorated_step(kind) is None or not _is_schedulers(vars(optimizer).get("step"), optimizer):
+        return f"{kind.__name__}.step was replaced"
+    if kind.zero_grad is not _ZERO_GRAD or "zero_grad" in vars(optimizer):
+        return f"{kind.__name__}.zero_grad was replaced"
+    return ""
+
+
+def _of_toy(kind: type[Optimizer]) -> str:
+    """Return why it is not known that both ways are equal; a toy is trained once for each class of optimizers."""
+    if kind not in _EQUAL:
+        names = _names()
+        if names.is_watched() or names.before_steps or names.after_steps:
+            return "a profiler, a mode or a hook on all optimizers is active, which would see a toy that is trained"
+        _EQUAL[kind] = _trains_alike(kind)
+        if not _EQUAL[kind]:
+            rank_zero_info(
+                f"torch {torch.__version__} trains a toy with {kind.__name__} to other numbers when its functions are "
+                "called directly. Steps make the public calls, which take longer."
+            )
+    return "" if _EQUAL[kind] else f"a toy trained with {kind.__name__} is not equal"
+
+
+def _name(part: object) -> str:
+    return type(part).__name__
+
+
+def _comm_hooks(model: nn.Module | None) -> list[Any]:
+    """Return the list to which DistributedDataParallel adds its communication hooks."""
+    hooks: list[Any] = model._comm_hooks if type(model) is DistributedDataParallel else []
+    return hooks
+
+
+def _is_schedulers(step: Any, optimizer: Optimizer) -> bool:
+    """Whether ``step``, an attribute of the optimizer, is what a scheduler of torch's puts there, or not there."""
+    if step is None:
+        return True
+    cells = [cell.cell_contents for cell in getattr(step, "__closure__", None) or ()]
+    return (
+        hasattr(step, "_wrapped_by_lr_sched")
+        and step.__globals__ is vars(lr_scheduler)
+        and step.__wrapped__ is type(optimizer).step
+        and any(isinstance(cell, weakref.ref) and cell() is optimizer for cell in cells)
+    )
+
+
+def _undecorated_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | None:
+    """Return ``step`` of a class of torch's without its decorators; ``None`` where it is not what torch defines."""
+    step: Any = kind.step
+    while getattr(step, "__code__", None) in _names().decorators:
+        cells = (cell.cell_contents for cell in step.__closure__)
+        contexts = [each for cell in cells if (each := getattr(cell, "__self__", None)) is not None]
+        if any(type(each) is not torch.no_grad for each in contexts):
+            return None
+        step = step.__wrapped__
+    home = sys.modules.get(str(getattr(step, "__module__", None)))
+    is_torchs = home is not None and home.__name__.startswith("torch.optim.")
+    is_plain = not hasattr(step, "__wrapped__") and getattr(step, "__globals__", None) is getattr(home, "__dict__", ())
+    return step if is_torchs and is_plain else None
+
+
+# ---- how -------------------------------------------------------------------------------------------------------------
+
+
+def _direct(optimizer: Optimizer, comm_hooks: list[Any]) -> Calls:
+    """Return the direct calls. Each makes the public call where something now is as it was not when they were bound."""
+    names = _names()
+    is_watched, before_steps, after_steps, ones = names.is_watched, names.before_steps, names.after_steps, names.ones
+    roots, kind = names.multiplying, type(optimizer)
+    decorated, plain_step = kind.step, _undecorated_step(kind)
+    assert plain_step is not None
+    schedulers = vars(optimizer).get("step")
+    may_differentiate = "differentiable" in optimizer.defaults
+    engine: Any = torch.autograd  # which has the engine's call under a private name
+    is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
+
+    def zero_grad() -> None:
+        if is_watched() or type(optimizer).zero_grad is not _ZERO_GRAD or "zero_grad" in optimizer.__dict__:
+            optimizer.zero_grad()
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if type(parameter) is nn.Parameter or parameter.grad is not None:
+                    parameter.grad = None
+
+    def backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        if (
+            type(loss) is not Tensor
+            or loss.ndim > 0
+            or loss.dtype not in ones
+            or loss.layout is not torch.strided
+            or (node := loss.grad_fn) is None
+            or is_watched()
+            or comm_hooks
+            or engine.backward is not _AUTOGRAD_BACKWARD
+            or Tensor.backward is not _BACKWARD
+            or args
+            or kwargs
+        ):
+            Tensor.backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+            return
+        one = ones[loss.dtype]
+        if type(node) not in roots or not loss.is_cpu or one._version or loss._backward_hooks is not None:
+            one = torch.ones_like(loss, memory_format=torch.preserve_format)
+        engine._engine_run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+    def step() -> None:
+        own = optimizer.__dict__
+        if (
+            is_watched()
+            or type(optimizer) is not kind
+            or kind.step is not decorated
+            or (own["step"] if "step" in own else None) is not schedulers  # noqa: SIM401  # without a call
+            or own["_optimizer_step_pre_hooks"]
+            or own["_optimizer_step_post_hooks"]
+            or before_steps
+            or after_steps
+            or (may_differentiate and own["defaults"]["differentiable"])
+        ):
+            optimizer.step()
+            return
+        if schedulers is not None:
+            own["_opt_called"] = True  # what a scheduler looks at
+        enabled = is_grad_enabled()
+        set_grad_enabled(False)
+        try:
+            plain_step(optimizer)
+        finally:
+            set_grad_enabled(enabled)
+
+    return Calls(zero_grad, backward, step)
+
+
+# ---- a toy, trained both ways ----------------------------------------------------------------------------------------
+
+
+def _trains_alike(kind: type[Optimizer]) -> bool:
+    """Whether a toy of two parameters gets the same parameters, gradients and optimizer state both ways, bit for bit.
+
+    It draws no random number.
+    """
+    try:
+        with torch.enable_grad():
+            _names().multiplying.update(_multiplying_nodes())
+            public, direct = _train_toy(kind, is_direct=False), _train_toy(kind, is_direct=True)
+    except Exception:  # a private function has other arguments in this torch
+        return False
+    return len(public) == len(direct) and all(map(torch.equal, public, direct))
+
+
+def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
+    values = torch.arange(1.0, 7.0, dtype=torch.float32)
+    first, second = nn.Parameter(values.reshape(3, 2) / 4), nn.Parameter(values.reshape(2, 3) / -3)
+    make: Any = kind  # with the defaults of the class
+    optimizer = make([first, second])
+    calls = _direct(optimizer, []) if is_direct else Calls(optimizer.zero_grad, Tensor.backward, optimizer.step)
+    sparse, rows = issubclass(kind, torch.optim.SparseAdam), torch.tensor([1, 0, 1])
+    found: list[Tensor] = []
+    for number in range(4):
+        if sparse:
+            losses = F.embedding(rows, first, sparse=True) @ F.embedding(rows, second, sparse=True).T[:2] - 1
+        else:
+            losses = first @ second - 1
+        loss = losses.square().sum() if number % 2 else losses.square().mean()
+        calls.zero_grad()
+        calls.backward(loss)
+        found += [each.grad.to_dense().clone() for each in (first, second) if each.grad is not None]
+        calls.step()
+        found += [first.detach().clone(), second.detach().clone()]
+    states = [optimizer.state[each] for each in (first, second)]
+    return found + [each for state in states for _, each in sorted(state.items()) if isinstance(each, Tensor)]
+
+
+def _multiplying_nodes() -> set[type]:
+    """Return the nodes whose backward pass multiplies the gradient that it gets, into new memory.
+
+    Other nodes may pass it on, as a sum does: a gradient would share memory with what is kept for the next batch.
+    """
+    x = torch.full((1, 2), 0.5, dtype=torch.float32, requires_grad=True)
+    y = torch.zeros(1, 2, dtype=torch.float32)
+    losses = [
+        F.mse_loss(x, y), F.smooth_l1_loss(x, y), F.huber_loss(x, y), F.binary_cross_entropy(x, y), x.mean(),
+        F.cross_entropy(x, torch.tensor([0])), x[0, 0] * 2, x[0, 0] / 2,
+    ]  # fmt: skip
+    return {type(loss.grad_fn) for loss in losses}
+
+
+# ---- names of torch's ------------------------------------------------------------------------------------------------
+
+
+class _Names(NamedTuple):
+    """What is needed of torch beside its public names.
+
+    Attributes:
+        is_watched: returns whether something is active now that sees the calls, or the tensors that they make.
+        before_steps, after_steps: the hooks on the steps of all optimizers.
+        decorators: the code of the functions that torch puts around ``step``.
+        ones: the gradient of a loss on the host with respect to itself, for each dtype; a new one is made where a hook
+            may change it, or has.
+        multiplying: see :func:`_multiplying_nodes`; filled before the first step.
+        missing: the first name that the torch that is installed does not have; ``None``: it has all of them.
+    """
+
+    is_watched: Callable[[], bool] = lambda: True
+    before_steps: Mapping[int, Any] = {}
+    after_steps: Mapping[int, Any] = {}
+    decorators: frozenset[Any] = frozenset()
+    ones: Mapping[torch.dtype, Tensor] = {}
+    multiplying: set[type] = set()  # noqa: RUF012  # nothing is added where a name is missing
+    missing: str | None = None
+
+
+@functools.cache
+def _names() -> _Names:
+    """Look them up, once in a process."""
+    try:
+        import torch._dynamo.compiled_autograd as compiled
+
+        autograd: Any = torch.autograd
+        optim = sys.modules[Optimizer.__module__]
+        dispatch_modes, function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
+        is_transforming, is_profiling = torch._C._are_functorch_transforms_active, autograd._profiler_enabled
+        is_anomaly_enabled, saved = torch.is_anomaly_enabled, torch._C._autograd._top_saved_tensors_default_hooks
+        before_steps, after_steps = optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks
+        bare = lambda self: None  # noqa: E731
+        decorated = (
+            Optimizer.profile_hook_step(bare), optim._use_grad_for_differentiable(bare), torch.no_grad()(bare),
+        )  # fmt: skip
+        compiled.compiled_autograd_enabled, autograd._engine_run_backward, torch._C._set_grad_enabled  # noqa: B018
+    except (ImportError, AttributeError) as error:
+        return _Names(missing=str(error))
+
+    def is_watched() -> bool:
+        return bool(
+            dispatch_modes()
+            or function_modes()
+            or is_transforming()
+            or is_profiling()
+            or is_anomaly_enabled()
+            or saved(True) is not None
+            or compiled.compiled_autograd_enabled
+        )
+
+    decorators = frozenset(each.__code__ for each in decorated)
+    ones = {each: torch.ones((), dtype=each) for each in _FLOATS}
+    return _Names(is_watched, before_steps, after_steps, decorators, ones, set())
+
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_ZERO_GRAD, _BACKWARD, _AUTOGRAD_BACKWARD = Optimizer.zero_grad, Tensor.backward, torch.autograd.backward
