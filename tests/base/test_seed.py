@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from drivetrain.base.seed import (
     Generators,
     isolate_rng,
+    kept_rng_state,
     rng_state,
     seed_everything,
     set_rng_state,
@@ -204,3 +205,36 @@ def test_t47_in_real_workers() -> None:
     first = epoch(1)
     assert epoch(1) == first
     assert len({value for batch in (*first, *epoch(2)) for value in batch}) == 8
+
+
+def test_a_kept_state_is_the_present_one_whatever_was_drawn() -> None:
+    draws: list[Any] = [
+        lambda: None, np.random.rand, np.random.randn, lambda: np.random.randn(3), lambda: np.random.seed(1),
+        random.random, lambda: random.gauss(0, 1), lambda: torch.rand(1),
+        lambda: np.random.set_state(np.random.RandomState(2).get_state()),
+    ]  # fmt: skip
+    choices = random.Random(0)
+    with isolate_rng():
+        for _ in range(300):
+            choices.choice(draws)()
+            kept, now = kept_rng_state(), rng_state()
+            np.random.rand(), np.random.randn(), random.random()  # what is kept does not follow
+            found = kept()
+            assert found["numpy"] == now["numpy"]
+            assert found["python"] == now["python"]
+            assert torch.equal(found["torch"], now["torch"])
+
+
+@pytest.mark.parametrize(("draw", "asked"), [(lambda: None, 1), (np.random.rand, 50)])
+def test_numpy_is_asked_again_only_when_something_was_drawn(
+    draw: Any, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with isolate_rng():
+        seed_everything(3)
+        calls: list[None] = []
+        ask = np.random.get_state
+        monkeypatch.setattr(np.random, "get_state", lambda: calls.append(None) or ask())
+        for _ in range(50):
+            draw()
+            kept_rng_state()
+        assert len(calls) == asked

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from drivetrain import Callback
+from drivetrain.callbacks import OnExceptionCheckpoint
 from drivetrain.loggers import CSVLogger
 from drivetrain.loops.direct import SWITCH
 from drivetrain.profilers import PassThroughProfiler
@@ -76,6 +77,12 @@ def test_a_step_without_a_profiler_makes_no_call_more(budget: Any, bare: Any) ->
 def test_a_profiler_is_counted(budget: Any, bare: Any) -> None:
     """Negative control of the test above."""
     assert budget.trained(profiler="simple").python >= bare.python + 10
+
+
+def test_saving_on_exceptions_adds_at_most_120_python_calls(budget: Any, bare: Any, tmp_path: Any) -> None:
+    """Some 30 of them are those of the ordinary step, which is taken where an optimizer has hooks."""
+    saving = budget.trained(enable_checkpointing=True, callbacks=[OnExceptionCheckpoint(tmp_path)])
+    assert bare.python < saving.python <= bare.python + 120
 
 
 @pytest.mark.parametrize(

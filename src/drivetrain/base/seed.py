@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import sys
@@ -81,17 +82,62 @@ def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
 
 def rng_state() -> dict[str, Any]:
     """Return the state of python's, numpy's (if loaded), torch's and the device's generators, as plain data."""
+    return _rng_state(lambda numpy: numpy.random.get_state())()
+
+
+def kept_rng_state() -> Callable[[], dict[str, Any]]:
+    """Return a function that returns what :func:`rng_state` would return now, for those that keep it in every step."""
+    return _rng_state(_numpy_state)
+
+
+def _rng_state(numpy_state_of: Callable[[Any], Any]) -> Callable[[], dict[str, Any]]:
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if (numpy := sys.modules.get("numpy")) is not None:
-        name, keys, *rest = numpy.random.get_state()
-        state["numpy"] = (name, keys.tolist(), *rest)
+    numpy = sys.modules.get("numpy")
+    numpy_state = None if numpy is None else numpy_state_of(numpy)
     if torch.accelerator.is_available():
         device = torch.get_device_module(torch.accelerator.current_accelerator())
         if getattr(device, "is_initialized", lambda: True)():  # reading an unused device would make this process use it
             state["device"] = device.get_rng_state()
     if (xla := xla_generator()) is not None:
         state["xla_generator"] = int(xla.get_rng_state())
+
+    def plain() -> dict[str, Any]:
+        if numpy_state is not None:
+            name, keys, *rest = numpy_state
+            state["numpy"] = (name, keys.tolist(), *rest)
+        return state
+
+    return plain
+
+
+_MT19937_BYTES = 624 * 4 + 4  # its words, and the position in them: numpy/random/src/mt19937/mt19937.h
+_numpy_kept: tuple[bytes, Any] | None = None  # the generator's memory, and its state as numpy returned it then
+
+
+def _numpy_state(numpy: Any) -> Any:
+    """Return what ``numpy.random.get_state()`` returns; the same object while nothing has been drawn.
+
+    numpy copies the 624 words one by one, which takes longer than a small training step. Reading them at the address
+    that numpy publishes does not. A number that ``normal`` holds back is in another place: while there is one, numpy
+    is asked each time. What this cannot see is a program that restores, with ``numpy.random.set_state``, such a number
+    and the same 624 words.
+    """
+    global _numpy_kept
+    source = numpy.random.mtrand._rand._bit_generator
+    if type(source) is not numpy.random.MT19937:
+        return numpy.random.get_state()
+    memory = ctypes.string_at(source.ctypes.state_address, _MT19937_BYTES)
+    if _numpy_kept is not None and _numpy_kept[0] == memory:
+        return _numpy_kept[1]
+    state = numpy.random.get_state()
+    as_numpy_says = state[1].tobytes() + int(state[2]).to_bytes(4, sys.byteorder) == memory and not state[3]
+    _numpy_kept = (memory, state) if as_numpy_says else None
     return state
+
+
+def _forget_numpy_state() -> None:
+    global _numpy_kept
+    _numpy_kept = None
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
@@ -100,6 +146,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.set_state(state["numpy"])
+        _forget_numpy_state()
     if "device" in state and torch.accelerator.is_available():
         torch.get_device_module(torch.accelerator.current_accelerator()).set_rng_state(state["device"])
     if "xla_generator" in state and (xla := xla_generator()) is not None:

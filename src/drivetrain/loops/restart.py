@@ -16,7 +16,7 @@ their states describe files, and written files remain.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import Form, count, number
-from drivetrain.base.seed import rng_state
+from drivetrain.base.seed import kept_rng_state, rng_state
 from drivetrain.base.tree import is_dtensor
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.metrics import copied_states, metrics_in, state_of
@@ -42,12 +42,13 @@ RESTART: Form = {
 """The form of what :func:`capture` returns, without the parts that are checked by themselves."""
 
 
-def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
+def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: bool = False) -> State:
     """Return the loop's state for a checkpoint from which it can resume here.
 
     Args:
         run: the fit.
         metrics: its metric objects, from :func:`metrics_in`; ``None``: search for them now.
+        deferred: leave out what :func:`_completed` can add later; ``rng`` may be a function that returns the state.
 
     Returns:
         ``progress``, the counters; ``rng``, the random state; ``data``, this rank's position in the training loader or
@@ -80,17 +81,15 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None) -> State:
     metrics = metrics_in(run.module) if metrics is None else metrics
     state = {
         "progress": _saved_progress(run),
-        "rng": rng_state(),
+        "rng": kept_rng_state() if deferred else rng_state(),
         "data": _position(run),
         "logged": _logged(run, metrics),
         "callback_metrics": dict(run.book.refresh()),
         "metrics": {place: state_of(metric) for place, metric in metrics.items()},
-        "loaders": run.loaders.made_in,
-        "val_loaders": run.loaders.evaluation_states("validate"),
         "exact": not in_batch,
     }
-    state["samples"] = samples_done(run, state["data"])
-    state["order"] = _order(run)
+    if not deferred:
+        state.update(_of_the_loaders(run, state["data"]))
     if in_batch and _has_stepped(run):  # resuming at this batch would step it twice
         done = {"batches_done": progress.batch_idx + 1, "stepped_batches": progress.stepped_batches + 1}
         state["progress"] |= {**done, "held": 0, "stepped": True, "flush_due": run.book.copies}
@@ -136,17 +135,35 @@ def _window_start(run: Run) -> State | None:
     start, progress = run.kept.window_start, run.progress
     if start is None or progress.epoch_ending or progress.validation:
         return None
-    if _versions(run) != run.kept.window_versions:
+    if run.kept.unchanged is None or not run.kept.unchanged():
         return None  # a parameter has changed, which no counter shows
     then = start["progress"]
     # Windows are compared too: a step skipped because of overflow has changed the scale.
     names = ("current_epoch", "global_step", "stepped_batches")
-    return start if all(then[name] == getattr(progress, name) for name in names) else None
+    if any(then[name] != getattr(progress, name) for name in names):
+        return None
+    return _completed(run, start)
 
 
-def _versions(run: Run) -> int:
-    """Return a number that changes with every in-place change of a parameter."""
-    return sum(0 if each.is_inference() else each._version for each in run.module.parameters())
+def _completed(run: Run, start: State) -> State:
+    """Add what :func:`capture` has deferred, which stays the same during an epoch."""
+    if callable(start["rng"]):
+        return {**start, "rng": start["rng"](), **_of_the_loaders(run, start["data"])}
+    return start
+
+
+def _of_the_loaders(run: Run, data: State | None) -> State:
+    return {
+        "loaders": run.loaders.made_in,
+        "val_loaders": run.loaders.evaluation_states("validate"),
+        "samples": samples_done(run, data),
+        "order": _order(run),
+    }
+
+
+def _versions(parameters: Iterable[nn.Parameter]) -> list[int]:
+    """Return numbers of which one changes with every in-place change of a parameter."""
+    return [0 if each.is_inference() else each._version for each in parameters]
 
 
 def _has_stepped(run: Run) -> bool:
@@ -202,17 +219,22 @@ def samples_done(run: Run, data: State | None) -> int | None:
     return None if passes is None or data is None or "given" not in data else samples_in(passes.loader, data["given"])
 
 
-def states_now(run: Run) -> State:
+def states_now(run: Run, modules: Sequence[nn.Module] | None = None) -> State:
     """Return copies of the states ``callbacks``, ``buffers`` and ``options``, if a callback saves on exceptions.
 
     See [Note: callbacks at a restart point]. Parameters are not copied, because only the optimizers change them.
+
+    Args:
+        run: the fit.
+        modules: all modules, which may have buffers; ``None``: search for buffers now.
     """
     if not run.kept.saves_on_exception:
         return {}
     stateful = run.hooks.stateful_callbacks()
+    has_buffers = modules is None or any(module._buffers for module in modules)
     return {
         "callbacks": {callback.state_key: copy.deepcopy(callback.state_dict()) for callback in stateful},
-        "buffers": {name: buffer.clone() for name, buffer in run.module.named_buffers()},
+        "buffers": {name: buffer.clone() for name, buffer in run.module.named_buffers()} if has_buffers else {},
         "options": Options(run.engine.strategy),
     }
 
@@ -259,9 +281,10 @@ def validation_start(run: Run) -> State:
 
 def _logged(run: Run, metrics: Mapping[str, nn.Module]) -> list[State]:
     """Return the epoch's running reductions; a metric object is stored by its path in the module."""
+    if not (states := run.book.state_dict("train")):
+        return []
     places = {id(metric): place for place, metric in metrics.items()}
     places |= {id(child): name for name, child in run.module.named_modules()}
-    states = run.book.state_dict("train")
     lost = [entry["name"] for entry in states if entry["metric"] is not None and id(entry["metric"]) not in places]
     if lost and not run.progress.epoch_ending:
         rank_zero_warn(
@@ -287,18 +310,23 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
     for optimizer in run.engine.strategy.optimizers:
         run.optimizers.unbinders.append(optimizer.register_step_pre_hook(before).remove)
         run.optimizers.unbinders.append(optimizer.register_step_post_hook(after).remove)
-    metrics = metrics_in(run.module)
+    metrics, parameters, modules = metrics_in(run.module), list(run.module.parameters()), list(run.module.modules())
 
     def keep() -> None:
         run.kept.window_start = None  # the earlier snapshot is out of date
-        start = capture(run, metrics)
+        start = capture(run, metrics, deferred=True)
         start["exact"] = start["settled"] = True
         engine = run.engine  # a skipped step changes the precision's scale
         start["precision"] = engine.precision.deferred_state_dict(run.module, engine.strategy.optimizers)
         for part in ("logged", "callback_metrics", "metrics", "window", "gradients"):
-            if part in start:
+            if start.get(part):
                 start[part] = copy.deepcopy(start[part])
-        run.kept.window_start = start if "callbacks" in start else {**start, **states_now(run)}
-        run.kept.window_versions = _versions(run)
+        run.kept.window_start = start if "callbacks" in start else {**start, **states_now(run, modules)}
+        versions = _versions(parameters)
+        run.kept.unchanged = lambda: _versions(parameters) == versions and _same(parameters, run.module.parameters())
 
     return keep
+
+
+def _same(parameters: Iterable[nn.Parameter], now: Iterable[nn.Parameter]) -> bool:
+    return list(map(id, parameters)) == list(map(id, now))

@@ -134,7 +134,7 @@ class KeptStates:
     Attributes:
         saves_on_exception: a callback saves after an exception.
         window_start: the restart point at the start of the window; kept only if ``saves_on_exception``.
-        window_versions: the parameters' versions at that point, which show whether they have changed since.
+        unchanged: returns whether the parameters are still as they were at that point.
         stepping: an optimizer is changing parameters; set only if ``saves_on_exception``.
         before_validation: the state for a checkpoint from inside the running validation.
         at_epoch_start: the states of callbacks and buffers before ``on_train_epoch_start``, if ``saves_on_exception``.
@@ -143,7 +143,7 @@ class KeptStates:
 
     saves_on_exception: bool = False
     window_start: dict[str, Any] | None = None
-    window_versions: int = 0
+    unchanged: Callable[[], bool] | None = None
     stepping: bool = False
     before_validation: dict[str, Any] = field(default_factory=dict)
     at_epoch_start: dict[str, Any] = field(default_factory=dict)
