@@ -1,5 +1,5 @@
-"""Programs of earlier generations: thin adapters onto today's Trainer, strategies and precisions.
+"""Programs of earlier generations: thin adapters onto the present Trainer, strategies and precisions.
 
-An accelerator of an earlier generation is an object that the Trainer does not know. The Trainer asks it for
-``as_settings()``, a dictionary of today's arguments. Nothing outside of this folder imports from it.
+The Trainer does not know the accelerators of earlier generations. It calls their method ``as_settings()``, which
+returns a dictionary of present arguments. Nothing outside this folder imports from it.
 """

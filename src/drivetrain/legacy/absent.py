@@ -1,4 +1,4 @@
-"""Names of earlier generations that programs import and may never use: making an object of one raises an error."""
+"""Names of earlier generations that programs import but may never use: creating an object raises an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from drivetrain.errors import NotSupportedError
 
 
 class _Absent:
-    """A class that can be imported, and no more.
+    """A class that can only be imported.
 
     Raises:
         NotSupportedError: always.
@@ -21,10 +21,10 @@ class _Absent:
 
 
 class TestTubeLogger(_Absent):
-    """Logs to a folder of test tube."""
+    """Would log to a folder of test tube."""
 
     cure = "Use TensorBoardLogger or CSVLogger, or write a Logger: see docs/own_parts.md."
-    __test__ = False  # to pytest, no class of tests
+    __test__ = False  # not a test class for pytest
 
 
 class RPCSequentialPlugin(_Absent):

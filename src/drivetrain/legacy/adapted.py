@@ -1,4 +1,4 @@
-"""Today's strategies whose methods call an object of an earlier generation."""
+"""Present strategies whose methods call an object of an earlier generation."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
 class Adapted:
-    """Base of the mixins that come before a strategy class; :attr:`usual` has that class's own methods.
+    """Base of the mixins that precede a strategy class; :attr:`usual` gives access to that class's own methods.
 
     Attributes:
         source: the object of the earlier generation that the strategy's methods call.
     """
 
     source: Any
-    earlier: ClassVar[Earlier]  # what the mixin calls beyond today's steps
-    splits_batches: bool  # whether the strategy itself calls the ends of steps
+    earlier: ClassVar[Earlier]  # the earlier hooks and arguments that the mixin uses
+    splits_batches: bool  # whether the strategy itself calls the step-end hooks
 
-    # of the strategy class that follows in the order of bases
+    # defined by the strategy class that follows in the order of bases
     lightning_module: Any
     model: Any
     driver: Any
@@ -34,7 +34,7 @@ class Adapted:
 
     @property
     def usual(self) -> Any:
-        """The methods and properties of today's strategy, without the mixins."""
+        """The methods and properties of the present strategy, without the mixins."""
         return super()
 
     def __reduce__(self) -> Any:
@@ -43,13 +43,13 @@ class Adapted:
 
 
 def adapted(mixin: type[Adapted], entry: Entry[Strategy] | str, source: Any, **arguments: Any) -> Any:
-    """Return a strategy whose methods are those of ``mixin`` before those of a class of today.
+    """Return a strategy with the methods of ``mixin`` in front of those of a present strategy class.
 
     Args:
-        mixin: its methods call ``source``, and ``self.usual`` for what the strategy itself does.
+        mixin: its methods call ``source``, and ``self.usual`` for the strategy's own behaviour.
         entry: a registered strategy, or its name.
         source: the object of the earlier generation.
-        arguments: of the strategy's constructor.
+        arguments: for the strategy's constructor.
     """
     found = StrategyRegistry.entry(entry) if isinstance(entry, str) else entry
     strategy = adapted_class(mixin, found.cls)(**{**found.init_params, **arguments})
@@ -61,7 +61,7 @@ _CLASSES: dict[tuple[type, type], Any] = {}
 
 
 def adapted_class(mixin: type[Adapted], strategy: type[Strategy]) -> Any:
-    """Return the class that has the methods of ``mixin`` before those of ``strategy``."""
+    """Return the class with the methods of ``mixin`` in front of those of ``strategy``."""
     if (mixin, strategy) not in _CLASSES:
         name = f"{mixin.__name__}{strategy.__name__}"
         own = {"facts": strategy.facts.but(earlier=mixin.earlier), "splits_batches": strategy.facts.earlier.step_ends}
@@ -70,6 +70,6 @@ def adapted_class(mixin: type[Adapted], strategy: type[Strategy]) -> Any:
 
 
 def _bare(mixin: type[Adapted], strategy: type[Strategy]) -> Any:
-    """Return an empty object of the adapted class, whose state pickle then sets."""
+    """Return an empty object of the adapted class, for pickle to set its state."""
     cls = adapted_class(mixin, strategy)
     return cls.__new__(cls)

@@ -1,4 +1,6 @@
-"""What accelerators and plugins of earlier generations share: members that ask another object, and their strategy."""
+"""Shared parts of accelerators and plugins of earlier generations: members that call another object, and the
+strategy.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from drivetrain.errors import ConfigurationError
 
 
 def reads(path: str, writable: bool = False) -> Any:
-    """Return a property: what is at ``path``, such as "strategy.usual.root_device", of the object."""
+    """Return a property with the value at ``path`` of the object, such as "strategy.usual.root_device"."""
     owner, _, name = path.rpartition(".")
 
     def write(part: Any, value: Any) -> None:
@@ -19,7 +21,7 @@ def reads(path: str, writable: bool = False) -> Any:
 
 
 def calls(path: str) -> Any:
-    """Return a method that passes its arguments to the one at ``path`` of the object, and returns what that returns."""
+    """Return a method that calls the method at ``path`` of the object with its arguments."""
     find = attrgetter(path)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -30,9 +32,9 @@ def calls(path: str) -> Any:
 
 
 class AsksStrategy:
-    """What accelerators of 1.1 and training-type plugins of 1.3 leave to today's strategy in the same way.
+    """Members that accelerators of 1.1 and training-type plugins of 1.3 both delegate to the present strategy.
 
-    Attributes:
+    strategy: the present strategy, whose methods call the accelerator; ``strategy.usual`` has its own methods.
         strategy: today's, whose methods call the accelerator; ``strategy.usual`` has those of the strategy itself.
     """
 
@@ -62,7 +64,7 @@ class AsksStrategy:
     validation_step_end = test_step_end = training_step_end
 
     def on_save(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """Return the checkpoint to write in place of ``checkpoint``."""
+        """Return the checkpoint to write instead of ``checkpoint``."""
         return checkpoint
 
 
@@ -71,7 +73,7 @@ class OfAccelerator:
 
     Attributes:
         accelerator: that accelerator.
-        passing: how such a plugin is passed to a Trainer, with "{name}" for its class.
+        passing: how to pass such a plugin to a Trainer, with "{name}" for its class.
     """
 
     accelerator: Any = None
@@ -79,7 +81,7 @@ class OfAccelerator:
 
     @property
     def strategy(self) -> Any:
-        """Today's strategy, whose methods call the accelerator of this plugin.
+        """The present strategy, whose methods call this plugin's accelerator.
 
         Raises:
             ConfigurationError: the plugin is not part of an accelerator.

@@ -1,1 +1,1 @@
-"""``drivetrain migrate``: programs written for Lightning, rewritten for drivetrain as far as that is safe."""
+"""``drivetrain migrate``: rewrites programs written for Lightning, as far as that is safe."""

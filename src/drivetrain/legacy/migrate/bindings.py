@@ -1,4 +1,4 @@
-"""What the names in a program mean: which of them are Lightning's modules, classes and functions."""
+"""Resolve the names in a program: which of them refer to Lightning's modules, classes and functions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from drivetrain.legacy.migrate.source import Source
 
 
 class Bound(NamedTuple):
-    """A local name that an import binds to something of Lightning.
+    """A local name that an import binds to a module or object of Lightning.
 
     Attributes:
         local: the name in the program.
-        module: the module that it is, or that it was imported from.
-        name: what it is in the module; "" if it is the module itself.
-        statement, alias: where it is imported.
+        module: the imported module, or the module of the imported name.
+        name: its name in the module; "" if it is the module itself. statement, alias: the import.
     """
 
     local: str
@@ -27,14 +26,14 @@ class Bound(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """An expression such as ``pl.callbacks.Timer``, as far as it names something of Lightning.
+    """An expression such as ``pl.callbacks.Timer``, up to the name of a Lightning object.
 
     Attributes:
         bound: the local name with which it begins.
-        node: the expression up to the name, without what follows.
+        node: the expression up to the name, without the rest.
         module: the module in which the name is.
         name: the name; "" if the expression is the module itself.
-        today: what it is today; ``None`` if it is nothing.
+        today: the present counterpart; ``None`` if there is none.
     """
 
     bound: Bound
@@ -49,11 +48,11 @@ class Bindings:
 
     Args:
         source: the program.
-        names: what Lightning's names are today.
+        names: the present counterparts of Lightning's names.
 
     Attributes:
         is_of_version_1: whether the program was written for version 1 of Lightning.
-        callbacks: those of today that rewritten calls need.
+        callbacks: the present callbacks that rewritten calls need.
     """
 
     def __init__(self, source: Source, names: Names) -> None:
@@ -86,7 +85,7 @@ class Bindings:
 
     @property
     def star_imports(self) -> list[ast.ImportFrom]:
-        """``from lightning.pytorch import *`` and the like."""
+        """The imports ``from lightning.pytorch import *`` and similar ones."""
         found = [node for node in ast.walk(self.source.tree) if isinstance(node, ast.ImportFrom) and not node.level]
         return [node for node in found if self.names.belongs(node.module or "") and node.names[0].name == "*"]
 
@@ -118,7 +117,7 @@ class Bindings:
         return Chain(bound, reached, module, "", None)
 
     def meaning(self, node: ast.expr) -> Today | None:
-        """Return what an expression names; ``None`` if it is nothing of Lightning's or drivetrain's."""
+        """Return the object that an expression names; ``None`` if it belongs neither to Lightning nor to drivetrain."""
         if isinstance(node, ast.Subscript):
             return self.meaning(node.value)
         if isinstance(node, ast.Name):
@@ -139,14 +138,14 @@ class Bindings:
         return Today(ours.home, node.attr) if is_package and ours is not None else None
 
     def makes(self, node: ast.expr) -> Today | None:
-        """Return what calling an expression makes: also a class of this file that only extends one."""
+        """Return the class of a call's result; a class of this file counts as the class that it extends."""
         own = self._classes.get(node.id) if isinstance(node, ast.Name) else None
         if own is None or len(own.bases) != 1 or any(getattr(each, "name", "") == "__init__" for each in own.body):
             return self.meaning(node)
         return self.meaning(own.bases[0])
 
     def is_a(self, node: ast.ClassDef, name: str, seen: frozenset[str] = frozenset()) -> bool:
-        """Whether a class extends the one of today that is called ``name``, also through others in this file."""
+        """Whether a class extends the present class ``name``, directly or through other classes in this file."""
         for base in node.bases:
             if (today := self.meaning(base)) is not None and today.name == name:
                 return True
@@ -157,9 +156,9 @@ class Bindings:
 
 
 def _stored(tree: ast.Module, imports: set[int]) -> set[str]:
-    """Return the names that anything but Lightning's imports binds somewhere in the program."""
+    """Return the names that are bound in the program by anything except Lightning's imports."""
     found: set[str | None] = set()
-    absent = {  # pl = None, where the import has failed
+    absent = {  # pl = None, after a failed import
         id(target)
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is None
@@ -181,7 +180,7 @@ _NAMED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.ExceptHandler
 
 
 def _imports_of_ours(tree: ast.Module) -> dict[str, Today]:
-    """Return what is imported from drivetrain already."""
+    """Return the names already imported from drivetrain."""
     found: dict[str, Today] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Calls and classes of earlier generations: what was renamed is rewritten, and what works otherwise is reported."""
+"""Calls and classes of earlier generations: rewrite what was renamed, and report other changes."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _rename(bindings: Bindings, called: str, keyword: ast.keyword, new: str | No
 
 
 def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
-    """Rewrite the arguments of an object of today other than the Trainer; report those that it does not take."""
+    """Rewrite the arguments of a present object other than the Trainer; report those that it does not accept."""
     takes = _parameters(today)
     for keyword in node.keywords:
         new = _OF_CLASSES.get((today.name, keyword.arg or ""))
@@ -133,7 +133,7 @@ def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
 
 
 def _parameters(today: Today) -> frozenset[str] | None:
-    """Return the names of the arguments that an object of today takes; ``None`` if it takes any."""
+    """Return the parameter names of a present object; ``None`` if it accepts any."""
     value = getattr(importlib.import_module(today.home), today.name, None)
     try:
         parameters = inspect.signature(value).parameters.values()  # type: ignore[arg-type]
@@ -223,7 +223,7 @@ def _report_dictionary(bindings: Bindings, node: ast.Return | ast.Call) -> None:
 
 
 def _rewrite_hparams(bindings: Bindings, node: ast.Assign) -> None:
-    """``self.hparams = value`` is ``self.save_hyperparameters(value)``."""
+    """Rewrite ``self.hparams = value`` as ``self.save_hyperparameters(value)``."""
     target = node.targets[0]
     if len(node.targets) > 1 or not isinstance(target, ast.Attribute) or target.attr != "hparams":
         return
@@ -238,7 +238,7 @@ def _rewrite_hparams(bindings: Bindings, node: ast.Assign) -> None:
 
 
 def _report_hooks(bindings: Bindings, node: ast.ClassDef, table: dict[str, tuple[str, str]]) -> None:
-    """Report hooks that are not called any more, or that take the arguments of an earlier generation."""
+    """Report hooks that are no longer called, or that have the arguments of an earlier generation."""
     for method in _methods(node):
         if method.name in HOOKS:
             bindings.source.left(method, f"{method.name} is not called any more: write {HOOKS[method.name]}")

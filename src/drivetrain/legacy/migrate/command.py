@@ -28,8 +28,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain migrate
     """Rewrite programs that were written for Lightning.
 
     Args:
-        arguments: what follows the command's name; ``None``: ``sys.argv[1:]``.
-        prog: what the command calls itself in messages.
+        arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
+        prog: the command's name in messages.
 
     Returns:
         The exit code.
@@ -75,7 +75,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Replace a file atomically; it keeps its permissions, and a symbolic link keeps pointing to it."""
+    """Replace a file atomically, keeping its permissions; a symbolic link is kept, and its target replaced."""
     target = Path(os.path.realpath(path))
     mode = stat.S_IMODE(target.stat().st_mode)
     with files.replacing(target) as stream:
@@ -85,10 +85,10 @@ def write(path: Path, content: bytes) -> None:
 
 
 def _python_files(given: Iterable[str]) -> Iterator[Path]:
-    """Return the files, and those in the folders; each once.
+    """Return the files, and those in the folders, each once.
 
     Raises:
-        ConfigurationError: one is no Python file.
+        ConfigurationError: one is not a Python file.
     """
     seen: set[str] = set()
     for name in given:

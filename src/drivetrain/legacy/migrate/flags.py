@@ -1,4 +1,4 @@
-"""The arguments of ``Trainer(...)``: those of earlier generations in today's spelling."""
+"""The arguments of ``Trainer(...)``: rewrite those of earlier generations."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from drivetrain.strategies.strategy import StrategyRegistry
 KNOWN = frozenset(field.name for field in dataclasses.fields(Settings))
 """Today's arguments."""
 
-_UNKNOWN: Any = object()  # a value that only the running program knows
+_UNKNOWN: Any = object()  # a value that is only known when the program runs
 _CALLBACKS = re.compile(r"callbacks=\[(.*)\]", re.DOTALL)
 _ARGUMENTS = re.compile(r'(\w+=("[^"]*"|[\w.\-]+|\{value\})(, )?)+')
 
 
 def rewrite_trainer(bindings: Bindings, call: ast.Call) -> list[str]:
-    """Rewrite the arguments of a Trainer; return the callbacks of today that they need to be imported."""
+    """Rewrite the arguments of a Trainer; return the present callbacks that must be imported for them."""
     return _Call(bindings, call).run()
 
 
@@ -32,8 +32,8 @@ class _Call:
     def __init__(self, bindings: Bindings, call: ast.Call) -> None:
         self.source, self.bindings, self.call = bindings.source, bindings, call
         self.given = {keyword.arg: keyword for keyword in call.keywords if keyword.arg is not None}
-        self.doomed: set[int] = set()  # the indices of arguments that go
-        self.more: list[tuple[ast.keyword, tuple[str | Span, ...]]] = []  # callbacks in the place of flags
+        self.doomed: set[int] = set()  # the indices of arguments to remove
+        self.more: list[tuple[ast.keyword, tuple[str | Span, ...]]] = []  # callbacks that replace flags
         self.imports: list[str] = []
 
     def run(self) -> list[str]:
@@ -52,7 +52,7 @@ class _Call:
         return self.imports
 
     def _arguments(self) -> list[Span]:
-        """Return where the arguments are, in their order."""
+        """Return the positions of the arguments, in order."""
         positional = [self.source.span(each) for each in self.call.args]
         return sorted([*positional, *(self.source.span(each) for each in self.call.keywords)])
 
@@ -214,7 +214,7 @@ class _Call:
     # ---- edits -------------------------------------------------------------------------------------------------------
 
     def _becomes(self, keyword: ast.keyword, new: str) -> None:
-        """Write ``new``, in which the value is "{value}", in the place of an argument."""
+        """Replace an argument with ``new``, in which "{value}" is the value."""
         before, value_comes, after = new.partition("{value}")
         start, end = self.source.span(keyword)
         value = self.source.span(keyword.value)
@@ -275,7 +275,7 @@ class _Call:
     def _index(self, keyword: ast.keyword) -> int:
         return self._arguments().index(self.source.span(keyword))
 
-    # ---- questions ---------------------------------------------------------------------------------------------------
+    # ---- queries -----------------------------------------------------------------------------------------------------
 
     def _is_off(self, name: str) -> bool:
         value = _literal(self.given[name].value)
@@ -285,7 +285,7 @@ class _Call:
         return name in self.given and flags.is_backend(_literal(self.given[name].value))
 
     def _is_assigned_a_call(self, node: ast.expr) -> bool:
-        """Whether a name is given the result of a call somewhere in the file, as of ModelCheckpoint(...)."""
+        """Whether a name is assigned the result of a call anywhere in the file, such as ModelCheckpoint(...)."""
         return isinstance(node, ast.Name) and any(
             isinstance(other, ast.Assign)
             and isinstance(other.value, ast.Call)
@@ -301,7 +301,7 @@ _AMP = ("amp_backend", "amp_level")
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return the value of an expression, if it can be read from the text."""
+    """Return the value of an expression, if it is a literal."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -309,6 +309,6 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _after_equals(text: str, start: int, value: int) -> int:
-    """Return where the value of a keyword begins, with its parentheses."""
+    """Return the start of a keyword's value, including its parentheses."""
     found = re.compile(r"\w+\s*=[ \t]*").match(text, start)
     return value if found is None else min(found.end(), value)

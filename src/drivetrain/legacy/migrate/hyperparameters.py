@@ -1,4 +1,6 @@
-"""Hyperparameters that are modules: a checkpoint does not hold them, so ``load_from_checkpoint`` needs them passed."""
+"""Hyperparameters that are modules: checkpoints do not contain them, so ``load_from_checkpoint`` needs them as
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ _NO_OBJECT = re.compile(r"\b[Tt]ype\[|\bCallable\b")
 
 
 def report_hyperparameters(bindings: Bindings, node: ast.ClassDef) -> None:
-    """Report the calls of ``save_hyperparameters`` in a module's ``__init__`` that save an argument which is a module.
+    """Report calls of ``save_hyperparameters`` in a module's ``__init__`` that save an argument which is a module.
 
-    An argument is one by its annotation, by its default, or by what the same file passes when it makes the module.
+    An argument is recognised by its annotation, by its default, or by the value that the same file passes for it.
     """
     init = next((each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"), None)
     if init is None:

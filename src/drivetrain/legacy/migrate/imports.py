@@ -1,4 +1,4 @@
-"""Imports of Lightning as imports of drivetrain, and the expressions that use them."""
+"""Rewrite imports of Lightning as imports of drivetrain, and the expressions that use them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_LIGHTNING = re.compile(r"(pytorch_lightning|lightning_fabric|lightning\.(pyt
 
 
 class _Item(NamedTuple):
-    """One name of a ``from ... import`` of today: the module, the name there, and the local one."""
+    """One name of a present ``from ... import``: the module, the name in it, and the local name."""
 
     module: str
     name: str
@@ -40,7 +40,7 @@ def rewrite_imports(bindings: Bindings) -> None:
 class _Rewriter:
     def __init__(self, bindings: Bindings) -> None:
         self.bindings, self.source, self.names = bindings, bindings.source, bindings.names
-        self.needed: dict[int, list[_Item]] = {}  # by the alias of an imported module: what replaces its uses
+        self.needed: dict[int, list[_Item]] = {}  # by the alias of an imported module: the names that replace its uses
 
     def run(self) -> None:
         for name in sorted({each.local for each in self.bindings.bound} & self.bindings.taken):
@@ -66,7 +66,7 @@ class _Rewriter:
             self.source.left(node, f'the string "{node.value}" names a module or a logger of Lightning')
 
     def _import_callbacks(self) -> None:
-        """Import the callbacks that rewritten arguments of a Trainer need."""
+        """Import the callbacks that a Trainer's rewritten arguments need."""
         ours = [Today("drivetrain.callbacks", name) for name in sorted(set(self.bindings.callbacks))]
         first = next((node for node in ast.walk(self.source.tree) if self.bindings.imports_us(node)), None)
         needed = [today for today in ours if self.bindings.meaning(ast.Name(today.name, ast.Load())) != today]
@@ -90,7 +90,7 @@ class _Rewriter:
         self.source.changed(chain.node, was, now)
 
     def _chain_today(self, chain: Chain, was: str) -> str:
-        """Return the expression for ``chain`` of today; as it is where that is nothing."""
+        """Return the present expression for ``chain``, or the original if there is none."""
         local, module = self._binding_today(chain.bound)
         if chain.name and chain.today is None:
             if chain.name == "__version__":
@@ -110,7 +110,7 @@ class _Rewriter:
         return f"{local}{full[len(module or '') :]}"
 
     def _binding_today(self, bound: Bound) -> tuple[str | None, str | None]:
-        """Return the local name of an imported module afterwards, and the module of today that it is."""
+        """Return the new local name of an imported module, and the present module that it refers to."""
         module = self.names.module(bound.module)
         if module is None:
             return None, None
@@ -180,7 +180,7 @@ class _Rewriter:
         self._put(node, doomed, before)
 
     def _item(self, bound: Bound, alias: ast.alias) -> _Item:
-        """Return what an imported name is today; the import as it is where that is nothing."""
+        """Return the present counterpart of an imported name, or the original import if there is none."""
         if not bound.name:  # a module
             module = self.names.module(bound.module)
             if module is not None:
@@ -209,7 +209,7 @@ class _Rewriter:
         self.source.changed(node, self.source.text_of(node), "; ".join(lines))
 
     def _put(self, node: ast.Import | ast.ImportFrom, doomed: set[int], more: list[_Item]) -> None:
-        """Remove the ``doomed`` names of an import, and put statements for ``more`` before it."""
+        """Remove the ``doomed`` names from an import, and insert statements for ``more`` before it."""
         lines = _statements([item for item in more if item.module])
         if len(doomed) == len(node.names):
             self.source.insert_before(node, lines[:-1])
@@ -229,7 +229,7 @@ class _Rewriter:
 
 
 def _reaches(module: str | None, today: Today) -> bool:
-    """Whether ``today`` can be reached from an imported module without another import."""
+    """Whether ``today`` is reachable from an imported module without another import."""
     if module is None:
         return False
     if today.home == module:
@@ -239,7 +239,7 @@ def _reaches(module: str | None, today: Today) -> bool:
 
 
 def _split(module: str) -> tuple[str, str]:
-    """Return what ``from ... import ...`` says for a module; the name is "" for drivetrain itself."""
+    """Return the parts of ``from ... import ...`` for a module; the name is "" for drivetrain itself."""
     parent, _, name = module.rpartition(".")
     return (parent, name) if parent else (module, "")
 

@@ -1,4 +1,4 @@
-"""Which name of today each name of Lightning is, by the tables that ``drivetrain exec`` serves."""
+"""The present counterpart of each of Lightning's names, from the tables of ``drivetrain exec``."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ABSENT = "drivetrain.legacy.absent"
 
 
 class Today(NamedTuple):
-    """A name of today.
+    """A present name.
 
     Attributes:
         home: the module to import it from.
-        name: there.
+        name: the name in that module.
     """
 
     home: str
@@ -31,7 +31,7 @@ class Today(NamedTuple):
 
     @property
     def is_legacy(self) -> bool:
-        """Whether it is of an earlier generation, and has no counterpart of today."""
+        """Whether it belongs to an earlier generation and has no present counterpart."""
         return self.home.startswith(_LEGACY)
 
 
@@ -39,7 +39,7 @@ class Names:
     """Lightning's modules and names.
 
     Args:
-        generation: the one whose meaning wins where several have a name; "": the latest.
+        generation: the generation that takes precedence if several have a name; "": the latest.
     """
 
     def __init__(self, generation: str = "") -> None:
@@ -49,15 +49,15 @@ class Names:
         self._found: dict[tuple[str, str], Today | None] = {}
 
     def belongs(self, module: str) -> bool:
-        """Whether a dotted name is Lightning, or something in it."""
+        """Whether a dotted name is Lightning or is inside it."""
         return any(module.partition(".")[0] in each.roots for each in self.tables)
 
     def is_module(self, module: str) -> bool:
-        """Whether there is such a module in any generation."""
+        """Whether any generation has this module."""
         return any(True for _ in self._places(module))
 
     def is_only_earlier(self, module: str, name: str = "") -> bool:
-        """Whether an earlier generation has a module, or a name in it, and the latest has not."""
+        """Whether only an earlier generation has a module, or a name in it."""
         places = [(each, path) for each, path in self._places(module)]
         in_latest = [path for each, path in places if each is LATEST]
         if not name or self.is_module(f"{module}.{name}"):
@@ -67,7 +67,7 @@ class Names:
         return not known and any(name in _offered(each, path) for each, path in places)
 
     def find(self, module: str, name: str) -> Today | None:
-        """Return what a name in one of Lightning's modules is today; ``None`` if it is nothing."""
+        """Return the present counterpart of a name in one of Lightning's modules; ``None`` if there is none."""
         if (module, name) not in self._found:
             found = [
                 _public(home, ours)
@@ -82,20 +82,22 @@ class Names:
         return self._found[module, name]
 
     def _elsewhere(self, module: str, name: str) -> Today | None:
-        """Return the class of this name in the latest generation, for a module that no table has: they have moved."""
+        """Return the class of this name in the latest generation, for a module in no table, because classes have
+        moved.
+        """
         if self.is_module(module) or not name[:1].isupper() or not self.belongs(module):
             return None
         found = (offer for path in LATEST.served if path.startswith("pytorch") for offer in offers(path, LATEST))
         return next((_public(home, ours) for offered, home, ours in found if offered == name), None)
 
     def all_of(self, module: str) -> dict[str, Today]:
-        """Return the public names in a module, which ``import *`` binds."""
+        """Return the public names of a module, which ``import *`` binds."""
         names = {name for each, path in self._places(module) for name in _offered(each, path)}
         found = {name: self.find(module, name) for name in sorted(names) if not name.startswith("_")}
         return {name: today for name, today in found.items() if today is not None}
 
     def module(self, module: str) -> str | None:
-        """Return the module of today that stands for one of Lightning's; ``None`` if there is none."""
+        """Return the present module for one of Lightning's; ``None`` if there is none."""
         for _, path in self._places(module):
             rest = path.removeprefix("pytorch").removeprefix("fabric").strip(".")
             if not rest:
@@ -107,7 +109,7 @@ class Names:
         return None
 
     def why_missing(self, module: str, name: str) -> str:
-        """Return what to say of a name that is nothing today."""
+        """Return the message for a name without a present counterpart."""
         path = module.partition(".")[2].removeprefix("pytorch.").partition(".")[0]
         candidates = [(self.module(module) or "", name), ("drivetrain", path), *((each, name) for each in MISSING)]
         found = next((each for each in candidates if each[1] in MISSING.get(each[0], {})), None)
@@ -137,12 +139,12 @@ def _value(today: Today) -> Any:
 
 
 def _public(home: str, name: str) -> Today:
-    """Return where users import a name of ours: in the package that lists it among its public names."""
+    """Return the public import location of a drivetrain name: the package that lists it."""
     if home.startswith(_LEGACY):
         value = _value(Today(home, name))
         for base in getattr(value, "__mro__", ())[:-1]:
             if base.__module__.startswith("drivetrain.") and not base.__module__.startswith(_LEGACY):
-                return _public(base.__module__, base.__name__)  # what it extends, which has its meaning
+                return _public(base.__module__, base.__name__)  # its base class, which has the same meaning
         root = getattr(value, "__module__", home).partition(".")[0]
         is_foreign = root != "drivetrain" and getattr(sys.modules.get(root), name, None) is value
         return Today(root if is_foreign else home, name)

@@ -20,9 +20,9 @@ def migrate(name: str, content: bytes, generation: str = "") -> Source:
     """Return a program with its edits and its report.
 
     Args:
-        name: how messages call it.
+        name: its name in messages.
         content: its bytes.
-        generation: of Lightning, for which it was written: "2" or an earlier one; "": found out.
+        generation: the Lightning generation for which it was written: "2" or an earlier one; "": detected.
 
     Raises:
         ConfigurationError: it cannot be parsed.

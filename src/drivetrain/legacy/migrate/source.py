@@ -1,4 +1,4 @@
-"""A Python file whose text is edited at the positions of its syntax tree; all else stays as it is, byte for byte."""
+"""A Python file whose text is edited at the positions of its syntax tree; all other bytes are kept."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Remark(NamedTuple):
     """One line of the report.
 
     Attributes:
-        line: in the file as it was.
-        text: what was changed, or what differs or is left to do, with that word before it.
-        is_left: a person has to do it.
+        line: in the original file.
+        text: what was changed, differs, or is left to do, preceded by that word.
+        is_left: whether a person has to do it.
     """
 
     line: int
@@ -31,18 +31,18 @@ class Remark(NamedTuple):
 class _Edit(NamedTuple):
     start: int
     end: int
-    pieces: tuple[str | Span, ...]  # a span stands for the text there, with the edits inside of it
+    pieces: tuple[str | Span, ...]  # a span is replaced by the text there, including edits inside it
 
 
 class Source:
     """A file, the edits to it and the remarks about it.
 
     Args:
-        name: how messages call the file.
+        name: the file's name in messages.
         content: its bytes.
 
     Raises:
-        ConfigurationError: it is no Python that can be parsed.
+        ConfigurationError: it is not valid Python.
     """
 
     def __init__(self, name: str, content: bytes) -> None:
@@ -72,7 +72,7 @@ class Source:
         return self._position(node.lineno, node.col_offset), self._position(node.end_lineno, node.end_col_offset)
 
     def _position(self, line: int, column: int) -> int:
-        """Return the index of the character at a column, which the syntax tree counts in bytes of UTF-8."""
+        """Return the index of the character at a column, which the syntax tree counts in UTF-8 bytes."""
         start = self.starts[line - 1]
         end = self.starts[line] if line < len(self.starts) else len(self.text)
         return start + len(self.text[start:end].encode()[:column].decode(errors="ignore"))
@@ -83,7 +83,7 @@ class Source:
         return self.text[start:end]
 
     def is_in_f_string(self, node: ast.AST) -> bool:
-        """Whether ``node`` is in an f-string, where Python before 3.12 does not tell its position."""
+        """Whether ``node`` is in an f-string, in which Python before 3.12 has no positions."""
         parent = self.parents.get(node)
         while parent is not None and not isinstance(parent, (ast.stmt, ast.JoinedStr)):
             parent = self.parents.get(parent)
@@ -92,18 +92,18 @@ class Source:
     # ---- edits -------------------------------------------------------------------------------------------------------
 
     def replace(self, start: int, end: int, *pieces: str | Span) -> None:
-        """Put ``pieces`` in the place of some text."""
+        """Replace a range of the text by ``pieces``."""
         self._edits.append(_Edit(start, end, pieces))
 
     def insert_before(self, statement: ast.stmt, lines: Sequence[str]) -> None:
-        """Put statements before another, each on a line of its own where that is possible."""
+        """Insert statements before another, each on its own line if possible."""
         start = self.span(statement)[0]
         indent = self.text[self.starts[statement.lineno - 1] : start]
         between = f"{self.newline}{indent}" if not indent.strip() else "; "
         self.replace(start, start, "".join(f"{line}{between}" for line in lines))
 
     def remove(self, items: Sequence[Span], doomed: set[int]) -> None:
-        """Remove some of the ``items`` of a list that has commas between them; comments stay."""
+        """Remove some ``items`` of a comma-separated list; comments are kept."""
         last = max((index for index in range(len(items)) if index not in doomed), default=-1)
         for index in sorted(doomed):
             start, end = items[index]
@@ -114,7 +114,7 @@ class Source:
             self.replace(*self._with_its_line(start, end))
 
     def _with_its_line(self, start: int, end: int) -> Span:
-        """Return the span, and the rest of its lines if nothing else is on them."""
+        """Return the span, extended to complete lines if nothing else is on them."""
         before = re.search(r"(?:^|[\r\n])([ \t]*)$", self.text[:start])
         after = re.match(r"[ \t]*(\r\n|\r|\n)", self.text[end:])
         if before is None or after is None:
@@ -130,7 +130,7 @@ class Source:
         parts, position = [], start
         for number, edit in enumerate(edits):
             if edit.start < position or edit.end > end:
-                continue  # inside of an edit before, which has it in one of its spans, or has removed it
+                continue  # inside an earlier edit, which contains it in one of its spans or has removed it
             parts.append(self.text[position : edit.start])
             inner = [other for other in edits[number + 1 :] if other.end <= edit.end]
             for piece in edit.pieces:
@@ -157,7 +157,7 @@ class Source:
         self._remark(node, f"differs: {text}", False)
 
     def left(self, node: ast.AST, text: str) -> None:
-        """Report something that a person has to do."""
+        """Report work that a person has to do."""
         self._remark(node, f"left: {text}", True)
 
     def _remark(self, node: ast.AST, text: str, is_left: bool) -> None:

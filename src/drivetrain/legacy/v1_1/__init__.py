@@ -1,4 +1,4 @@
-"""The API of the 1.1 generation: accelerators that do the whole job of a run, on today's Trainer."""
+"""The API of the 1.1 generation: accelerators that run the complete job, on the present Trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks whose arguments had other names, an other order or other defaults in the 1.1 generation."""
+"""Callbacks whose arguments had other names, orders or defaults in the 1.1 generation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from drivetrain.legacy.v1_3 import _callbacks as later
 
 
 class ModelCheckpoint(later.ModelCheckpoint):
-    """Today's, which also takes ``filepath``, ``prefix``, ``period`` and ``mode="auto"``.
+    """The present ModelCheckpoint with the further arguments ``filepath``, ``prefix``, ``period`` and ``mode="auto"``.
 
     Args:
-        filepath: folder and name of the files; today's ``dirpath`` and ``filename``.
-        monitor, verbose, save_last, save_top_k, save_weights_only, dirpath, filename: as today.
+        filepath: folder and name of the files, now ``dirpath`` and ``filename``. monitor, verbose, save_last,
+        save_top_k, save_weights_only, dirpath, filename: unchanged.
         mode: "auto": "max" if ``monitor`` has "acc" in its name, or begins with "fmeasure"; otherwise "min".
-        period: today's ``every_n_epochs``.
-        prefix: comes before the name.
-        kwargs: today's arguments.
+        period: now ``every_n_epochs``.
+        prefix: prepended to the name.
+        kwargs: present arguments.
     """
 
     watched_by_default = ("val_loss", "checkpoint_on")
@@ -56,9 +56,9 @@ class ModelCheckpoint(later.ModelCheckpoint):
 
 
 class EarlyStopping(drivetrain.callbacks.EarlyStopping):
-    """Today's, which watches "early_stop_on" by default, and knows ``mode="auto"``.
+    """The present EarlyStopping, which monitors "early_stop_on" by default and supports ``mode="auto"``.
 
-    Args: those of today.
+    Args: as for the present class.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class EarlyStopping(drivetrain.callbacks.EarlyStopping):
 
 
 def mode_for(mode: str, monitor: str | None) -> str:
-    """Return "min" or "max", in place of "auto" by the name of what is watched."""
+    """Return "min" or "max"; "auto" is resolved by the name of the monitored value."""
     if mode != "auto":
         return mode
     return "max" if monitor and ("acc" in monitor or monitor.startswith("fmeasure")) else "min"

@@ -1,4 +1,4 @@
-"""The base of the accelerators of the 1.1 generation, whose methods do the whole job of a run."""
+"""The base of the accelerators of the 1.1 generation, whose methods run the complete job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LATE = ("trainer", "nprocs")
 
 
 class _LateBound(type):
-    """The class of accelerators: what their constructors require may be left out, and is known later."""
+    """The metaclass of accelerators: required constructor arguments may be left out, and are set later."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
@@ -34,9 +34,9 @@ class _LateBound(type):
 
 
 def _runs(step: str, context: str) -> Any:
-    """Return the method ``step(args=None)``, which runs the module's step of this name in the precision of the run.
+    """Return the method ``step(args=None)``, which runs the module's step of this name in the run's precision.
 
-    Its ``args`` are :attr:`Accelerator.step_args`, those of the step that runs, if none are passed.
+    Without ``args``, it uses :attr:`Accelerator.step_args`, the arguments of the running step.
     """
     return lambda self, args=None: self._step(step, context, args)
 
@@ -44,22 +44,22 @@ def _runs(step: str, context: str) -> Any:
 class Accelerator(AsksStrategy, metaclass=_LateBound):
     """An accelerator of the 1.1 generation: a subclass may override any method, and call ``super()`` for the rest.
 
-    A ``trainer`` that the constructor of a subclass requires may be left out: a Trainer that takes the accelerator
-    sets it. ``setup`` and the three steps may be written without ``model`` and ``args``.
+    A required constructor argument ``trainer`` of a subclass may be left out: the Trainer sets it when it gets the
+    accelerator. ``setup`` and the three steps may be written without ``model`` and ``args``.
 
     Args:
-        trainer: kept as an attribute.
-        cluster_environment: which process of the job this is; ``None``: as the Trainer is told, or as it is detected.
+        trainer: stored as an attribute.
+        cluster_environment: provides the ranks; ``None``: the Trainer's, or the detected one.
         ddp_plugin: how DDP wraps the model.
 
     Attributes:
-        trainer: the Trainer that runs; one that has taken the accelerator replaces what the constructor was given.
-        nickname: what ``distributed_backend`` says.
-        train_loop, validation_loop, test_loop: other names of :meth:`train_or_test`.
-        step_args: the arguments of the step that runs: batch, batch_idx and what else it takes.
-        hardware: the name of today's accelerator.
-        strategy_name: the registered name of today's strategy.
-        made_by_cluster: whether the processes are started by a cluster, never from here.
+        trainer: the running Trainer; a Trainer that gets the accelerator replaces the constructor's argument.
+        nickname: the name in ``distributed_backend``. train_loop, validation_loop, test_loop: other names of
+        :meth:`train_or_test`.
+        step_args: the arguments of the running step: batch, batch_idx and so on.
+        hardware: the name of the present accelerator.
+        strategy_name: the registered name of the present strategy.
+        made_by_cluster: whether a cluster starts the processes, never this program.
     """
 
     hardware = "auto"
@@ -90,7 +90,7 @@ class Accelerator(AsksStrategy, metaclass=_LateBound):
 
     @property
     def strategy(self) -> Any:
-        """Today's strategy, whose methods call this accelerator."""
+        """The present strategy, whose methods call this accelerator."""
         if self._strategy is None:
             self.ddp_plugin = self.ddp_plugin or DDPPlugin()
             self.ddp_plugin.accelerator = self
@@ -98,26 +98,26 @@ class Accelerator(AsksStrategy, metaclass=_LateBound):
         return self._strategy
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the arguments of today's Trainer that this accelerator stands for.
+        """Return the present Trainer's arguments for this accelerator.
 
         Raises:
             ConfigurationError: its hardware, or the package for it, is missing.
         """
-        choose(self.hardware)  # raises that error, before the strategy for the hardware is made
-        self.strategy.engine = None  # that of a loop of the user's has ended
+        choose(self.hardware)  # raises that error before the strategy for the hardware is created
+        self.strategy.engine = None  # a user's loop with its own engine has ended
         found = {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [EpochEnds(in_evaluation=False)]}
         return found if (devices := getattr(self, "nprocs", None)) is None else {**found, "devices": devices}
 
     @property
     def cluster_environment(self) -> Any:
-        """Which process of the job this is: as it was passed, or as the Trainer was told or has found out."""
+        """The cluster environment: the constructor's, the Trainer's, or the detected one."""
         return self._cluster or getattr(self._strategy, "environment", None)
 
     @cluster_environment.setter
     def cluster_environment(self, given: Any) -> None:
         self._cluster = given
 
-    # ---- what an accelerator knows -----------------------------------------------------------------------------------
+    # ---- facts of an accelerator -------------------------------------------------------------------------------------
 
     @property
     def dist(self) -> Any:
@@ -133,14 +133,14 @@ class Accelerator(AsksStrategy, metaclass=_LateBound):
 
     @property
     def rpc_enabled(self) -> bool:
-        """Whether processes call each other by RPC: they never do."""
+        """Whether processes use RPC: never."""
         return False
 
     require_distributed_sampler = reads("strategy.facts.is_distributed")
     """Whether each rank gets its part of the samples."""
 
     def get_reference_model(self, model: Any) -> Any:
-        """Return the user's module in place of what is wrapped around it."""
+        """Return the user's module inside its wrapper."""
         return self.strategy.lightning_module if model is self.strategy.model else model
 
     def get_device_ids(self) -> list[int] | None:
@@ -151,12 +151,12 @@ class Accelerator(AsksStrategy, metaclass=_LateBound):
     # ---- set-up, the run and its end ---------------------------------------------------------------------------------
 
     def setup(self, model: Any = None) -> None:
-        """Take the model and make the run ready: processes, device, precision, the wrapper around the model.
+        """Set the model and prepare the run: processes, device, precision, the wrapper around the model.
 
-        Without a Trainer, it starts the processes and makes the optimizers too, for a loop of the user's.
+        Without a Trainer, it also starts the processes and creates the optimizers, for a user's loop.
 
         Args:
-            model: ``None``: the one that the Trainer runs.
+            model: the model; ``None``: the Trainer's.
         """
         strategy = self.strategy
         if strategy.trainer is not None:
@@ -173,7 +173,7 @@ class Accelerator(AsksStrategy, metaclass=_LateBound):
         self.strategy.usual.model_to_device()
 
     def init_ddp_connection(self, global_rank: int, world_size: int, is_slurm_managing_tasks: bool = True) -> None:
-        """Let the processes meet."""
+        """Create the process group."""
         environment = self.cluster_environment
         self.ddp_plugin.init_ddp_connection(self.trainer, environment, global_rank, world_size, is_slurm_managing_tasks)
 
@@ -181,21 +181,21 @@ class Accelerator(AsksStrategy, metaclass=_LateBound):
     """``configure_ddp(model, device_ids)``: return what exchanges gradients around ``model``."""
 
     def setup_optimizers(self, model: Any = None) -> None:
-        """Make the optimizers of a fit, once; a run that does not train has none."""
+        """Create the optimizers of a fit, once; a run without training has none."""
         trainer = self.strategy.trainer
         if (trainer is None or trainer.progress.fn == "fit") and self.strategy.once("optimizers"):
             self.strategy.make_optimizers(trainer)
             self.ddp_plugin.on_after_setup_optimizers(trainer)
 
     def train(self) -> Any:
-        """Run what the Trainer has begun, from its first batch to its last, and return its results."""
+        """Run the Trainer's current run, from its first batch to its last, and return its results."""
         return self.train_or_test()
 
     def train_or_test(self) -> Any:
         """Run the loop of this run: a training, or a validation or a test; return its results."""
         return self.strategy.run_stage()
 
-    # ---- a step: ``args`` is the batch, its index and what else the module's step takes ------------------------------
+    # ---- a step: ``args`` contains the batch, its index and the step's further arguments -----------------------------
 
     training_step = _runs("training_step", "train_step_context")
     validation_step = _runs("validation_step", "val_step_context")
@@ -204,13 +204,13 @@ class Accelerator(AsksStrategy, metaclass=_LateBound):
     def _step(self, name: str, context: str, args: list[Any] | None) -> Any:
         batch, *others = self.step_args if args is None else args
         strategy = self.strategy
-        if strategy.driver.transfer is None:  # a loop of the user's
+        if strategy.driver.transfer is None:  # a user's loop
             batch = self.batch_to_device(batch, self.root_device)
         with getattr(strategy.precision_plugin, context)():
             return strategy.run_module(name, batch, *others)
 
     def batch_to_device(self, batch: Any, device: torch.device) -> Any:
-        """Return the batch on ``device``, by the transfer hook of the module."""
+        """Return the batch on ``device``, using the module's transfer hook."""
         return self.strategy.usual.batch_to_device(batch, device, self.strategy.dataloader_idx)
 
     def backward(
@@ -224,17 +224,17 @@ class Accelerator(AsksStrategy, metaclass=_LateBound):
     def optimizer_step(
         self, optimizer: Optimizer, batch_idx: int, opt_idx: int, lambda_closure: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Step ``optimizer`` in the precision of the run; version 1.0 had this method."""
+        """Step ``optimizer`` in the run's precision; version 1.0 had this method."""
         return self.strategy.usual.optimizer_step(optimizer, lambda_closure, self.strategy.model, **kwargs)
 
     def optimizer_zero_grad(self, batch_idx: int, optimizer: Optimizer, opt_idx: int) -> None:
-        """Clear the gradients by the module's hook of this name; version 1.0 had this method."""
+        """Clear the gradients with the module's hook of this name; version 1.0 had this method."""
         trainer = self.strategy.trainer
         epoch = 0 if trainer is None else trainer.current_epoch
         self.strategy.lightning_module.optimizer_zero_grad(epoch, batch_idx, optimizer)
 
     def clip_gradients(self, optimizer: Optimizer, clip_val: float | None = None) -> Any:
-        """Clip the gradients of the optimizer by their norm; ``None``: as the Trainer is told; 0 clips nothing."""
+        """Clip the optimizer's gradients by their norm; ``None``: the Trainer's value; 0: no clipping."""
         strategy = self.strategy
         if clip_val is None and strategy.trainer is not None:
             clip_val = strategy.trainer.settings.gradient_clip_val
@@ -244,12 +244,12 @@ class Accelerator(AsksStrategy, metaclass=_LateBound):
         return strategy.usual.clip_gradients_norm(strategy.lightning_module, optimizer, clip_val, *args, **kwargs)
 
     def sync_tensor(self, tensor: Tensor, group: Any = None, reduce_op: Any = None) -> Tensor:
-        """Return one tensor for all ranks: their sum, or what ``reduce_op`` says."""
+        """Reduce a tensor over all ranks: their sum, or ``reduce_op``."""
         reduced: Tensor = self.strategy.usual.reduce(tensor, group, "sum" if reduce_op is None else reduce_op)
         return reduced
 
     def early_stopping_should_stop(self, pl_module: nn.Module) -> bool:
-        """Whether the run ends, because any rank was asked to stop."""
+        """Whether the run ends because any rank was asked to stop."""
         return bool(self.strategy.usual.reduce_boolean_decision(self.trainer.should_stop, all=False))
 
     block_ddp_plugin_sync_behaviour = calls("block_backward_sync")
@@ -258,7 +258,7 @@ class Accelerator(AsksStrategy, metaclass=_LateBound):
     """``optimizer_state(optimizer)``: return the complete state; every rank must call it."""
 
     def on_train_epoch_end(self, outputs: Any = None) -> None:
-        """An epoch of training has ended: called after the callbacks' and the module's hook of this name."""
+        """Called after a training epoch, after the callbacks' and the module's hook of this name."""
 
     def on_train_end(self) -> None:
-        """Training has ended."""
+        """Called after training."""

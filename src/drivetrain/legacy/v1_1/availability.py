@@ -1,4 +1,4 @@
-"""Whether optional packages can be imported, by the names of the 1.1 generation."""
+"""Flags for importable optional packages, with the names of the 1.1 generation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = [
     "TPU_AVAILABLE", "XLA_AVAILABLE",
 ]  # fmt: skip
 
-APEX_AVAILABLE = True  # torch's own automatic mixed precision computes in its place
+APEX_AVAILABLE = True  # torch's own automatic mixed precision replaces it
 NATIVE_AMP_AVAILABLE = True
-HOROVOD_AVAILABLE = True  # without the package, torch.distributed exchanges
+HOROVOD_AVAILABLE = True  # without the package, torch.distributed is used
 HYDRA_AVAILABLE = _module_available("hydra")
-FAIRSCALE_AVAILABLE = False  # the plugins on top of it do not exist
+FAIRSCALE_AVAILABLE = False  # there are no plugins for it
 TPU_AVAILABLE = XLA_AVAILABLE = _module_available("torch_xla")

@@ -1,4 +1,4 @@
-"""The Trainer's flags of the 1.1 generation as today's arguments, with an accelerator of that time."""
+"""The Trainer's flags of the 1.1 generation, converted to present arguments with an accelerator of that generation."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ BACKENDS: dict[str, type[Accelerator]] = {
 
 
 def translated(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return today's arguments for the flags of that time that were ``given``; others are today's already.
+    """Convert the earlier flags in ``given`` to present arguments; other arguments are already present ones.
 
     Raises:
-        ConfigurationError: a flag's value means nothing.
-        NotSupportedError: a flag that this version cannot honour.
+        ConfigurationError: a flag has an invalid value.
+        NotSupportedError: this version does not support a flag.
     """
     if (automatic := given.get("automatic_optimization")) is not None:
         rank_zero_warn(
@@ -58,7 +58,7 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the accelerator, the devices, the precision and what else of ``plugins`` is left."""
+    """Return the accelerator, the devices, the precision and the remaining ``plugins``."""
     given = flags["accelerator"] or flags["distributed_backend"]
     plugins = flags["plugins"] or []
     plugins = list(plugins) if isinstance(plugins, (list, tuple)) else [plugins]
@@ -67,7 +67,7 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     if len(wraps) > 1:
         raise ConfigurationError(f"Trainer(plugins=...) got {len(wraps)} plugins for DDP. Keep one.")
     hardware, devices = _devices(flags)
-    if given in ("cpu", "gpu", "tpu", "auto"):  # today's argument
+    if given in ("cpu", "gpu", "tpu", "auto"):  # already a present argument
         hardware, given = str(given), None
     if not isinstance(given, Accelerator):
         several = flags["num_nodes"] > 1 or not later.is_one(devices.get("devices", 1))
@@ -78,14 +78,14 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     if wraps:
         given.ddp_plugin = wraps[0]
     if getattr(given, "nprocs", None) is not None and flags["num_processes"] == 1:
-        devices = {}  # it says how many
+        devices = {}  # it includes the number
     rest = [each for each in plugins if not isinstance(each, (DDPPlugin, NativeAMPPlugin))]
     precision = precision_plugin_of(later.precision_of(flags)).today.name
     return {"accelerator": given, "precision": precision, **devices, **({"plugins": rest} if rest else {})}
 
 
 def _devices(flags: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the name of today's accelerator, and ``devices`` where the flags say how many."""
+    """Return the name of the present accelerator, and ``devices`` if the flags set their number."""
     if flags["gpus"] not in (None, 0, [], ""):
         return "gpu", {"devices": flags["gpus"]}
     if flags["tpu_cores"]:
@@ -93,11 +93,11 @@ def _devices(flags: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if "devices" in flags:
         return "auto", {"devices": flags["devices"]}
     processes = flags["num_processes"]
-    return "cpu", {} if processes == 1 else {"devices": processes}  # as many as a cluster has started, or one
+    return "cpu", {} if processes == 1 else {"devices": processes}  # the number that a cluster has started, or one
 
 
 def _class_of(given: Any, hardware: str, several: bool) -> type[Accelerator]:
-    """Return the accelerator that was asked for, or the one that several devices had by default."""
+    """Return the requested accelerator, or the default for several devices."""
     if given is None:
         single = {"gpu": named.GPUAccelerator, "cpu": named.CPUAccelerator, "auto": named.CPUAccelerator}
         if hardware == "tpu":

@@ -1,4 +1,4 @@
-"""Functions of ``pytorch_lightning.metrics.functional`` that need not be told the task."""
+"""Functions of ``pytorch_lightning.metrics.functional`` that do not need the task."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 
 def accuracy(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Return the fraction of right predictions: labels, or scores of shape (N, C, ...)."""
+    """Return the fraction of correct predictions, from labels or from scores of shape (N, C, ...)."""
     metric: Any = Accuracy().to(pred.device)  # type: ignore[call-arg]
     metric.update(pred, target)
     fraction: torch.Tensor = metric.compute()
@@ -28,10 +28,10 @@ def accuracy(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
 
 
 def _classified(today: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Return ``today``'s function, told its task by the number of classes."""
+    """Wrap a present function: the number of classes determines its task."""
 
     def call(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if args and isinstance(args[0], str):  # today's call: the task comes first
+        if args and isinstance(args[0], str):  # a present call, with the task first
             args, kwargs = args[1:], {"task": args[0], **kwargs}
         return today(pred, target, **with_task(args, kwargs))
 
@@ -51,7 +51,7 @@ def fbeta(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -
 
 
 def _scored(today: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``today``'s function of scores, whose shape tells the number of classes where the caller does not."""
+    """Wrap a present function of scores: if the caller does not give the number of classes, the scores' shape does."""
     classified = _classified(today)
 
     def call(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -71,18 +71,18 @@ roc = _scored(functional.roc)
 
 
 def multiclass_auroc(pred: torch.Tensor, target: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-    """Return the mean over the classes of the area under each one's ROC curve; ``pred`` has a column for each."""
+    """Return the mean over the classes of the area under their ROC curves; ``pred`` has a column for each class."""
     area: torch.Tensor = auroc(pred, target, **kwargs)
     return area
 
 
 def precision_recall(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-    """Return both."""
+    """Return precision and recall."""
     return precision(pred, target, *args, **kwargs), recall(pred, target, *args, **kwargs)
 
 
 def get_num_classes(pred: torch.Tensor, target: torch.Tensor, num_classes: int | None = None) -> int:
-    """Return ``num_classes``, or as many as the labels need."""
+    """Return ``num_classes``, or the number that the labels need."""
     return int(max(pred.max(), target.max())) + 1 if num_classes is None else num_classes
 
 
@@ -94,8 +94,8 @@ def iou(
     num_classes: int | None = None,
     reduction: str = "elementwise_mean",
 ) -> torch.Tensor:
-    """Return the intersection over union of labels: the mean over the classes, or with "none" one for each."""
-    absent: Any = {"zero_division": absent_score} if absent_score else {}  # not every torchmetrics has it
+    """Return the intersection over union of labels: the mean over the classes, or with "none" one per class."""
+    absent: Any = {"zero_division": absent_score} if absent_score else {}  # some versions of torchmetrics lack it
     return functional.jaccard_index(
         pred, target, "multiclass", num_classes=get_num_classes(pred, target, num_classes), ignore_index=ignore_index,
         average={"elementwise_mean": "macro", "none": "none"}[reduction], **absent,  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ def iou(
 
 
 def stat_scores(pred: torch.Tensor, target: torch.Tensor, class_index: int, argmax_dim: int = 1) -> tuple[Any, ...]:
-    """Return of one class the true and false positives, the true and false negatives, and how often it is true."""
+    """Return the true and false positives, the true and false negatives, and the number of samples of one class."""
     if pred.dim() == target.dim() + 1:
         pred = pred.argmax(argmax_dim)
     said, true = pred == class_index, target == class_index
@@ -113,7 +113,7 @@ def stat_scores(pred: torch.Tensor, target: torch.Tensor, class_index: int, argm
 def stat_scores_multiple_classes(
     pred: torch.Tensor, target: torch.Tensor, num_classes: int | None = None, argmax_dim: int = 1
 ) -> tuple[torch.Tensor, ...]:
-    """Return the five numbers of :func:`stat_scores`, each as one tensor of floats with an element for each class."""
+    """Return the five numbers of :func:`stat_scores`, each as a float tensor with one element per class."""
     if pred.dim() == target.dim() + 1:
         pred = pred.argmax(argmax_dim)
     each = [stat_scores(pred, target, index) for index in range(get_num_classes(pred, target, num_classes))]

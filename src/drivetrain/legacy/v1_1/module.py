@@ -1,6 +1,6 @@
-"""LightningModule, LightningDataModule and Callback of the 1.1 generation: those of the next one, which had the same.
+"""LightningModule, LightningDataModule and Callback of the 1.1 generation: the same as those of 1.3.
 
-What a module of that time may do besides is to be seen in :mod:`drivetrain.legacy.v1_1.results`.
+Further results of a 1.1 module's steps are in :mod:`drivetrain.legacy.v1_1.results`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The named accelerators of the 1.1 generation, each on top of one of today's strategies."""
+"""The named accelerators of the 1.1 generation, each based on a present strategy."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ class _Spawns(Accelerator):
     """Starts its processes from this one.
 
     Args:
-        trainer, cluster_environment, ddp_plugin: as for :class:`Accelerator`.
-        nprocs: how many processes; ``None``: as many as the Trainer is told.
+        trainer, cluster_environment, ddp_plugin: as for :class:`Accelerator`. nprocs: the number of processes;
+        ``None``: the Trainer's number.
     """
 
     strategy_name = "ddp_spawn"
@@ -37,25 +37,25 @@ class GPUAccelerator(Accelerator):
 
 
 class DataParallelAccelerator(Accelerator):
-    """One process on all devices of the machine: each works on its part of every batch."""
+    """One process for all devices of the machine: each computes on its part of every batch."""
 
     strategy_name, nickname = "dp", "dp"
 
 
 class DDPAccelerator(Accelerator):
-    """A process for each device, each of which runs the program; gradients are averaged."""
+    """One process per device, each of which runs the program; gradients are averaged."""
 
     nickname = "ddp"
 
 
 class DDP2Accelerator(Accelerator):
-    """A process for each machine, which works on all devices there; gradients are averaged between machines."""
+    """One process per machine, for all devices there; gradients are averaged between machines."""
 
     strategy_name, nickname = "ddp2", "ddp2"
 
 
 class DDPSpawnAccelerator(_Spawns):
-    """:class:`DDPAccelerator` whose processes are started from this one."""
+    """:class:`DDPAccelerator` with processes started from this one."""
 
     nickname = "ddp"
 
@@ -67,7 +67,7 @@ class DDPCPUSpawnAccelerator(_Spawns):
 
 
 class DDPHPCAccelerator(Accelerator):
-    """:class:`DDPAccelerator` in processes that a cluster has started."""
+    """:class:`DDPAccelerator` with processes started by a cluster."""
 
     nickname, made_by_cluster = "ddp", True
 
@@ -85,6 +85,6 @@ class HorovodAccelerator(Accelerator):
 
 
 class TPUAccelerator(Accelerator):
-    """A process for each core of a TPU, by ``torch_xla``."""
+    """One process per TPU core, by ``torch_xla``."""
 
     hardware, strategy_name = "tpu", "xla"

@@ -9,10 +9,10 @@ from drivetrain.legacy.v1_3.training_type_plugins import shard_optimizers
 
 
 class DDPPlugin(OfAccelerator):
-    """How DDP wraps the model; a subclass may override :meth:`configure_ddp` and :meth:`init_ddp_connection`.
+    """Wraps the model in DDP; a subclass may override :meth:`configure_ddp` and :meth:`init_ddp_connection`.
 
     Args:
-        kwargs: arguments of ``DistributedDataParallel``. ``find_unused_parameters`` is True by default, as it was.
+        kwargs: arguments of ``DistributedDataParallel``. ``find_unused_parameters`` is True by default, as in 1.1.
     """
 
     passing = "Pass it to a Trainer, in plugins=[{name}()]."
@@ -21,38 +21,38 @@ class DDPPlugin(OfAccelerator):
         self._ddp_kwargs: dict[str, Any] = {"find_unused_parameters": True, **kwargs}
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the arguments of today's Trainer that this plugin stands for, passed alone in ``plugins=``."""
-        from drivetrain.legacy.v1_1.named import DDPAccelerator  # here, because it imports this file
+        """Return the present Trainer's arguments for this plugin, when it is passed alone in ``plugins=``."""
+        from drivetrain.legacy.v1_1.named import DDPAccelerator  # imported here, because it imports this file
 
         return DDPAccelerator(ddp_plugin=self).as_settings()
 
     def configure_ddp(self, model: Any, device_ids: list[int] | None) -> Any:
-        """Return the object around ``model`` that exchanges gradients."""
+        """Return the wrapper around ``model`` that exchanges gradients."""
         return self.strategy.usual._wrapped(model)
 
     def init_ddp_connection(
         self, trainer: Any, cluster_environment: Any, global_rank: int, world_size: int,
         is_slurm_managing_tasks: bool = True,
     ) -> None:  # fmt: skip
-        """Let the processes meet."""
+        """Create the process group."""
         self.strategy.usual._meet()
 
     def on_after_setup_optimizers(self, trainer: Any) -> None:
-        """The optimizers are there, and the processes have met."""
+        """Called when the optimizers and the process group exist."""
 
     optimizer_state = calls("strategy.usual.optimizer_state")
     """``optimizer_state(optimizer)``: return the complete state; every rank must call it."""
 
 
 class DDPShardedPlugin(DDPPlugin):
-    """:class:`DDPPlugin` with the optimizers' states sharded over the ranks by ``ZeroRedundancyOptimizer``."""
+    """:class:`DDPPlugin` with optimizer states sharded over the ranks by ``ZeroRedundancyOptimizer``."""
 
     def on_after_setup_optimizers(self, trainer: Any) -> None:
         shard_optimizers(self.strategy)
 
 
 class NativeAMPPlugin:
-    """torch's automatic mixed precision: today's ``precision="16-mixed"``."""
+    """torch's automatic mixed precision, now ``precision="16-mixed"``."""
 
     precision = "16-mixed"
 
@@ -60,9 +60,9 @@ class NativeAMPPlugin:
         self.trainer = trainer
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the arguments of today's Trainer that this plugin stands for."""
+        """Return the present Trainer's arguments for this plugin."""
         return {"precision": self.precision}
 
 
 class ApexPlugin(NativeAMPPlugin):
-    """NVIDIA's Apex in its time; today torch's own automatic mixed precision computes."""
+    """Formerly NVIDIA's Apex; now torch's own automatic mixed precision is used."""

@@ -1,4 +1,4 @@
-"""What a step of the 1.0 and 1.1 generations may return: a loss, and values to log with their options."""
+"""Results of a step in the 1.0 and 1.1 generations: a loss, and values to log with their options."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _GONE = ("tbptt_reduce_fx", "tbptt_pad_token", "sync_fn", "dataloader_idx")
 
 
 class Result(dict[str, Any]):
-    """A dictionary whose items are attributes too; :meth:`log` says which of them are logged.
+    """A dictionary with its items as attributes; :meth:`log` marks items to be logged.
 
     Args:
-        minimize: the loss; ``None``: this is no training step, or it optimizes by hand.
-        early_stop_on, checkpoint_on: logged under these names, for callbacks.
-        hiddens: of a part of a sequence, for the next part.
+        minimize: the loss; ``None``: not a training step, or manual optimization. early_stop_on, checkpoint_on: logged
+        under these names, for callbacks.
+        hiddens: the hidden state of a part of a sequence, for the next part.
     """
 
     on_step, on_epoch = False, True
@@ -46,7 +46,7 @@ class Result(dict[str, Any]):
         self["loss" if name == "minimize" else name] = value
 
     def log(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        """Keep ``value``, and log it as ``self.log(name, value, ...)`` of the module would."""
+        """Store ``value``, and log it like the module's ``self.log(name, value, ...)``."""
         self[name] = value.detach() if isinstance(value, Tensor) else value
         order = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx")
         given = {**dict(zip(order, args, strict=False)), **options}
@@ -54,12 +54,12 @@ class Result(dict[str, Any]):
         self._options[name] = {**own, **{key: each for key, each in given.items() if key not in _GONE}}
 
     def log_dict(self, dictionary: dict[str, Any], *args: Any, **options: Any) -> None:
-        """:meth:`log` for each item."""
+        """Call :meth:`log` for each item."""
         for name, value in dictionary.items():
             self.log(name, value, *args, **options)
 
     def logged_by(self, module: Any) -> dict[str, Any]:
-        """Log the values by ``module``, and return all items as a plain dictionary."""
+        """Log the values with ``module``, and return all items as a plain dictionary."""
         own = vars(module)
         if not own.get("_has_warned_of_results"):
             own["_has_warned_of_results"] = True
@@ -74,7 +74,7 @@ class Result(dict[str, Any]):
 
     @classmethod
     def of_epoch(cls, outputs: Sequence[dict[str, Any]]) -> Result:
-        """Return the outputs of an epoch's steps as one object: for each name, a tensor of all values, or a list."""
+        """Combine the outputs of an epoch's steps: for each name, a tensor of all values, or a list."""
         found = cls()
         for name in outputs[0] if outputs else ():
             values = [each[name] for each in outputs if name in each]
@@ -84,13 +84,13 @@ class Result(dict[str, Any]):
 
 
 class TrainResult(Result):
-    """What a ``training_step`` may return; its values are logged for each step by default."""
+    """A result of ``training_step``; its values are logged for each step by default."""
 
     on_step, on_epoch = True, False
 
 
 class EvalResult(Result):
-    """What a ``validation_step`` or a ``test_step`` may return; its values are logged for each epoch by default.
+    """A result of ``validation_step`` or ``test_step``; its values are logged for each epoch by default.
 
     Args:
         early_stop_on, checkpoint_on, hiddens: as for :class:`Result`.

@@ -1,6 +1,6 @@
-"""The table of the modules of Lightning 1.1 that ``drivetrain exec --generation 1.1`` serves; it is that of 1.0, too.
+"""The table of the modules of Lightning 1.1, and also 1.0, for ``drivetrain exec --generation 1.1``.
 
-See :mod:`drivetrain.compat.rows` for how a row is written; "=" is the row of Lightning 1.3.
+See :mod:`drivetrain.compat.rows` for the format of a row; "=" is the row of Lightning 1.3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Today's strategies whose methods call an accelerator of the 1.1 generation, which does the whole job.
+"""Present strategies whose methods call an accelerator of the 1.1 generation, which runs the complete job.
 
-A method of the accelerator that the user does not override calls ``strategy.usual``: the method of today's strategy.
+The accelerator's default methods call ``strategy.usual``: the methods of the present strategy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from drivetrain.legacy.v1_3.stepping import Stepped
 
 
 class Driven(Stepped):
-    """The mixin: ``adapted(Driven, "ddp", accelerator)`` is ``DDPStrategy`` whose methods call ``accelerator``."""
+    """The mixin: ``adapted(Driven, "ddp", accelerator)`` is a ``DDPStrategy`` whose methods call ``accelerator``."""
 
     epoch_ends_last = False
     environment: Any = None
@@ -54,11 +54,11 @@ class Driven(Stepped):
         if defined_by_user(self.source, "sync_tensor"):
             self.lightning_module.log = self.log_of_run = log_through(self.source, self.lightning_module)
         self.call("setup", self.lightning_module)
-        self.prepare()  # where a setup of the user's has not
+        self.prepare()  # if a user's setup has not done it
 
     def setup_optimizers(self, trainer: Any) -> None:
         self.source.setup_optimizers(self.lightning_module)
-        if self.once("optimizers"):  # an override has made none
+        if self.once("optimizers"):  # an override has created none
             self.make_optimizers(trainer)
 
     def model_to_device(self) -> None:
@@ -72,7 +72,7 @@ class Driven(Stepped):
         """Run the loop of this run, and return its results.
 
         Raises:
-            ConfigurationError: no Trainer has begun one.
+            ConfigurationError: no Trainer has started a run.
         """
         if self.loop is None:
             name = type(self.source).__name__
@@ -87,9 +87,9 @@ class Driven(Stepped):
             del self.lightning_module.log
         self.log_of_run = None
         super().teardown()
-        self.trainer = None  # the accelerator's next set-up may be in a loop of the user's
+        self.trainer = None  # the accelerator may be set up in a user's loop next
 
-    # ---- what happens in a step --------------------------------------------------------------------------------------
+    # ---- inside a step -----------------------------------------------------------------------------------------------
 
     asked: str | None = None
     dataloader_idx = 0
@@ -98,14 +98,14 @@ class Driven(Stepped):
     def ask(self, name: str, arguments: dict[str, Any]) -> Any:
         self.asked, self.source.step_args = name, list(arguments.values())
         output = self.call(name, self.source.step_args)
-        self.asked, self.source.step_args = None, []  # or the batch would stay in memory until the next one
+        self.asked, self.source.step_args = None, []  # otherwise the batch would stay in memory until the next one
         if not isinstance(output, Result):
             return output
         self.results_of |= {name}
         return output.logged_by(self.lightning_module)
 
     def run_module(self, name: str, *args: Any) -> Any:
-        self.asked = None  # a call of the wrapper is its forward pass from here on
+        self.asked = None  # from here on, calling the wrapper runs its forward pass
         return super().run_module(name, *args)
 
     def epoch_outputs(self, name: str, outputs: list[Any]) -> Any:
@@ -143,7 +143,7 @@ class Driven(Stepped):
         wrapped: nn.Module = self.usual.setup_module(module, move_to_device)
         if wrapped is module and "ddp" not in self.source.strategy_name:
             return module
-        return that_runs_steps(wrapped, module, self)  # DDP leaves the module as it is in an evaluation
+        return that_runs_steps(wrapped, module, self)  # in an evaluation, DDP does not wrap the module
 
     block_backward_sync = calls("source.block_ddp_plugin_sync_behaviour")
     reduce = calls("source.sync_tensor")

@@ -1,4 +1,4 @@
-"""``self.log(sync_dist=True)`` through the ``sync_tensor`` of an accelerator of the 1.1 generation."""
+"""``self.log(sync_dist=True)`` through an accelerator's ``sync_tensor``, for the 1.1 generation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _OPTIONS = list(inspect.signature(LightningModule.log).parameters)[3:]  # after 
 
 
 def log_through(accelerator: Any, module: Any) -> Callable[..., None]:
-    """Return ``module.log`` for a run whose accelerator has a ``sync_tensor`` of the user's.
+    """Return ``module.log`` for a run whose accelerator overrides ``sync_tensor``.
 
-    With ``sync_dist=True`` it logs what ``sync_tensor`` returns, on every rank. Metric objects exchange their own
-    states, as always.
+    With ``sync_dist=True`` it logs the result of ``sync_tensor``, on every rank. Metric objects exchange their own
+    states, as usual.
     """
     usual = module.log
 

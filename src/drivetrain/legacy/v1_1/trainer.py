@@ -1,4 +1,4 @@
-"""The Trainer of the 1.1 generation: its flags, its calls and its properties, on today's Trainer."""
+"""The Trainer of the 1.1 generation: its flags, methods and properties, on the present Trainer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from drivetrain.legacy.v1_3.trainer import FlaggedTrainer, signature_of
 
 
 class Trainer(FlaggedTrainer):
-    """Today's Trainer with the flags of the 1.1 generation; each one that is deprecated says what to write instead.
+    """The present Trainer with the flags of the 1.1 generation; a warning for each deprecated flag names its
+    replacement.
 
-    Flags that were not given have the defaults of that time. Today's arguments work too.
+    Omitted flags have the defaults of that generation. Present arguments work too.
     """
 
     flags_of_that_time = flags.FLAGS
@@ -29,7 +30,7 @@ class Trainer(FlaggedTrainer):
         return flags.translated(given)
 
     def fit(self, model: Any, *args: Any, **more: Any) -> Any:
-        """Train ``model``; returns 1, as it did."""
+        """Train ``model``; return 1, as in 1.1."""
         if (automatic := self._flags["automatic_optimization"]) is not None:
             model.automatic_optimization = automatic
         return super().fit(model, *args, **more)
@@ -51,7 +52,9 @@ class Trainer(FlaggedTrainer):
         return self.strategy.facts.is_distributed or self.distributed_backend == "dp"
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the loop of the run that :meth:`fit` has begun: for an accelerator's ``train``; so are the two others."""
+        """Run the loop that :meth:`fit` has started, for an accelerator's ``train``; the next two methods do the
+        same.
+        """
         return self.accelerator_backend.train_or_test()
 
     run_test = run_evaluation = train

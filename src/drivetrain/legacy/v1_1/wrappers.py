@@ -1,4 +1,4 @@
-"""What is wrapped around the module in the 1.1 generation: ``trainer.model``, which runs the module's steps."""
+"""``trainer.model`` in the 1.1 generation: the module's wrapper, which also runs the module's steps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _STEPS = ("training_step", "validation_step", "test_step")
 
 
 class _RunsSteps:
-    """Comes before a wrapper's class: calling the wrapper in a step of the accelerator runs that step of the module.
+    """Precedes a wrapper's class: in a step of the accelerator, calling the wrapper runs that step of the module.
 
-    It has the module's steps as methods, too. Both go through the wrapper, as a forward pass.
+    It also has the module's steps as methods. Both go through the wrapper, as a forward pass.
     """
 
     strategy_of_run: Any
@@ -42,7 +42,7 @@ class Plain(nn.Module):
 
 
 def that_runs_steps(wrapped: nn.Module, module: nn.Module, strategy: Any) -> nn.Module:
-    """Return ``wrapped`` itself, made to run the steps of ``module``; if it is the module, a wrapper around it."""
+    """Return ``wrapped``, extended to run the steps of ``module``; if it is the module itself, wrap it first."""
     if wrapped is module:
         wrapped = Plain(module)
     wrapper: Any = type(wrapped)

@@ -1,4 +1,4 @@
-"""The API of the 1.3 generation: accelerators made of two plugins, on today's Trainer."""
+"""The API of the 1.3 generation: accelerators composed of two plugins, on the present Trainer."""
 
 from __future__ import annotations
 

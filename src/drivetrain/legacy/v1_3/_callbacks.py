@@ -16,14 +16,13 @@ from drivetrain.legacy.v1_3.module import Callback
 
 
 class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
-    """Today's, which also takes ``every_n_val_epochs`` and ``period``.
+    """The present ModelCheckpoint with the further arguments ``every_n_val_epochs`` and ``period``.
 
-    Without ``monitor``, it watches "val_loss" from the first save on at which that was logged.
+    Without ``monitor``, it monitors "val_loss" from the first save after that was logged.
 
     Args:
-        save_top_k: ``None``: only one checkpoint.
-        every_n_val_epochs, period: today's ``every_n_epochs``.
-        kwargs: today's arguments.
+        save_top_k: ``None``: only one checkpoint. every_n_val_epochs, period: now ``every_n_epochs``.
+        kwargs: present arguments.
     """
 
     watched_by_default: ClassVar[tuple[str, ...]] = ("val_loss",)
@@ -56,7 +55,7 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        return self._key  # with the monitor that was passed, whichever was found meanwhile
+        return self._key  # from the ``monitor`` argument, whichever is used now
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.monitor = self.monitor or state_dict.get("monitor")
@@ -75,7 +74,9 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
         return metrics
 
     def format_checkpoint_name(self, *args: Any, **kwargs: Any) -> str:
-        """Today's, which may also get the epoch, or the epoch and the step, before the metrics, and ``ver`` after."""
+        """Do the same with earlier signatures: the epoch, or the epoch and the step, before the metrics, and ``ver``
+        after.
+        """
         counts = dict(zip(("epoch", "step"), takewhile(lambda value: isinstance(value, int), args), strict=False))
         given = dict(zip(("metrics", "filename", "ver"), args[len(counts) :], strict=False))
         if isinstance(given.get("filename"), int):
@@ -87,9 +88,9 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
 
 
 class EarlyStopping(drivetrain.callbacks.EarlyStopping):
-    """Today's, which watches "early_stop_on" by default, for a small value.
+    """The present EarlyStopping, which monitors "early_stop_on" by default; lower values are better.
 
-    Args: those of today.
+    Args: as for the present class.
     """
 
     def __init__(
@@ -100,11 +101,11 @@ class EarlyStopping(drivetrain.callbacks.EarlyStopping):
 
 
 class StochasticWeightAveraging(drivetrain.callbacks.StochasticWeightAveraging):
-    """Today's, in which ``swa_lrs`` may be left out.
+    """The present StochasticWeightAveraging, with optional ``swa_lrs``.
 
     Args:
-        swa_lrs: ``None``: the learning rates that the optimizer has when the averages begin.
-        kwargs: today's arguments.
+        swa_lrs: ``None``: the optimizer's learning rates when averaging begins.
+        kwargs: present arguments.
     """
 
     def __init__(self, swa_epoch_start: int | float = 0.8, swa_lrs: Any = None, **kwargs: Any) -> None:
@@ -118,13 +119,13 @@ class StochasticWeightAveraging(drivetrain.callbacks.StochasticWeightAveraging):
 
 
 class LambdaCallback(Callback):
-    """A function for each hook that is given.
+    """Calls a function for each given hook.
 
     Args:
-        functions: by the name of a hook of that time, a function with that hook's arguments.
+        functions: by the name of a hook of that generation, a function with that hook's arguments.
 
     Raises:
-        UnknownArgumentError: there is no such hook.
+        UnknownArgumentError: the hook does not exist.
     """
 
     def __init__(self, **functions: Any) -> None:
@@ -139,7 +140,7 @@ _HOOKS = sorted(name for name in dir(Callback) if name.startswith("on_") or name
 
 
 def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``function`` as a method that is called with today's arguments."""
+    """Return ``function`` as a method that is called with the present arguments."""
 
     def method(self: Any, *args: Any) -> Any:
         return function(*args)
@@ -148,13 +149,13 @@ def _method(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     try:
         taken = inspect.signature(function).parameters.values()
         method.__signature__ = inspect.Signature([own, *taken])  # type: ignore[attr-defined]
-    except ValueError:  # a builtin does not say what it takes
+    except ValueError:  # a builtin without a signature
         return method
     return hooks.adapted(method, *hooks.OF_CALLBACKS[name]) if name in hooks.OF_CALLBACKS else method
 
 
 class GPUStatsMonitor(drivetrain.callbacks.DeviceStatsMonitor):
-    """Today's DeviceStatsMonitor; its arguments chose among statistics, and today all are logged."""
+    """The present DeviceStatsMonitor; its earlier arguments selected statistics, and now all are logged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         rank_zero_warn("GPUStatsMonitor is deprecated. Write DeviceStatsMonitor().", FutureWarning)

@@ -1,4 +1,4 @@
-"""Accelerators of the 1.3 generation: one kind of hardware, a precision plugin and a training-type plugin."""
+"""Accelerators of the 1.3 generation: an accelerator, a precision plugin and a training-type plugin."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def _runs(step: str, context: str) -> Any:
 
 
 class Accelerator:
-    """An accelerator of the 1.3 generation; the Trainer fills in devices, ranks and cluster when it takes it.
+    """An accelerator of the 1.3 generation; the Trainer sets devices, ranks and cluster.
 
     Args:
-        precision_plugin: how numbers are kept: a plugin, one of today's precisions, or its name.
-        training_type_plugin: how the model is spread over devices: a plugin, or the name of a strategy.
+        precision_plugin: a plugin, a present precision, or its name.
+        training_type_plugin: a plugin, or the name of a strategy.
     """
 
     hardware = "auto"
@@ -50,7 +50,7 @@ class Accelerator:
 
     @property
     def strategy(self) -> Any:
-        """Today's strategy, whose methods call this accelerator."""
+        """The present strategy, whose methods call this accelerator."""
         if self._strategy is None:
             plugin, precision = self.training_type_plugin, self.precision_plugin.today
             arguments = {**plugin.strategy_arguments(), "precision_plugin": precision}
@@ -58,29 +58,29 @@ class Accelerator:
         return self._strategy
 
     def __getattr__(self, name: str) -> Any:
-        """What today's accelerator knows besides, such as ``supports_float64``."""
+        """Return other members of the present accelerator, such as ``supports_float64``."""
         if name.startswith("_") or "precision_plugin" not in self.__dict__ or self.strategy.accelerator is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
         return getattr(self.strategy.accelerator, name)
 
     def take_precision(self, today: Any) -> None:
-        """Use the precision that the Trainer has chosen, where it is not the plugin's."""
+        """Use the precision that the Trainer has chosen, if it differs from the plugin's."""
         if self.precision_plugin.today is not today:
             self.precision_plugin = precision_plugin_of(today)
             self.precision_plugin.accelerator = self
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the arguments of today's Trainer that this accelerator stands for.
+        """Return the present Trainer's arguments for this accelerator.
 
         Raises:
             ConfigurationError: its hardware, or the package for it, is missing.
         """
-        choose(self.hardware)  # raises that error, before the strategy for the hardware is made
-        self.strategy.engine = None  # that of a loop of the user's has ended
+        choose(self.hardware)  # raises that error before the strategy for the hardware is created
+        self.strategy.engine = None  # a user's loop with its own engine has ended
         own = {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [EpochEnds()]}
         return {**own, **self.training_type_plugin.settings()}
 
-    # ---- what an accelerator knows -----------------------------------------------------------------------------------
+    # ---- facts of an accelerator -------------------------------------------------------------------------------------
 
     model = reads("training_type_plugin.model", writable=True)
     """The model as it is wrapped."""
@@ -100,10 +100,10 @@ class Accelerator:
     """Whether ``configure_sharded_model`` is still to be called."""
 
     def calls_sharded_hook(self, module: Any) -> bool:
-        """Whether ``configure_sharded_model`` of ``module`` is called: once for a module, whatever trains it."""
+        """Whether to call ``configure_sharded_model`` of ``module``: only once per module."""
         return self.call_configure_sharded_model_hook and getattr(module, "call_configure_sharded_model_hook", True)
 
-    # ---- set-up, in the order in which its methods are called --------------------------------------------------------
+    # ---- set-up, in the order of the calls ---------------------------------------------------------------------------
 
     connect = calls("training_type_plugin.connect")
     """``connect(model)``: take the user's module, before :meth:`setup_environment`."""
@@ -123,7 +123,7 @@ class Accelerator:
     """``setup_training_type_plugin(model)``: let the training-type plugin take the model."""
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Make the optimizers of a fit; a run that does not train has none."""
+        """Create the optimizers of a fit; a run without training has none."""
         if trainer is None or trainer.progress.fn == "fit":
             self.training_type_plugin.init_optimizers(trainer, self.lightning_module)
 
@@ -163,7 +163,7 @@ class Accelerator:
         self.training_type_plugin.pre_dispatch()
         for optimizer in self.optimizers if self.root_device != HOST else ():
             if optimizer.state and not hasattr(optimizer, "consolidate_state_dict"):
-                optimizer.load_state_dict(optimizer.state_dict())  # it brings each tensor to where its parameter is
+                optimizer.load_state_dict(optimizer.state_dict())  # moves each tensor to its parameter's device
         if self.setup_optimizers_in_pre_dispatch:
             self.setup_optimizers(trainer)
         self.precision_plugin.pre_dispatch()
@@ -195,17 +195,17 @@ class Accelerator:
             self.barrier("teardown")
         self.training_type_plugin.teardown()
 
-    # ---- a step: ``step_kwargs`` has "batch", "batch_idx" and what else the module's step takes ----------------------
+    # ---- a step: ``step_kwargs`` contains "batch", "batch_idx" and the step's further arguments ----------------------
 
     def to_device(self, step_kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return ``step_kwargs`` with its batch on the device; a Trainer has moved it already."""
+        """Return ``step_kwargs`` with its batch on the device; in a Trainer it is already there."""
         if self.strategy.driver.transfer is not None:
             return step_kwargs
         batch = self.batch_to_device(step_kwargs["batch"], self.root_device, step_kwargs.get("dataloader_idx"))
         return {**step_kwargs, "batch": batch}
 
     def batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int | None = None) -> Any:
-        """Return the batch on ``device``, by the transfer hooks of the module."""
+        """Return the batch on ``device``, using the module's transfer hooks."""
         return self.strategy.usual.batch_to_device(batch, device, dataloader_idx or 0)
 
     training_step = _runs("training_step", "train_step_context")
@@ -237,7 +237,7 @@ class Accelerator:
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """Compute gradients; while ``should_accumulate`` is true, they stay in this process. Returns the loss."""
+        """Compute gradients; with ``should_accumulate``, they stay in this process. Return the loss."""
         plugin, parties = self.training_type_plugin, (optimizer, optimizer_idx)
         plugin.pre_backward(closure_loss, should_accumulate, *parties)
         module = self.lightning_module
@@ -268,13 +268,13 @@ class Accelerator:
         return self.training_type_plugin.optimizer_step(optimizer, lambda_closure, **kwargs)
 
     def optimizer_zero_grad(self, current_epoch: int, batch_idx: int, optimizer: Optimizer, opt_idx: int) -> None:
-        """Clear the gradients by the module's hook of this name."""
+        """Clear the gradients with the module's hook of this name."""
         self.lightning_module.optimizer_zero_grad(current_epoch, batch_idx, optimizer)
 
     def clip_gradients(
         self, optimizer: Optimizer, clip_val: float | None, gradient_clip_algorithm: str = "norm"
     ) -> Any:
-        """Clip the gradients of this optimizer's parameters; ``None`` and 0 clip nothing."""
+        """Clip the gradients of this optimizer's parameters; ``None`` and 0: no clipping."""
         return self.precision_plugin.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
 
     broadcast = calls("training_type_plugin.broadcast")
@@ -291,13 +291,13 @@ class Accelerator:
     """``optimizer_state(optimizer)``: return the complete state; every rank must call it."""
 
     def on_train_start(self) -> None:
-        """Called after the callbacks' and the module's hook of this name; so are the two others."""
+        """Called after the callbacks' and the module's hook of this name, like the next two."""
 
     def on_train_epoch_end(self, outputs: Any = None) -> None:
-        """An epoch of training has ended; an override may be written without ``outputs``, which are ``None``."""
+        """Called after a training epoch; an override may omit ``outputs``, which is ``None``."""
 
     def on_train_end(self) -> None:
-        """Training has ended."""
+        """Called after training."""
 
 
 class CPUAccelerator(Accelerator):

@@ -1,4 +1,4 @@
-"""Options of a command line from the arguments of a constructor, as in the 1.3 generation."""
+"""Command-line options for a constructor's arguments, as in the 1.3 generation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
-    """Return the arguments of the constructor of ``cls`` that an option can set, with their defaults."""
+    """Return the constructor arguments of ``cls`` that an option can set, with their defaults."""
     own: dict[str, Any] = {}
     for each in reversed(cls.__mro__):
         init = vars(each).get("__init__")
@@ -35,14 +35,14 @@ def add_argparse_args(cls: type, parent_parser: ArgumentParser) -> ArgumentParse
 
 
 def from_argparse_args(cls: Any, args: Namespace | ArgumentParser, **kwargs: Any) -> Any:
-    """Return ``cls(...)`` with those of its arguments that ``args`` has; ``kwargs`` win."""
+    """Return ``cls(...)`` with those of its arguments that ``args`` contains; ``kwargs`` take precedence."""
     found = vars(args.parse_args() if isinstance(args, ArgumentParser) else args)
-    own = inspect.signature(cls.__init__).parameters  # those of a base class are its own business
+    own = inspect.signature(cls.__init__).parameters  # arguments of base classes are not included
     return cls(**{**{name: found[name] for name in own if name in found}, **kwargs})
 
 
 class FromCommandLine:
-    """A class whose constructor's arguments may come from a command line."""
+    """A class whose constructor arguments can come from a command line."""
 
     @classmethod
     def add_argparse_args(cls, parent_parser: ArgumentParser) -> ArgumentParser:
@@ -51,12 +51,12 @@ class FromCommandLine:
 
     @classmethod
     def from_argparse_args(cls, args: Namespace | ArgumentParser, **kwargs: Any) -> Any:
-        """Return an object made with those of its arguments that ``args`` has; ``kwargs`` win."""
+        """Return an object created with those of its arguments that ``args`` contains; ``kwargs`` take precedence."""
         return from_argparse_args(cls, args, **kwargs)
 
 
 def _value(text: str) -> Any:
-    """Return what an option's text means: a Python literal where it is one."""
+    """Return an option's value: a Python literal if possible."""
     words = {"true": True, "false": False, "none": None, "yes": True, "no": False}
     if text.lower() in words:
         return words[text.lower()]

@@ -1,4 +1,4 @@
-"""Whether optional packages can be imported, by the names of the 1.3 generation."""
+"""Flags for importable optional packages, with the names of the 1.3 generation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _module_available(path: str) -> bool:
 
 
 _BOLTS_AVAILABLE = _module_available("pl_bolts")
-_FAIRSCALE_PIPE_AVAILABLE = False  # the plugin on top of it does not exist
+_FAIRSCALE_PIPE_AVAILABLE = False  # there is no plugin for it
 _OMEGACONF_AVAILABLE = _module_available("omegaconf")
 _TORCHTEXT_AVAILABLE = _module_available("torchtext")
 _TORCHVISION_AVAILABLE = _module_available("torchvision")

@@ -1,4 +1,4 @@
-"""Callbacks for flags of the 1.3 generation that became a few lines of a user's own."""
+"""Callbacks for flags of the 1.3 generation that are now a few lines of user code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class GradientNorms(Callback):
 
 
 class StopsOnNaN(Callback):
-    """Raises an error when the loss or a parameter is not finite: ``terminate_on_nan``. It reads the device."""
+    """Raises an error when the loss or a parameter is not finite: ``terminate_on_nan``. It synchronises with the
+    device.
+    """
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else None

@@ -1,4 +1,4 @@
-"""LightningCLI of the 1.3 generation: no subcommands; the command line is that of a fit, which runs at once."""
+"""LightningCLI of the 1.3 generation: without subcommands; the command line runs a fit immediately."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from drivetrain.legacy.v1_3.trainer import Trainer
 
 
 class LightningCLI(drivetrain.cli.LightningCLI):
-    """Makes model, data module and trainer from ``--model.lr=0.1 --trainer.gpus=1``, and fits.
+    """Creates model, data module and trainer from ``--model.lr=0.1 --trainer.gpus=1``, and fits.
 
     Args:
         model_class, datamodule_class, save_config_callback, trainer_class, trainer_defaults, seed_everything_default:
-            as of today's LightningCLI; the Trainer is that of this generation.
-        kwargs: further arguments of today's. ``description``, ``env_prefix`` and ``env_parse`` are the parser's.
+            as for the present LightningCLI; the Trainer is of this generation.
+        kwargs: further arguments of the present class. ``description``, ``env_prefix`` and ``env_parse`` are passed to
+            the parser.
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class LightningCLI(drivetrain.cli.LightningCLI):
             self.fit_kwargs["datamodule"] = self.datamodule
 
     def before_fit(self) -> None:
-        """Everything is made; nothing has run."""
+        """Called when everything is created and nothing has run."""
 
     def fit(self) -> None:
         """Train."""
         self.fit_result = self.trainer.fit(**self.fit_kwargs)
 
     def after_fit(self) -> None:
-        """The fit has ended."""
+        """Called after the fit."""

@@ -14,10 +14,10 @@ _STAGES = ("fit", "validate", "test", "predict")
 
 
 class _DoneOnce(drivetrain.module.datamodule.LightningDataModule):
-    """``prepare_data``, and ``setup`` and ``teardown`` of each stage, happen once for each data module.
+    """``prepare_data``, and ``setup`` and ``teardown`` for each stage, run once per data module.
 
-    So the Trainer does not draw a random split again that the program has drawn by hand. ``has_prepared_data``,
-    ``has_setup_fit``, ``has_teardown_test`` and the like say what was done.
+    So the Trainer does not repeat a random split that the program has already made. ``has_prepared_data``,
+    ``has_setup_fit``, ``has_teardown_test`` and so on tell what has run.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -29,7 +29,7 @@ class _DoneOnce(drivetrain.module.datamodule.LightningDataModule):
 
 
 def _answer(what: str) -> property:
-    """Return the property that says whether ``what`` was done."""
+    """Return the property that tells whether ``what`` has run."""
     return property(lambda data: what in vars(data).get("_done", ()), doc=f"Whether ``{what}`` has been called.")
 
 
@@ -40,9 +40,9 @@ for _hook in ("setup", "teardown"):
 
 
 def _once(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the hook ``name``, which calls ``method`` unless it was called for the same stage before.
+    """Return the hook ``name``, which calls ``method`` unless it was already called for the same stage.
 
-    Without a stage it is called for a fit, a validation and a test. While it runs, its ``super()`` is called as usual.
+    Without a stage it counts for fit, validate and test. While it runs, its ``super()`` is called as usual.
     """
 
     @functools.wraps(method)
@@ -69,11 +69,11 @@ def _once(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class LightningDataModule(FromCommandLine, _DoneOnce):
-    """Today's, with the arguments that every one had, and options for a command line.
+    """The present LightningDataModule, with the constructor arguments of that generation, and command-line options.
 
     Args:
-        train_transforms, val_transforms, test_transforms: kept for the user's own loaders.
-        dims: the shape of a sample, kept for the user's own model; ``None``: that of the class, if it has one.
+        train_transforms, val_transforms, test_transforms: stored for the user's own loaders. dims: the shape of a
+        sample, stored for the user's own model; ``None``: the class's attribute, if any.
     """
 
     train_transforms: Any = None
@@ -94,11 +94,11 @@ class LightningDataModule(FromCommandLine, _DoneOnce):
         hooks.adapt(cls, {name: hooks.OF_MODULES[name] for name in ("transfer_batch_to_device",)})
 
     def setup(self, stage: str | None = None) -> None:
-        """Build datasets for ``stage``; ``None``: for all of them."""
+        """Create datasets for ``stage``; ``None``: for all of them."""
 
     def teardown(self, stage: str | None = None) -> None:
-        """``stage`` has ended; ``None``: all of them."""
+        """Called when ``stage`` has ended; ``None``: all of them."""
 
     def size(self, dim: int | None = None) -> Any:
-        """The shape of a sample, or one dimension of it."""
+        """Return the shape of a sample, or one dimension of it."""
         return self.dims if dim is None else self.dims[dim]

@@ -1,4 +1,4 @@
-"""What ``super()`` finds in place of a hook of the 1.x generations that the user has not defined."""
+"""Default hooks of the 1.x generations for calls of ``super()``, if the user has not defined them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Default:
-    """A hook that does nothing, whatever its arguments; to today's Trainer it is today's own, which costs nothing.
+    """A hook that does nothing, whatever its arguments; the present Trainer treats it as its own default, without cost.
 
     Args:
-        today: the base class of today; a hook that it lacks counts as absent.
+        today: the present base class; a hook that it lacks counts as absent.
         name: the hook.
     """
 
@@ -27,7 +27,7 @@ class Default:
 
 
 def set_defaults(cls: type, today: type, names: Iterable[str]) -> None:
-    """Give ``cls`` hooks that do nothing."""
+    """Add hooks that do nothing to ``cls``."""
     for name in names:
         setattr(cls, name, Default(today, name))
 

@@ -1,4 +1,4 @@
-"""The callback that calls hooks of earlier generations that are gone, at the ends of epochs with the outputs."""
+"""The callback that calls removed hooks of earlier generations at the end of epochs, with the outputs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ EXTRA_HOOKS = frozenset({
 
 
 class EpochEnds(Callback):
-    """Keeps what the steps return, for a module that has ``training_epoch_end`` or one of the others.
+    """Collects the outputs of steps for a module with ``training_epoch_end`` or a similar hook.
 
-    These come before the callbacks' ``on_train_epoch_end`` and ``on_validation_epoch_end``, which see what they log.
+    These run before the callbacks' ``on_train_epoch_end`` and ``on_validation_epoch_end``, which see their logged
+    values.
 
     Args:
-        in_evaluation: call ``on_epoch_start`` and ``on_epoch_end`` in evaluations too, not only in training.
+        in_evaluation: also call ``on_epoch_start`` and ``on_epoch_end`` in evaluations.
     """
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -54,13 +55,13 @@ class EpochEnds(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         outputs, self._training = self._training, []
-        if outputs and isinstance(outputs[0], list):  # one list for each optimizer
+        if outputs and isinstance(outputs[0], list):  # one list per optimizer
             outputs = [[each for each in column if each is not None] for column in zip(*outputs, strict=True)]
         outputs = [each for each in outputs if each is not None]
-        vars(pl_module)["_outputs_of_epoch"] = outputs  # for an on_train_epoch_end that takes them
+        vars(pl_module)["_outputs_of_epoch"] = outputs  # for an on_train_epoch_end that accepts them
         outputs = trainer.strategy.epoch_outputs("training_step", outputs)
         _log(pl_module, _call(pl_module, "training_epoch_end", outputs))
-        if not self._in_evaluation:  # otherwise it comes last of all
+        if not self._in_evaluation:  # otherwise it comes last
             call_all(trainer, "on_epoch_end")
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -84,7 +85,7 @@ class EpochEnds(Callback):
         if hook_of(pl_module, hook) and outputs is not None:
             self._evaluation.setdefault(dataloader_idx, []).append(outputs)
         elif _takes_dictionaries(pl_module):
-            self._last = outputs  # of a step whose dictionary is logged when the evaluation ends
+            self._last = outputs  # of a step whose dictionary is logged at the end of the evaluation
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._end(trainer, pl_module, "validation_epoch_end")
@@ -104,7 +105,7 @@ class EpochEnds(Callback):
 
 
 def call_all(trainer: Any, name: str) -> None:
-    """Call a hook of that time: of the callbacks, and then of the module."""
+    """Call a hook of that generation, first the callbacks', then the module's."""
     _call_callbacks(trainer, name)
     _call(trainer.lightning_module, name)
 
@@ -128,7 +129,7 @@ def _log(module: Any, returned: Any) -> None:
 
 
 def log_dictionaries(module: Any, returned: Mapping[str, Any]) -> None:
-    """Log what a step or a hook has returned under "log" and "progress_bar"; in 1.1, other numbers for callbacks."""
+    """Log a result's entries "log" and "progress_bar"; in 1.1, also other numbers, for callbacks."""
     logged, shown = returned.get("log") or {}, returned.get("progress_bar") or {}
     own = vars(module)
     if (logged or shown) and not own.get("_has_warned_of_dictionaries"):

@@ -1,4 +1,6 @@
-"""The Trainer's flags of the 1.3 generation as today's arguments, each with a line that names the new spelling."""
+"""The Trainer's flags of the 1.3 generation, converted to present arguments, each with a warning that names the
+replacement.
+"""
 
 from __future__ import annotations
 
@@ -90,21 +92,21 @@ _TUNER = ("auto_lr_find", "auto_scale_batch_size")
 
 
 def _differs(value: Any, default: Any) -> bool:
-    """Whether a flag was changed; 1 is another number of batches than 1.0, which is all of them."""
+    """Whether a flag was changed; as a number of batches, 1 differs from 1.0, which means all of them."""
     return bool(value != default) or (type(value) is int and type(default) is float)
 
 
 def translated(
     given: Mapping[str, Any], hardware: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Return today's arguments for the flags of that time that were ``given``; others are today's already.
+    """Convert the earlier flags in ``given`` to present arguments; other arguments are already present ones.
 
     Args:
-        given: by name.
-        hardware: returns the accelerator and the devices for all flags; ``None``: those of the 1.3 generation.
+        given: the arguments by name.
+        hardware: returns the accelerator and the devices from all flags; ``None``: the function of the 1.3 generation.
 
     Raises:
-        ConfigurationError: a flag's value means nothing.
+        ConfigurationError: a flag has an invalid value.
     """
     changed = {name: value for name, value in given.items() if name not in FLAGS or _differs(value, FLAGS[name])}
     if "gpus" in changed:
@@ -159,12 +161,12 @@ def _callbacks(flags: Mapping[str, Any]) -> list[Any]:
 
 
 def _is_backend(given: Any) -> bool:
-    """Whether a value of ``accelerator=`` named a backend, as it did then: a strategy, in today's words."""
+    """Whether a value of ``accelerator=`` names a backend, now called a strategy."""
     return isinstance(given, str) and (given == "ddp_cpu" or given in PLUGINS or given in StrategyRegistry)
 
 
 def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the accelerator, the devices and what else of ``plugins`` is left."""
+    """Return the accelerator, the devices and the remaining ``plugins``."""
     given = flags["distributed_backend"] or flags["accelerator"]
     plugins = flags["plugins"] or []
     plugins = list(plugins) if isinstance(plugins, (list, tuple)) else [plugins]
@@ -204,7 +206,7 @@ def _devices(flags: Mapping[str, Any], given: Any) -> tuple[type[Accelerator], d
 
 
 def precision_of(flags: Mapping[str, Any]) -> Any:
-    """Return the precision that the flags name: one of today, or a plugin."""
+    """Return the precision of the flags: a present one, or a plugin."""
     bits = flags["precision"]
     if str(bits) == "16" and flags["amp_backend"] == "apex":
         return ApexMixedPrecisionPlugin(flags["amp_level"])
@@ -212,7 +214,7 @@ def precision_of(flags: Mapping[str, Any]) -> Any:
 
 
 def _backend(given: Any, hardware: type[Accelerator], devices: Mapping[str, Any], flags: Mapping[str, Any]) -> str:
-    """Return the name of the training-type plugin: the one asked for, or what several devices had by default."""
+    """Return the name of the training-type plugin: the requested one, or the default for several devices."""
     if given == "ddp_cpu":
         return "ddp_spawn"
     if given is not None:
@@ -224,18 +226,18 @@ def _backend(given: Any, hardware: type[Accelerator], devices: Mapping[str, Any]
 
 
 def is_one(devices: Any) -> bool:
-    """Whether today's ``devices`` are one device, as far as can be seen."""
+    """Whether the present ``devices`` mean a single device, as far as this is known."""
     return (isinstance(devices, (list, tuple)) and len(devices) == 1) or devices in (1, "1", "auto")
 
 
 def _gpus(given: Any) -> Any:
-    """Return today's ``devices`` for ``gpus``, whose text had indices in it, also where it was one number."""
+    """Return the present ``devices`` for ``gpus``, whose string form contained indices, even for a single number."""
     if not isinstance(given, str) or given.strip() in ("", "-1"):
         return -1 if given == "-1" else given
     return [int(index) for index in given.split(",") if index.strip()]
 
 
-# ---- what a program's text should say today --------------------------------------------------------------------------
+# ---- replacements for a program's text -------------------------------------------------------------------------------
 
 SUPERSEDED = frozenset(_NEW_SPELLING)
 """Flags that have a new spelling."""
@@ -245,22 +247,22 @@ WITHOUT_EFFECT, OF_THE_TUNER = frozenset(_NO_EFFECT), frozenset(_TUNER)
 
 
 def spelling_of(name: str, value: str, is_off: bool = False) -> str:
-    """Return what to write today for a flag, whose value is given as text; "off" has a spelling of its own."""
+    """Return the replacement of a flag with this value, as text; "off" has its own replacement."""
     if is_off and name in _INSTEAD_OF_OFF:
         return _INSTEAD_OF_OFF[name]
     return _NEW_SPELLING[name].format(value=value)
 
 
 def is_off(value: Any) -> bool:
-    """Whether a flag's value switches it off."""
+    """Whether a flag's value turns it off."""
     return value in _OFF
 
 
 def is_default(name: str, value: Any) -> bool:
-    """Whether a flag may as well be left out."""
+    """Whether a flag has its default value and can be left out."""
     return name in FLAGS and not _differs(value, FLAGS[name])
 
 
 def is_backend(value: Any) -> bool:
-    """Whether a value of ``accelerator=`` named what is a strategy today."""
+    """Whether a value of ``accelerator=`` names a present strategy."""
     return _is_backend(value)

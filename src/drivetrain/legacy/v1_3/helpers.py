@@ -12,7 +12,7 @@ from drivetrain.errors import ConfigurationError, did_you_mean
 
 
 class AMPType(LightningEnum):
-    """Whose automatic mixed precision is used."""
+    """The implementation of automatic mixed precision."""
 
     APEX = "apex"
     NATIVE = "native"
@@ -44,15 +44,13 @@ class DistributedType(LightningEnum):
 def apply_to_collection(
     data: Any, dtype: Any, function: Callable[..., Any], *args: Any, wrong_dtype: Any = None, **kwargs: Any
 ) -> Any:
-    """Return ``data`` with ``function(item, *args, **kwargs)`` in place of each item of the type ``dtype``.
+    """Return ``data`` with each item of type ``dtype`` replaced by ``function(item, *args, **kwargs)``.
 
     Args:
-        data: dictionaries, lists, tuples and named tuples, one in another, keep their classes; any other object is an
-            item.
+        data: nested dictionaries, lists, tuples and named tuples keep their classes; any other object is an item.
         dtype: a type, or several.
-        function: called for each.
-        args, kwargs: its further arguments.
-        wrong_dtype: a type, or several, whose items stay as they are.
+        function: called for each item. args, kwargs: its further arguments.
+        wrong_dtype: a type, or several, whose items are not replaced.
     """
 
     def within(item: Any) -> Any:
@@ -71,20 +69,22 @@ def apply_to_collection(
 
 
 def grad_norm(module: Any, norm_type: float | int | str) -> dict[str, float]:
-    """Return the norm of each parameter's gradient, and of all of them, rounded as then. It reads the device."""
+    """Return the norm of each parameter's gradient and the total norm, rounded as in 1.3. It synchronises with the
+    device.
+    """
     norms = drivetrain.compat.parameters.grad_norm(module, norm_type, group_separator="_")
     return {name: round(float(value), 4) for name, value in norms.items()}
 
 
 class ModelSummary(drivetrain.compat.model_summary.ModelSummary):
-    """Today's, with ``mode`` in place of ``max_depth``.
+    """The present ModelSummary, with ``mode`` instead of ``max_depth``.
 
     Args:
         model: any module.
         mode: "top" for its children, "full" for all submodules.
 
     Raises:
-        ConfigurationError: there is no such mode.
+        ConfigurationError: the mode is unknown.
     """
 
     MODE_TOP, MODE_FULL, MODE_DEFAULT = "top", "full", "top"

@@ -1,4 +1,4 @@
-"""Hooks with the arguments of the 1.3 generation, called by today's Trainer with today's arguments."""
+"""Hooks with the arguments of the 1.3 generation, called by the present Trainer with the present arguments."""
 
 from __future__ import annotations
 
@@ -53,14 +53,16 @@ GONE_FROM_CALLBACKS = (
 
 
 def adapt(cls: type, hooks: Mapping[str, tuple[str, str]]) -> None:
-    """Let the hooks that ``cls`` itself defines with the arguments of that time be called with today's."""
+    """Wrap the hooks that ``cls`` itself defines with earlier arguments, so that they can be called with the present
+    ones.
+    """
     for name in hooks:
         if inspect.isfunction(method := vars(cls).get(name)):
             setattr(cls, name, adapted(method, *hooks[name]))
 
 
 def adapted(method: Callable[..., Any], today: str, then: str) -> Callable[..., Any]:
-    """Return ``method``, which takes ``self`` first, or a function that calls it with the arguments of that time."""
+    """Return ``method``, whose first parameter is ``self``, or a function that calls it with the earlier arguments."""
     if _is_of_that_time(method, today.split(), then.split()):
         return _adapted(method, today.split(), then.split())
     return method
@@ -76,7 +78,7 @@ def _adapted(method: Callable[..., Any], today: list[str], then: list[str]) -> C
 
     @functools.wraps(method)
     def called_today(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if len(args) > len(today):  # by a subclass, with the arguments of that time
+        if len(args) > len(today):  # called by a subclass with the earlier arguments
             return method(self, *args, **kwargs)
         values: dict[str, Any] = {"dataloader_idx": 0, "on_tpu": False, "using_native_amp": False, "using_lbfgs": False}
         module = args[1] if today[:2] == ["trainer", "pl_module"] else self
@@ -98,7 +100,7 @@ _STATES = "states_of_callbacks"
 
 
 def adapt_states(cls: type) -> None:
-    """Let a callback return its state from ``on_save_checkpoint``, and take it in ``on_load_checkpoint(state)``."""
+    """Let a callback return its state from ``on_save_checkpoint``, and get it in ``on_load_checkpoint(state)``."""
     save, load = vars(cls).get("on_save_checkpoint"), vars(cls).get("on_load_checkpoint")
     if inspect.isfunction(save):
 

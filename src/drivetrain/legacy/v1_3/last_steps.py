@@ -1,4 +1,4 @@
-"""What a name that is logged per step and per epoch means in generations 1.x: the value of the last step."""
+"""In generations 1.x, a name logged per step and per epoch has the value of the last step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NO_NUMBERS = ("log", "progress_bar", "hiddens")
 
 
 class LastSteps(Logbook):
-    """Today's, in which ``loss`` is the last step's value, as of the epoch's end; ``loss_epoch`` is the mean.
+    """The present Logbook, in which ``loss`` is the last step's value at the epoch's end; ``loss_epoch`` is the mean.
 
-    A metric object is what it has computed, as today.
+    The value of a metric object is its computed value, as now.
 
     Args:
         sum_dtype: as for Logbook.
@@ -29,7 +29,9 @@ class LastSteps(Logbook):
         self.takes_dictionaries = takes_dictionaries
 
     def keep_returned(self, module: Any, returned: Mapping[str, Any]) -> None:
-        """Log the numbers of a dictionary for callbacks alone, apart from the names that ``self.log`` has got."""
+        """Log the numbers in a returned dictionary for callbacks only, separately from names logged with
+        ``self.log``.
+        """
         scopes = self._groups.get(self.group, {}).values()
         logged = {entry.name for scope in scopes if scope.hook != _RETURNED for entry in scope.entries.values()}
         trains = self.scope is not None and self.scope.hook == "training_step"
@@ -62,7 +64,7 @@ def _is_number(value: Any) -> bool:
 
 
 def with_last_steps(results: Sequence[Any], metrics: dict[str, Any]) -> list[Any]:
-    """Return an evaluation's results, each with the last step's value beside that of the epoch, as they were."""
+    """Return an evaluation's results with the last step's value beside the epoch's, as in 1.x."""
     found = []
     for result in results:
         names = [(name, name.replace("_epoch/dataloader_idx_", "/dataloader_idx_", 1)) for name in result]

@@ -1,4 +1,4 @@
-"""Several loggers as one: what ``trainer.logger`` was where the Trainer got a list of them."""
+"""Several loggers as one: ``trainer.logger`` for a Trainer with a list of loggers."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class LoggerCollection(Logger):
 
     @property
     def experiment(self) -> list[Any]:
-        """The objects that the loggers write with."""
+        """The loggers' own experiment objects."""
         return [logger.experiment for logger in self]
 
     @property
     def name(self) -> str:
-        """Their names, joined."""
+        """The loggers' names, joined."""
         return "_".join(str(logger.name) for logger in self)
 
     @property
     def version(self) -> str:
-        """Their versions, joined."""
+        """The loggers' versions, joined."""
         return "_".join(str(logger.version) for logger in self)
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:

@@ -13,11 +13,11 @@ __all__ = sorted({*torchmetrics.__all__, "Accuracy", "F1", "FBeta", "MeanSquared
 
 
 class Accuracy(Metric):  # type: ignore[no-redef]
-    """The fraction of right predictions, as then: without being told the task.
+    """The fraction of correct predictions, without an argument for the task, as in 1.3.
 
     Args:
-        threshold: for predictions of two classes, given as one probability for each sample.
-        kwargs: of ``torchmetrics.Metric``.
+        threshold: for predictions with two classes, given as one probability per sample.
+        kwargs: for ``torchmetrics.Metric``.
     """
 
     correct: torch.Tensor
@@ -30,7 +30,7 @@ class Accuracy(Metric):  # type: ignore[no-redef]
         self.add_state("total", default=torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
-        """Count a batch: labels, or scores of shape (N, C, ...), or probabilities of two classes."""
+        """Add a batch: labels, scores of shape (N, C, ...), or probabilities of two classes."""
         if preds.dim() == target.dim() + 1:
             preds = preds.argmax(dim=1)
         elif preds.is_floating_point():
@@ -44,9 +44,9 @@ class Accuracy(Metric):  # type: ignore[no-redef]
 
 
 def with_task(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments for a metric of classification with the task that ``num_classes`` stood for.
+    """Return the arguments for a classification metric with the task that ``num_classes`` implied.
 
-    One class was the task "binary", several were "multiclass". Without ``num_classes`` they stay as they are.
+    One class implied the task "binary", several "multiclass". Without ``num_classes`` they are not changed.
     """
     given = {**dict(zip(("num_classes",), args, strict=False)), **kwargs}
     given = {name: value for name, value in given.items() if name != "compute_on_step"}
@@ -57,12 +57,12 @@ def with_task(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Classified:
-    """A metric that need not be told its task, but the number of classes."""
+    """A metric that needs the number of classes instead of the task."""
 
     today: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], str):  # today's call: the task comes first
+        if args and isinstance(args[0], str):  # a present call, with the task first
             args, kwargs = args[1:], {"task": args[0], **kwargs}
         return cls.today(**with_task(args, kwargs))
 
@@ -86,12 +86,12 @@ class FBeta(_Classified):
 
 
 class Precision(_Classified):  # type: ignore[no-redef]
-    """The fraction of right ones among the predictions of a class."""
+    """The fraction of correct predictions among those of a class."""
 
     today = torchmetrics.Precision
 
 
 class Recall(_Classified):  # type: ignore[no-redef]
-    """The fraction of a class that was found."""
+    """The fraction of a class's samples that were found."""
 
     today = torchmetrics.Recall

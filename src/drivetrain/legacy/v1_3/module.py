@@ -22,10 +22,10 @@ from drivetrain.module.hparams import AttributeDict
 
 
 class LightningModule(drivetrain.module.module.LightningModule):
-    """Today's, with the calls of that time.
+    """The present LightningModule, with methods of that generation.
 
     Attributes:
-        truncated_bptt_steps: train on this many time steps of a batch at once; 0: on all of them.
+        truncated_bptt_steps: train on this many time steps of a batch at once; 0: on all.
     """
 
     _datamodule: Any = None
@@ -37,7 +37,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
 
     @property
     def datamodule(self) -> Any:
-        """The data module that was set here; else that of the run."""
+        """The data module that was set here, otherwise that of the run."""
         return self._datamodule or (None if self._trainer is None else self._trainer.datamodule)
 
     @datamodule.setter
@@ -45,7 +45,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
         self._datamodule = datamodule
 
     def grad_norm(self, norm_type: float | int | str) -> dict[str, float]:
-        """Return the norm of each parameter's gradient, and of all of them."""
+        """Return the norm of each parameter's gradient and the total norm."""
         return grad_norm(self, norm_type)
 
     def summarize(self, mode: str | None = ModelSummary.MODE_DEFAULT) -> ModelSummary | None:
@@ -56,31 +56,31 @@ class LightningModule(drivetrain.module.module.LightningModule):
         return summary
 
     def write_prediction(self, name: str, value: Any, filename: str = "predictions.pt") -> None:
-        """Keep the items of ``value`` for a file, which is written when the evaluation ends."""
+        """Store the items of ``value`` for a file, which is written at the end of the evaluation."""
         self.write_prediction_dict({name: value}, filename)
 
     def write_prediction_dict(self, predictions_dict: Mapping[str, Any], filename: str = "predictions.pt") -> None:
-        """Keep one dictionary for each item of the values, which are tensors or lists of one length."""
+        """Store one dictionary per item of the values, which are tensors or lists of the same length."""
         columns = [value.tolist() if isinstance(value, torch.Tensor) else value for value in predictions_dict.values()]
         rows = [dict(zip(predictions_dict, row, strict=True)) for row in zip(*columns, strict=True)]
         vars(self).setdefault("_predictions", {}).setdefault(filename, []).extend(rows)
 
     def save_predictions(self) -> None:
-        """Write the files of :meth:`write_prediction`: called when an evaluation ends."""
+        """Write the files of :meth:`write_prediction`: called at the end of an evaluation."""
         for filename, rows in vars(self).pop("_predictions", {}).items():
             root, ending = os.path.splitext(filename)
             several = self.trainer.world_size > 1
             torch.save(rows, f"{root}_rank_{self.global_rank}{ending}" if several else filename)
 
-    # ---- what a step calls, with the arguments of that time ----------------------------------------------------------
+    # ---- methods for steps, with earlier arguments -------------------------------------------------------------------
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        """Step ``optimizer`` with the closure, wherever it is among the arguments."""
+        """Step ``optimizer`` with the closure, at any position of the arguments."""
         closure: Callable[[], Any] | None = kwargs.get("optimizer_closure", next(filter(callable, args), None))
         optimizer.step(closure=closure)
 
     def transfer_batch_to_device(self, batch: Any, device: Any = None, dataloader_idx: int = 0) -> Any:
-        """Move the batch to ``device``; ``None``: to that of the module."""
+        """Move the batch to ``device``; ``None``: the module's."""
         return super().transfer_batch_to_device(batch, self.device if device is None else device, dataloader_idx)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_idx: int = 0) -> None:
@@ -88,7 +88,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
         optimizer.zero_grad()
 
     def manual_backward(self, loss: Any, *args: Any, **kwargs: Any) -> None:
-        """Compute gradients; the optimizer of that time's second argument is not needed."""
+        """Compute gradients; the earlier second argument, the optimizer, is ignored."""
         kwargs.pop("optimizer", None)
         super().manual_backward(loss, *(args[1:] if args and hasattr(args[0], "param_groups") else args), **kwargs)
 
@@ -109,7 +109,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
 
     @property
     def hparams(self) -> AttributeDict:
-        """The hyperparameters; setting them keeps them for checkpoints and loggers, as ``save_hyperparameters``."""
+        """The hyperparameters; setting them saves them for checkpoints and loggers, like ``save_hyperparameters``."""
         found: AttributeDict = self.__dict__.setdefault("_hparams", AttributeDict())
         return found
 
@@ -126,7 +126,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
         super().log(name, value, *args, **options)
 
     def tbptt_split_batch(self, batch: Any, split_size: int) -> list[Any]:
-        """Return the parts of a batch along its time dimension, the second one.
+        """Return the parts of a batch along its time dimension, which is the second.
 
         Raises:
             ConfigurationError: the parts of the batch have different numbers of time steps.
@@ -148,7 +148,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
         return self._trainer is not None and "mixed" in self._trainer.strategy.precision_plugin.name
 
     def get_progress_bar_dict(self) -> dict[str, Any]:
-        """Return what the progress bar shows."""
+        """Return the values for the progress bar."""
         return {} if self._trainer is None else dict(self._trainer.progress_bar_metrics)
 
 
@@ -177,9 +177,9 @@ set_defaults(
 
 
 class Callback(drivetrain.callback.Callback):
-    """Today's Callback; its hooks may have the arguments of Lightning 1.3.
+    """The present Callback; its hooks may have the arguments of Lightning 1.3.
 
-    What ``on_save_checkpoint`` returns is kept in the checkpoint, for ``on_load_checkpoint(callback_state)``.
+    The result of ``on_save_checkpoint`` is saved in the checkpoint, for ``on_load_checkpoint(callback_state)``.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

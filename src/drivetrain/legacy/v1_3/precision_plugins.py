@@ -1,4 +1,4 @@
-"""Precision plugins of the 1.3 generation, each on top of one of today's precisions."""
+"""Precision plugins of the 1.3 generation, each based on a present precision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PrecisionPlugin:
     """Full 32-bit precision, and the base of all others: a subclass may override any method.
 
     Attributes:
-        precision: what users write for it.
+        precision: the name that users write.
         accelerator: the accelerator that this plugin is part of.
     """
 
@@ -39,20 +39,20 @@ class PrecisionPlugin:
     """Return a new context for one ``predict_step``."""
 
     def pre_dispatch(self) -> None:
-        """The run is prepared."""
+        """Called when the run is being prepared."""
 
     def dispatch(self, trainer: Any) -> None:
-        """The loop is about to run, in each process."""
+        """Called before the loop, in each process."""
 
     def post_dispatch(self) -> None:
-        """The loop has ended."""
+        """Called after the loop."""
 
-    # ---- how gradients are clipped -----------------------------------------------------------------------------------
+    # ---- clipping ----------------------------------------------------------------------------------------------------
 
     def clip_gradients(
         self, optimizer: Any, clip_val: float | None, gradient_clip_algorithm: str = "norm", model: Any = None
     ) -> Any:
-        """Clip gradients; ``None`` and 0 clip nothing."""
+        """Clip gradients; ``None`` and 0: no clipping."""
         if clip_val is None or clip_val <= 0:
             return None
         by_value = getattr(gradient_clip_algorithm, "value", gradient_clip_algorithm) == "value"
@@ -64,21 +64,21 @@ class PrecisionPlugin:
         strategy.usual.clip_gradients_value(strategy.lightning_module, optimizer, clip_val)
 
     def clip_grad_by_norm(self, optimizer: Any, clip_val: float) -> Any:
-        """Clip the gradients by their total norm, and return the norm before."""
+        """Clip the gradients by their total norm, and return the norm before clipping."""
         strategy = self.accelerator.strategy
         if defined_by_user(self, "master_params"):
             return nn.utils.clip_grad_norm_(list(self.master_params(optimizer)), clip_val)
         return strategy.usual.clip_gradients_norm(strategy.lightning_module, optimizer, clip_val)
 
-    # ---- today's precision, and a step -------------------------------------------------------------------------------
+    # ---- the present precision, and a step ---------------------------------------------------------------------------
 
     def make_today(self) -> Precision:
-        """Return the precision of today that computes."""
+        """Return a new present precision."""
         return PrecisionRegistry.get(_BITS.get(self.precision, str(self.precision)))
 
     @property
     def today(self) -> Precision:
-        """The precision of today that computes."""
+        """The present precision."""
         if self._today is None:
             self._today = self.make_today()
         return self._today
@@ -110,17 +110,17 @@ class PrecisionPlugin:
         lambda_closure: Callable[[], Any] | None,
         **kwargs: Any,
     ) -> bool:
-        """Return whether the optimizer is stepped; an override that returns False has run ``lambda_closure``."""
+        """Return whether to step the optimizer; an override that returns False has run ``lambda_closure``."""
         return True
 
     def post_optimizer_step(self, optimizer: Any, optimizer_idx: int) -> None:
-        """The optimizer has stepped, or its step was skipped."""
+        """Called after the optimizer's step, or after it was skipped."""
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the arguments of today's Trainer that this plugin stands for, passed alone in ``plugins=``.
+        """Return the present Trainer's arguments for this plugin, when it is passed alone in ``plugins=``.
 
         Raises:
-            ConfigurationError: its class overrides methods, which only an accelerator calls.
+            ConfigurationError: its class overrides methods that only an accelerator calls.
         """
         name = type(self).__name__
         own = [key for key in vars(type(self)) if hasattr(PrecisionPlugin, key) and not key.startswith("__")]
@@ -150,14 +150,14 @@ class NativeMixedPrecisionPlugin(MixedPrecisionPlugin):
 
 
 class ApexMixedPrecisionPlugin(MixedPrecisionPlugin):
-    """NVIDIA's Apex in its time; today torch's own precisions compute.
+    """Formerly NVIDIA's Apex; now torch's own precisions are used.
 
     Args:
-        amp_level: "O0" is full 32-bit precision; "O1" is automatic mixed precision; "O2", which kept 32-bit master
-            weights, is too; "O3" is pure 16-bit precision.
+        amp_level: "O0" is full 32-bit precision; "O1" is automatic mixed precision; "O2", which had 32-bit master
+            weights, is now the same; "O3" is pure 16-bit precision.
 
     Raises:
-        ConfigurationError: there is no such level.
+        ConfigurationError: the level is unknown.
     """
 
     def __init__(self, amp_level: str = "O2") -> None:
@@ -173,20 +173,20 @@ class ApexMixedPrecisionPlugin(MixedPrecisionPlugin):
 
 
 class DoublePrecisionPlugin(PrecisionPlugin):
-    """Everything in 64 bits."""
+    """Everything in float64."""
 
     precision: int | str = 64
 
 
 class _OfToday(PrecisionPlugin):
-    """A plugin on top of a precision of today that the user has made."""
+    """A plugin for a present precision that the user has created."""
 
     def __init__(self, today: Precision) -> None:
         self._today, self.precision = today, today.name
 
 
 def precision_plugin_of(given: Any) -> PrecisionPlugin:
-    """Return a plugin: as it was given, or on top of the precision, or of the name of one, that was given.
+    """Return the given plugin, or a plugin for the given precision or the name of one.
 
     Raises:
         ConfigurationError: it is none of these.

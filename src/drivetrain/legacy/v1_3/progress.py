@@ -11,7 +11,7 @@ from drivetrain.legacy.v1_3.defaults import set_defaults
 
 
 class _Counts(drivetrain.callbacks.ProgressBar):
-    """The hooks and counters of that time."""
+    """The hooks and counters of that generation."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -22,12 +22,12 @@ class _Counts(drivetrain.callbacks.ProgressBar):
 
     @property
     def train_batch_idx(self) -> int:
-        """How many batches of the epoch have been trained on, with the one that is under way."""
+        """The number of batches of the epoch that were trained on, including the running one."""
         return self.trainer.progress.batch_idx + 1
 
     @property
     def val_batch_idx(self) -> int:
-        """How many batches of the evaluation were worked on; the two others are the same."""
+        """The number of batches of the evaluation that were processed; the next two properties are the same."""
         return self.trainer.progress.eval_batch_idx + 1
 
     test_batch_idx = predict_batch_idx = val_batch_idx
@@ -45,7 +45,7 @@ class ProgressBarBase(_Counts):
 
 
 class ProgressBar(_Counts, drivetrain.callbacks.TQDMProgressBar):
-    """tqdm's, whose ``main_progress_bar`` is the bar of training."""
+    """The tqdm bar; its ``main_progress_bar`` is the bar of training."""
 
     @property
     def main_progress_bar(self) -> Any:

@@ -1,4 +1,4 @@
-"""What a Trainer of earlier generations could be asked, and today's cannot."""
+"""Properties of the Trainers of earlier generations that the present Trainer lacks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from drivetrain.strategies.horovod import HorovodStrategy
 
 
 def _today(name: str) -> Any:
-    """Return the property of this name of today's Trainer."""
+    """Return the present Trainer's property of this name."""
     return getattr(drivetrain.trainer.trainer.Trainer, name)
 
 
 def _none_for_unlimited(name: str, doc: str) -> Any:
-    """Return the property ``name``, which is ``None`` where today's is -1."""
+    """Return the property ``name``, with ``None`` instead of the present -1."""
     today = _today(name)
     return property(
         lambda trainer: None if (limit := today.fget(trainer)) == -1 else limit,
@@ -35,7 +35,7 @@ _EPOCH_OVER = (Phase.BETWEEN_EPOCHS, Phase.TRAIN_END, Phase.NONE)
 
 
 class Asked(drivetrain.trainer.trainer.Trainer):
-    """Where the run is, its parts, and the flags as they were passed."""
+    """The position of the run, its parts, and the flags as passed."""
 
     def _is_on(self, kind: str) -> bool:
         return self.strategy.root_device.type == kind
@@ -49,17 +49,17 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def use_ddp(self) -> bool:
-        """Whether ``ddp`` trains, whatever has started its processes."""
+        """Whether ``ddp`` trains, however its processes were started."""
         return isinstance(self.strategy, DDPStrategy) and not self.use_ddp2
 
     @property
     def use_single_gpu(self) -> bool:
-        """Whether one GPU trains alone."""
+        """Whether a single GPU trains."""
         return self.on_gpu and self.num_devices == self.world_size == 1
 
     @property
     def num_gpus(self) -> int:
-        """How many GPUs this machine trains on."""
+        """The number of GPUs of this machine that train."""
         return self.num_devices if self.on_gpu else 0
 
     @property
@@ -74,12 +74,12 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def num_processes(self) -> int:
-        """How many processes this machine trains with."""
+        """The number of processes on this machine."""
         return int(getattr(self.strategy, "num_processes", 1))
 
     @property
     def slurm_job_id(self) -> int | None:
-        """SLURM's number of the job."""
+        """SLURM's id of the job."""
         number = os.environ.get("SLURM_JOB_ID", "")
         return int(number) if number.isdigit() else None
 
@@ -90,10 +90,10 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def amp_backend(self) -> str | None:
-        """Whose automatic mixed precision is used: torch's own, or none."""
+        """The implementation of automatic mixed precision: torch's own, or none."""
         return "native" if self.use_amp else None
 
-    # ---- how long it trains, as a Trainer of that time answered; what is set means the same as today -----------------
+    # ---- limits, as read from an earlier Trainer; setting them works as on the present one ---------------------------
 
     _flags: dict[str, Any]
 
@@ -102,7 +102,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def min_epochs(self) -> Any:
-        """Epochs at least. Where none were given it was 1, which asks for no more than today's 0."""
+        """The minimum number of epochs. The earlier default was 1, which has the same effect as the present 0."""
         given = self._flags["min_epochs"]
         return _today("min_epochs").fget(self) or (1 if given is None else given)
 
@@ -110,13 +110,13 @@ class Asked(drivetrain.trainer.trainer.Trainer):
     def min_epochs(self, value: Any) -> None:
         _today("min_epochs").fset(self, value)
 
-    # ---- where the run is, as a Trainer of that time counted: a step was over when its validation was ----------------
+    # ---- positions, as counted by an earlier Trainer: a step ended after its validation ------------------------------
 
     validates_last = True
 
     @property
     def global_step(self) -> int:
-        """Optimizer steps before the batch that is under way, until a validation that follows it is done."""
+        """Optimizer steps before the running batch, until the validation that follows it has ended."""
         progress = self.progress
         phase, _, before_step = progress.slot
         if Phase.FORWARD <= phase <= Phase.OPTIMIZER_STEP:
@@ -132,7 +132,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
         return max(0, int(epoch) - (progress.slot[0] in _EPOCH_OVER or progress.fn is not TrainerFn.FITTING))
 
     def __getattr__(self, name: str) -> Any:
-        """A flag that is no attribute of today's Trainer."""
+        """Return a flag that is not an attribute of the present Trainer."""
         given = self.__dict__.get("_flags", {})
         if name in given:
             return given[name]
@@ -140,7 +140,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def precision(self) -> Any:
-        """How many bits numbers have, as it was written then: 16, 32, 64 or "bf16"."""
+        """The number of bits, in the earlier form: 16, 32, 64 or "bf16"."""
         return _BITS.get(name := super().precision, name)
 
     @property
@@ -155,17 +155,17 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def running_sanity_check(self) -> bool:
-        """Whether the validation before a fit runs."""
+        """Whether the sanity check is running."""
         return self.sanity_checking
 
     @property
     def disable_validation(self) -> bool:
-        """Whether the fit validates not at all."""
+        """Whether the fit never validates."""
         return not self.enable_validation
 
     @property
     def lr_schedulers(self) -> list[dict[str, Any]]:
-        """The schedulers, each in a dictionary with its options."""
+        """The schedulers, each as a dictionary with its options."""
         return [dict(vars(config)) for config in self.lr_scheduler_configs]
 
     @property
@@ -175,7 +175,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
 
     @property
     def progress_bar_dict(self) -> dict[str, Any]:
-        """What the progress bar shows."""
+        """The values for the progress bar."""
         return dict(self.progress_bar_metrics)
 
     def get_model(self) -> Any:

@@ -1,6 +1,6 @@
-"""The table of the modules of Lightning 1.3 that ``drivetrain exec --generation 1.3`` serves.
+"""The table of the modules of Lightning 1.3 for ``drivetrain exec --generation 1.3``.
 
-See :mod:`drivetrain.compat.rows` for how a row is written.
+See :mod:`drivetrain.compat.rows` for the format of a row.
 """
 
 from __future__ import annotations

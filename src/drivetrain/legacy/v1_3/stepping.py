@@ -1,4 +1,4 @@
-"""What the strategies of both earlier generations do alike, whatever their accelerators are made of."""
+"""Behaviour that the strategies of both earlier generations share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _asks_for(step: str) -> Any:
 
 
 class Stepped(Adapted):
-    """The mixin's gradients, exchange, and what else both generations' accelerators are asked for in the same way."""
+    """A mixin with gradients, exchange, and other calls that both generations' accelerators have in common."""
 
     trainer: Any = None
     engine: Engine | None = None
@@ -37,24 +37,24 @@ class Stepped(Adapted):
     done: frozenset[str] = frozenset()
 
     def once(self, what: str) -> bool:
-        """Whether ``what`` happens for the first time in this run."""
+        """Return True the first time that it is called with ``what`` in this run."""
         first = what not in self.done
         self.done |= {what}
         return first
 
     def launch(self) -> None:
-        """Fill in devices and ranks and start the processes, for a loop of the user's."""
+        """Set devices and ranks and start the processes, for a user's loop."""
         settings = {name: value for name, value in self.source.as_settings().items() if name != "callbacks"}
         self.engine = Engine(**settings)
         self.engine.launch()
 
     def prepare(self) -> None:
-        """Convert, move and wrap the model, once in a run."""
+        """Convert, move and wrap the model, once per run."""
         if self.once("prepare"):
             self.usual.setup(self.trainer)
 
     def make_optimizers(self, trainer: Any) -> None:
-        """Make the optimizers of the run; without a Trainer, from what the module returns."""
+        """Create the optimizers of the run; without a Trainer, from the module's ``configure_optimizers``."""
         if trainer is None:
             self.optimizers, self.lr_scheduler_configs = normalise(self.lightning_module.configure_optimizers())
         else:
@@ -89,7 +89,7 @@ class Stepped(Adapted):
 
     def bind_step(self, parts: StepParts) -> OwnStep | None:
         step = bind_step(self, parts)
-        # With several optimizers the step calls all hooks; any other own step calls those of today's strategy.
+        # With several optimizers the step calls all hooks; any other own step calls those of the present strategy.
         self.facts = self.facts.but(honoured_hooks=type(self).facts.honoured_hooks if step is None else "all")
         return step or cast("OwnStep | None", self.usual.bind_step(parts))
 
@@ -120,15 +120,15 @@ class Stepped(Adapted):
         return output
 
     def epoch_outputs(self, name: str, outputs: list[Any]) -> Any:
-        """Return what an ``*_epoch_end`` hook gets for the outputs of the steps of this name."""
+        """Return the argument of an ``*_epoch_end`` hook for the outputs of the steps of this name."""
         return outputs
 
     def run_module(self, name: str, *args: Any) -> Any:
-        """Run a step of the module, through what is wrapped around it."""
+        """Run a step of the module, through its wrapper."""
         step = self._module_step(name)
         if self.driver.steps:
             return step(*args)
-        args = args[: positional_arity(getattr(self.lightning_module, name))]  # a loop of the user's passes all
+        args = args[: positional_arity(getattr(self.lightning_module, name))]  # a user's loop passes all arguments
         if name != "training_step":
             return step(*args)
         with self.usual.accumulating(self.model):  # the backward pass exchanges the gradients
@@ -141,25 +141,25 @@ class Stepped(Adapted):
     takes: dict[str, bool]
 
     def call(self, name: str, argument: Any) -> Any:
-        """Call a method of the accelerator with ``argument``, or with none if that is how it is written."""
+        """Call a method of the accelerator with ``argument``, or without if it has no parameter for it."""
         if name not in self.takes:
             self.takes[name] = positional_arity(getattr(self.source, name)) > 0
         method = getattr(self.source, name)
         return method(argument) if self.takes[name] else method()
 
     def index_of(self, optimizer: Any) -> int:
-        """Return the position of ``optimizer`` among those of the run; 0 for one that is not among them."""
+        """Return the index of ``optimizer`` among the run's; 0 if it is not among them."""
         return next((index for index, each in enumerate(self.optimizers) if each is optimizer), 0)
 
     @property
     def accumulates(self) -> bool:
-        """Whether further batches follow before the optimizer is stepped."""
+        """Whether further batches follow before the optimizer step."""
         run = None if self.trainer is None else self.trainer.current_run
         window = None if run is None else run.window
         return window is not None and window.batches_done + 1 < window.size
 
     def differentiate(self, loss: Tensor, optimizer: Any, accumulates: bool, *args: Any, **kwargs: Any) -> None:
-        """Compute gradients as today's strategy does; while ``accumulates`` is true, they stay in this process."""
+        """Compute gradients as the present strategy does; with ``accumulates``, they stay in this process."""
         by_hand = not (self.driver.steps or accumulates)
         with self.manual_backward_context(loss) if by_hand else nullcontext():
             self.usual.backward(loss, optimizer, *args, **kwargs)

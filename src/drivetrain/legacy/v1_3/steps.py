@@ -43,7 +43,7 @@ def bind_step(strategy: Any, parts: StepParts) -> OwnStep | None:
 
 
 def _chosen(optimizers: Sequence[Any], frequencies: Sequence[int], batch_idx: int) -> Sequence[int]:
-    """Return the numbers of the optimizers that are stepped for this batch: all, or one in turn by frequency."""
+    """Return the indices of the optimizers to step for this batch: all, or one in turn by frequency."""
     if not frequencies:
         return range(len(optimizers))
     ends = list(accumulate(frequencies))
@@ -55,7 +55,7 @@ class _Once:
     """One optimizer's forward pass, backward pass and step.
 
     Attributes:
-        output: what ``training_step`` returned.
+        output: the result of ``training_step``.
     """
 
     def __init__(self, strategy: Any, parts: StepParts, number: int, place: tuple[int, int, bool, int]) -> None:
@@ -96,7 +96,7 @@ class _Once:
         self.stepped = self.parts.optimizer_step(self.optimizer)
 
     def _by_module(self, batch: Any) -> None:
-        """Call the module's ``optimizer_step``, whose ``optimizer.step(closure=closure)`` comes back here."""
+        """Call the module's ``optimizer_step``, whose ``optimizer.step(closure=closure)`` calls back here."""
         run = self.strategy.trainer.current_run
         handle = run.optimizers.handles[self.number]
 

@@ -1,6 +1,6 @@
-"""Today's strategies whose methods call an accelerator of the 1.3 generation, which calls its two plugins.
+"""Present strategies whose methods call an accelerator of the 1.3 generation, which calls its two plugins.
 
-A method of a plugin that the user does not override calls ``strategy.usual``: the method of today's strategy.
+The plugins' default methods call ``strategy.usual``: the methods of the present strategy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from drivetrain.legacy.v1_3.stepping import Stepped, named
 
 
 class Composed(Stepped):
-    """The mixin: ``adapted(Composed, "ddp", accelerator)`` is ``DDPStrategy`` whose methods call ``accelerator``."""
+    """The mixin: ``adapted(Composed, "ddp", accelerator)`` is a ``DDPStrategy`` whose methods call ``accelerator``."""
 
     def connect(self, module: nn.Module) -> None:
         self.done, self.takes = frozenset(), {}
@@ -46,7 +46,7 @@ class Composed(Stepped):
         self.source.setup(trainer, self.lightning_module)
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Let the accelerator make them: called by the Trainer where its ``setup`` has made none."""
+        """Let the accelerator create them: called by the Trainer if the accelerator's ``setup`` has not."""
         if self.source.setup_optimizers_in_pre_dispatch:
             self.pre_dispatch(trainer)
         else:
@@ -73,11 +73,11 @@ class Composed(Stepped):
 
     def run_stage(self) -> Any:
         """Run the loop of this run, and return its results."""
-        assert self.loop is not None  # run() came first
+        assert self.loop is not None  # run() has been called
         self.source.dispatch(self.trainer)
         return self.loop()
 
-    # ---- what happens in a step --------------------------------------------------------------------------------------
+    # ---- inside a step -----------------------------------------------------------------------------------------------
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         return self.ask("predict_step", named(args, kwargs))

@@ -1,4 +1,4 @@
-"""The Trainer of the 1.3 generation: its flags, its calls and its properties, on today's Trainer."""
+"""The Trainer of the 1.3 generation: its flags, methods and properties, on the present Trainer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from drivetrain.trainer.job import Job
 
 
 class FlaggedTrainer(FromCommandLine, Asked):
-    """What the Trainers of both earlier generations have beside their calls."""
+    """Base of the Trainers of both earlier generations."""
 
     flags_of_that_time: ClassVar[Mapping[str, Any]] = flags.FLAGS
     default_checkpoint: ClassVar[Any] = ModelCheckpoint
@@ -35,7 +35,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
 
     @staticmethod
     def translated(given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return today's arguments for the flags that were given."""
+        """Convert the flags in ``given`` to present arguments."""
         return flags.translated(given)
 
     def __init__(self, *args: Any, **given: Any) -> None:
@@ -56,7 +56,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
                 getattr(callback, hook)(self)
 
     def _of_that_time(self, callback: Any, given: Sequence[Any]) -> Any:
-        """Return a default callback as the class that it was; one that was passed stays as it is."""
+        """Return a default callback with its earlier class; one that was passed is not changed."""
         if type(callback) is not drivetrain.callbacks.ModelCheckpoint or any(each is callback for each in given):
             return callback
         folder = self._flags["weights_save_path"]
@@ -71,11 +71,11 @@ class FlaggedTrainer(FromCommandLine, Asked):
     def logger(self, value: Any) -> None:
         self.loggers = list(value) if isinstance(value, LoggerCollection) else [] if value is None else [value]
 
-    # ---- the flags ``auto_lr_find`` and ``auto_scale_batch_size``, on today's Tuner ----------------------------------
+    # ---- the flags ``auto_lr_find`` and ``auto_scale_batch_size``, on the present Tuner ------------------------------
 
     @property
     def tuner(self) -> Any:
-        """What finds learning rates and batch sizes."""
+        """The Tuner, which finds learning rates and batch sizes."""
         from drivetrain.legacy.v1_3.tuner import Tuner
 
         return Tuner(self)
@@ -90,10 +90,10 @@ class FlaggedTrainer(FromCommandLine, Asked):
         lr_find_kwargs: Mapping[str, Any] | None = None,
         train_dataloaders: Any = None,
     ) -> dict[str, Any]:
-        """Find what the flags ``auto_scale_batch_size`` and ``auto_lr_find`` ask for, and set it in the model.
+        """Find the values for the flags ``auto_scale_batch_size`` and ``auto_lr_find``, and set them in the model.
 
         Returns:
-            "scale_batch_size" and "lr_find" with what was found.
+            The results under "scale_batch_size" and "lr_find".
         """
         data = {"train_dataloaders": train_dataloader if train_dataloaders is None else train_dataloaders}
         data |= {"val_dataloaders": val_dataloaders, "datamodule": datamodule}
@@ -109,14 +109,14 @@ class FlaggedTrainer(FromCommandLine, Asked):
             rank_zero_warn("trainer.tune does nothing: write Trainer(auto_lr_find=True, auto_scale_batch_size=True).")
         return found
 
-    # ---- what a fit was given: its loaders were bound to the model, where ``trainer.test()`` found them --------------
+    # ---- data of a fit: its loaders were bound to the model, where ``trainer.test()`` found them ---------------------
 
     _fitted: tuple[Any, Any, Any] = (None, None, None)  # the model, its datamodule and its validation loaders
 
     def _data_of_fit(
         self, call: str, model: Any, loaders: Any, args: tuple[Any, ...], more: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Return the loaders and the arguments of an evaluation; without data, those that the model was fitted with."""
+        """Return the loaders and the arguments of an evaluation; without data, those of the model's fit."""
         fitted, datamodule, val_loaders = self._fitted
         passed = loaders is not None or more.get("datamodule") is not None or any(args)
         if passed or fitted is None or model not in (None, fitted):
@@ -141,7 +141,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
 
     @contextmanager
     def _from_last_epoch(self, ckpt_path: Any) -> Iterator[None]:
-        """Context of a fit: a further one begins with the index of the last epoch, so it trains one epoch at least."""
+        """Context of a fit: a further fit begins with the index of the last epoch, so it trains at least one epoch."""
         progress, epochs = self.progress, self.progress.current_epoch
         if self._ended_fit and ckpt_path is None and epochs > 0:
             progress.count_epochs_as(epochs - 1)
@@ -150,10 +150,10 @@ class FlaggedTrainer(FromCommandLine, Asked):
             yield
         finally:
             self._ended_fit = progress.status is TrainerStatus.FINISHED
-            if progress.current_epoch < epochs and self._ended_fit:  # it had nothing to train
+            if progress.current_epoch < epochs and self._ended_fit:  # there was nothing to train
                 progress.count_epochs_as(epochs)
 
-    # ---- the entry points with the arguments of that time ------------------------------------------------------------
+    # ---- the entry points with earlier arguments ---------------------------------------------------------------------
 
     def fit(  # type: ignore[override]
         self,
@@ -164,7 +164,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
         train_dataloader: Any = None,
         **more: Any,
     ) -> Any:
-        """Train ``model``; returns 1, as it did."""
+        """Train ``model``; return 1, as in 1.3."""
         if train_dataloader is not None:
             train_dataloaders = _renamed("fit", "train_dataloader", "train_dataloaders", train_dataloader)
         for name in ("truncated_bptt_steps", "prepare_data_per_node"):
@@ -208,7 +208,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
         return super().predict(model, dataloaders, *args, **more)
 
     def make_optimizers(self) -> tuple[list[Any], list[LRSchedulerConfig]]:
-        """What ``configure_optimizers`` returns, with the frequencies of several optimizers."""
+        """Return the result of ``configure_optimizers``, with the frequencies of several optimizers."""
         self._optimizers_made = True
         returned = self.hooks.call_method("configure_optimizers")
         if isinstance(returned, (list, tuple)) and all(isinstance(each, Mapping) for each in returned):
@@ -226,14 +226,15 @@ class FlaggedTrainer(FromCommandLine, Asked):
 
 
 class Trainer(FlaggedTrainer):
-    """Today's Trainer with the flags of the 1.3 generation; each one that is deprecated says what to write instead.
+    """The present Trainer with the flags of the 1.3 generation; a warning for each deprecated flag names its
+    replacement.
 
-    Flags that were not given have the defaults of that time. Today's arguments work too.
+    Omitted flags have the defaults of that generation. Present arguments work too.
     """
 
     @property
     def accelerator(self) -> Any:
-        """The accelerator, made of two plugins; while the Trainer is being made, today's."""
+        """The accelerator, composed of two plugins; while the Trainer is being created, the present accelerator."""
         return getattr(self.strategy, "source", None) or super().accelerator
 
     @property
@@ -248,7 +249,7 @@ class Trainer(FlaggedTrainer):
 
     def run_job(self, job: Job) -> list[Any]:
         results = super().run_job(job)
-        self.training_type_plugin._results = results  # in the process that has started the others, too
+        self.training_type_plugin._results = results  # also in the process that has started the others
         return results
 
 
@@ -260,7 +261,7 @@ def _renamed(call: str, then: str, today: str, loaders: Any) -> Any:
 
 
 def _has_nothing_to_do(model: Any, call: str, step: str) -> bool:
-    """Whether ``model`` lacks the step that an evaluation calls. That was a warning; a misspelt step is an error."""
+    """Whether ``model`` lacks the step of an evaluation. This was a warning; a misspelt step is an error."""
     if not isinstance(model, LightningModule) or overrides(model, step, LightningModule):
         return False
     if next(near_misses(type(model), LightningModule, [step], alike=0.8), None) is not None:
@@ -270,7 +271,7 @@ def _has_nothing_to_do(model: Any, call: str, step: str) -> bool:
 
 
 def _best_of(model: Any, more: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments; ``ckpt_path="best"`` was the default, and meant nothing with a model."""
+    """Return the arguments; ``ckpt_path="best"`` was the default, and had no effect with a model."""
     if model is not None and more.get("ckpt_path") == "best":
         more = {name: value for name, value in more.items() if name != "ckpt_path"}
     return more

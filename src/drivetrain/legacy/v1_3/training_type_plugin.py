@@ -1,4 +1,4 @@
-"""The base of the training-type plugins of the 1.3 generation: each of its methods calls today's strategy."""
+"""The base of the training-type plugins of the 1.3 generation: its methods call the present strategy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEVER_USED = frozenset({
 
 
 def _runs(step: str) -> Any:
-    """Return a method that runs this step of the module, through what is wrapped around it."""
+    """Return a method that runs this step of the module, through its wrapper."""
 
     def method(self: Any, *args: Any) -> Any:
         return self.strategy.run_module(step, *args)
@@ -33,10 +33,10 @@ def _runs(step: str) -> Any:
 
 
 class TrainingTypePlugin(OfAccelerator, AsksStrategy):
-    """How a model is spread over devices, and the base of all others: a subclass may override any method.
+    """Spreads a model over devices; the base of all such plugins: a subclass may override any method.
 
     Attributes:
-        strategy_name: the registered name of today's strategy.
+        strategy_name: the registered name of the present strategy.
         wraps_in_setup: whether the model is wrapped in ``setup``; otherwise in ``pre_dispatch``.
         accelerator: the accelerator that this plugin is part of.
     """
@@ -53,17 +53,17 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
         return {}
 
     def settings(self) -> dict[str, Any]:
-        """Return further arguments of today's Trainer that this plugin stands for."""
+        """Return further arguments of the present Trainer for this plugin."""
         return {}
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the arguments of today's Trainer that this plugin stands for, passed alone in ``plugins=``."""
-        from drivetrain.legacy.v1_3.accelerators import Accelerator  # here, because it imports this file
+        """Return the present Trainer's arguments for this plugin, when it is passed alone in ``plugins=``."""
+        from drivetrain.legacy.v1_3.accelerators import Accelerator  # imported here, because it imports this file
         from drivetrain.legacy.v1_3.precision_plugins import PrecisionPlugin
 
         plugin: Any = self
         found = (self.accelerator or Accelerator(PrecisionPlugin(), plugin)).as_settings()
-        found["strategy"].own_parts.precision = None  # the Trainer's arguments decide
+        found["strategy"].own_parts.precision = None  # the Trainer's arguments determine it
         return dict(found)
 
     is_global_zero = reads("strategy.usual.is_global_zero")
@@ -78,7 +78,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     results = reads("_results")
     """What the last run returned."""
 
-    # ---- ranks and devices, and what a plugin of its time could be asked ---------------------------------------------
+    # ---- ranks and devices, and properties of an earlier plugin ------------------------------------------------------
 
     global_rank = reads("strategy.global_rank")
     """Rank of this process in the job."""
@@ -93,7 +93,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
 
     @property
     def cluster_environment(self) -> Any:
-        """Which process of the job this is, as the cluster says."""
+        """The cluster environment, which provides the ranks."""
         return getattr(self.strategy, "cluster_environment", None)
 
     @property
@@ -117,7 +117,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     def setup_environment(self) -> None:
         """Start the processes and make the device current."""
         strategy = self.strategy
-        if strategy.accelerator is None:  # a loop of the user's: nothing has filled in devices and ranks
+        if strategy.accelerator is None:  # a user's loop: devices and ranks are not set yet
             strategy.launch()
         else:
             strategy.usual.setup_environment()
@@ -126,7 +126,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     """Return the context in which ``configure_sharded_model`` runs."""
 
     def setup(self, model: nn.Module) -> None:
-        """Convert, move and wrap the model, where that does not come in :meth:`pre_dispatch`."""
+        """Convert, move and wrap the model, unless :meth:`pre_dispatch` does it."""
         if self.wraps_in_setup or self.strategy.facts.restores_after_setup:
             self.strategy.prepare()
 
@@ -134,28 +134,28 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     """Move the model to the device."""
 
     def init_optimizers(self, trainer: Any, model: nn.Module) -> None:
-        """Make the optimizers from what ``configure_optimizers`` returns."""
+        """Create the optimizers from the result of ``configure_optimizers``."""
         self.strategy.make_optimizers(trainer)
 
     pre_dispatch = calls("strategy.prepare")
     """Convert, move and wrap the model, where :meth:`setup` has not."""
 
     def dispatch(self, trainer: Any) -> None:
-        """The loop is about to run, in each process."""
+        """Called before the loop, in each process."""
 
     def start_training(self, trainer: Any) -> None:
-        """Run the training, and keep its results; the two others are the same for theirs."""
+        """Run the training, and store its results; the next two methods do the same for their stages."""
         self._results = self.strategy.run_stage()
 
     start_evaluating = start_predicting = start_training
 
     def post_dispatch(self, trainer: Any) -> None:
-        """The loop has ended."""
+        """Called after the loop."""
 
-    # ---- what happens in a step --------------------------------------------------------------------------------------
+    # ---- inside a step -----------------------------------------------------------------------------------------------
 
     def train_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``training_step``; the three others do the same for their steps."""
+        """Return a new context for one ``training_step``; the next three methods do the same for their steps."""
         return nullcontext()
 
     val_step_context = test_step_context = predict_step_context = train_step_context
@@ -169,13 +169,13 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
     predict_step = _runs("predict_step")
 
     def post_training_step(self) -> None:
-        """The module's ``training_step`` has run, and its loss is not used yet."""
+        """Called after the module's ``training_step``, before its loss is used."""
 
     def pre_backward(self, closure_loss: Tensor, should_accumulate: bool, optimizer: Any, opt_idx: int) -> None:
-        """A backward pass begins."""
+        """Called before a backward pass."""
 
     def post_backward(self, closure_loss: Tensor, should_accumulate: bool, optimizer: Any, opt_idx: int) -> None:
-        """A backward pass is done."""
+        """Called after a backward pass."""
 
     def optimizer_step(
         self, optimizer: Optimizer, lambda_closure: Callable[[], Any] | None = None, **kwargs: Any
@@ -185,7 +185,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
         return strategy.usual.optimizer_step(optimizer, lambda_closure, strategy.model, **kwargs)
 
     def post_optimizer_step(self, optimizer: Optimizer, optimizer_idx: int, **kwargs: Any) -> None:
-        """The optimizer has been stepped, or left out."""
+        """Called after the optimizer's step, or after it was skipped."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -1,4 +1,4 @@
-"""Training-type plugins of the 1.3 generation, each on top of one of today's strategies."""
+"""Training-type plugins of the 1.3 generation, each based on a present strategy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SingleDevicePlugin(TrainingTypePlugin):
     """One process, one device.
 
     Args:
-        device: where the model is; ``None``: the accelerator's first device.
+        device: the model's device; ``None``: the accelerator's first device.
     """
 
     def __init__(self, device: torch.device | str | None = None) -> None:
@@ -34,8 +34,8 @@ class ParallelPlugin(TrainingTypePlugin):
     """Base of the plugins for several devices.
 
     Args:
-        parallel_devices: this machine's devices; ``None``: those that the Trainer chooses.
-        cluster_environment: which process of the job this is; ``None``: as it is detected.
+        parallel_devices: this machine's devices; ``None``: the Trainer's choice.
+        cluster_environment: provides the ranks; ``None``: detected.
     """
 
     def __init__(self, parallel_devices: Sequence[torch.device] | None = None, cluster_environment: Any = None) -> None:
@@ -46,7 +46,7 @@ class ParallelPlugin(TrainingTypePlugin):
 
 
 class DataParallelPlugin(ParallelPlugin):
-    """One process, several devices: each works on its part of every batch."""
+    """One process, several devices: each computes on its part of every batch."""
 
     strategy_name = "dp"
 
@@ -55,14 +55,13 @@ class DataParallelPlugin(ParallelPlugin):
 
 
 class DDPPlugin(ParallelPlugin):
-    """A process for each device; gradients are averaged.
+    """One process per device; gradients are averaged.
 
     Args:
-        parallel_devices, cluster_environment: as for :class:`ParallelPlugin`.
-        num_nodes: number of machines; ``None``: as the Trainer is told.
-        sync_batchnorm: batch norm over all processes; ``None``: as the Trainer is told.
-        ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: how gradients are exchanged.
-        kwargs: arguments of ``DistributedDataParallel``. ``find_unused_parameters`` is True by default, as it was.
+        parallel_devices, cluster_environment: as for :class:`ParallelPlugin`. num_nodes: number of machines; ``None``:
+        the Trainer's number. sync_batchnorm: batch norm over all processes; ``None``: the Trainer's argument.
+        ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: how gradients are exchanged. kwargs: arguments of
+        ``DistributedDataParallel``. ``find_unused_parameters`` is True by default, as in 1.3.
     """
 
     strategy_name = "ddp"
@@ -93,14 +92,14 @@ class DDPPlugin(ParallelPlugin):
         return {name: value for name, value in self._jobs.items() if value is not None}
 
     def init_ddp_connection(self, global_rank: int | None = None, world_size: int | None = None) -> None:
-        """Let the processes meet."""
+        """Create the process group."""
         self.strategy.usual._meet()
 
     def pre_configure_ddp(self) -> None:
-        """The model is about to be wrapped: an override may change ``self._ddp_kwargs``."""
+        """Called before the model is wrapped: an override may change ``self._ddp_kwargs``."""
 
     def configure_ddp(self) -> None:
-        """Wrap ``self.model`` in what exchanges gradients; an override may set ``self.model`` itself."""
+        """Wrap ``self.model`` for the exchange of gradients; an override may set ``self.model`` itself."""
         self.pre_configure_ddp()
         strategy = self.strategy
         strategy.ddp_arguments = dict(self._ddp_kwargs)
@@ -118,20 +117,20 @@ class DDPPlugin(ParallelPlugin):
 
 
 class DDPSpawnPlugin(DDPPlugin):
-    """:class:`DDPPlugin` whose processes are started from this one."""
+    """:class:`DDPPlugin` with processes started from this one."""
 
     strategy_name = "ddp_spawn"
 
 
 class DDP2Plugin(DDPPlugin):
-    """A process for each machine, which works on all devices there."""
+    """One process per machine, for all devices there."""
 
     strategy_name = "ddp2"
     wraps_in_setup = True
 
 
 class DDPShardedPlugin(DDPPlugin):
-    """:class:`DDPPlugin` with the optimizers' states sharded over the ranks by ``ZeroRedundancyOptimizer``."""
+    """:class:`DDPPlugin` with optimizer states sharded over the ranks by ``ZeroRedundancyOptimizer``."""
 
     def init_optimizers(self, trainer: Any, model: nn.Module) -> None:
         super().init_optimizers(trainer, model)
@@ -139,7 +138,7 @@ class DDPShardedPlugin(DDPPlugin):
 
 
 class DDPSpawnShardedPlugin(DDPShardedPlugin):
-    """:class:`DDPShardedPlugin` whose processes are started from this one."""
+    """:class:`DDPShardedPlugin` with processes started from this one."""
 
     strategy_name = "ddp_spawn"
 
@@ -151,7 +150,7 @@ class HorovodPlugin(ParallelPlugin):
 
 
 class TPUSpawnPlugin(ParallelPlugin):
-    """A process for each core of a TPU, by ``torch_xla``."""
+    """One process per TPU core, by ``torch_xla``."""
 
     strategy_name = "xla"
     setup_optimizers_in_pre_dispatch = True
@@ -167,7 +166,7 @@ class SingleTPUPlugin(SingleDevicePlugin):
 
 
 class _Named(TrainingTypePlugin):
-    """A plugin on top of any registered strategy."""
+    """A plugin for any registered strategy."""
 
     def __init__(self, strategy_name: str) -> None:
         self.strategy_name = strategy_name
@@ -182,11 +181,13 @@ PLUGINS: dict[str, Callable[[], TrainingTypePlugin]] = {
 
 
 class TrainingTypePluginsRegistry:
-    """Names for plugins, which ``Trainer(plugins="name")`` and ``training_type_plugin="name"`` know."""
+    """Names of plugins, for ``Trainer(plugins="name")`` and ``training_type_plugin="name"``."""
 
     @staticmethod
     def register(name: str, plugin: Any = None, description: str = "", **init_params: Any) -> Any:
-        """Give a class of a plugin a name, also as a decorator; ``init_params`` are arguments of its constructor."""
+        """Register a plugin class under a name, also as a decorator; ``init_params`` are its constructor's
+        arguments.
+        """
 
         def add(cls: Any) -> Any:
             PLUGINS[name] = functools.partial(cls, **init_params)
@@ -206,11 +207,11 @@ class TrainingTypePluginsRegistry:
 
 
 def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
-    """Return a plugin: as it was given, or the one of this name, or on top of the strategy of this name.
+    """Return the given plugin, the plugin of this name, or a plugin for the strategy of this name.
 
     Raises:
-        ConfigurationError: it is no plugin and no name.
-        UnknownNameError: there is no such name.
+        ConfigurationError: it is neither a plugin nor a name.
+        UnknownNameError: the name is unknown.
     """
     if isinstance(given, TrainingTypePlugin):
         return given
@@ -225,7 +226,7 @@ def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
 
 
 def shard_optimizers(strategy: Any) -> None:
-    """Let each rank keep a part of the state of the strategy's optimizers; the schedulers change the new ones."""
+    """Shard the states of the strategy's optimizers over the ranks; the schedulers then use the new optimizers."""
     sharded = [_sharded(optimizer) for optimizer in strategy.optimizers]
     for config in strategy.lr_scheduler_configs:
         index = next(i for i, each in enumerate(strategy.optimizers) if each is config.scheduler.optimizer)
@@ -234,16 +235,17 @@ def shard_optimizers(strategy: Any) -> None:
 
 
 def _sharded(optimizer: Optimizer) -> Any:
-    """Return an optimizer of the same class, groups and options, each rank of which keeps a part of its state."""
+    """Return an optimizer of the same class, groups and options, whose state is sharded over the ranks."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, about what this import loads beside it
+        # torch's warning about a module that this import also loads
+        warnings.simplefilter("ignore", DeprecationWarning)
         from torch.distributed.optim import ZeroRedundancyOptimizer
     groups = [dict(group) for group in optimizer.param_groups]
     return ZeroRedundancyOptimizer(groups, type(optimizer), **optimizer.defaults)
 
 
 def _move_scheduler(scheduler: Any, optimizer: Any) -> None:
-    """Let ``scheduler`` change the learning rate of ``optimizer``, whose steps it watches as torch's schedulers do."""
+    """Attach ``scheduler`` to ``optimizer``: its learning rate and the step counter of torch's schedulers."""
     step = optimizer.step
 
     def watched(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The Tuner of the 1.3 generation: today's, with the arguments of that time."""
+"""The Tuner of the 1.3 generation: the present Tuner with earlier arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SCALE_BATCH_SIZE = ("mode", "steps_per_trial", "init_val", "max_trials", "batch
 
 
 class Tuner(tuner.Tuner):
-    """Finds learning rates and batch sizes; ``lr_find`` sets no attribute unless it is told to."""
+    """Finds learning rates and batch sizes; ``lr_find`` only sets the attribute with ``update_attr``."""
 
     def lr_find(  # type: ignore[override]
         self,
@@ -26,7 +26,7 @@ class Tuner(tuner.Tuner):
         """Train with growing learning rates, and return the losses.
 
         ``args`` are ``min_lr``, ``max_lr``, ``num_training``, ``mode``, ``early_stop_threshold`` and ``update_attr``;
-        ``more`` are these by name, and arguments of today's Tuner.
+        ``more`` are these by name, and arguments of the present Tuner.
         """
         given = {"update_attr": False, **dict(zip(_LR_FIND, args, strict=False)), **more}
         loader = given.pop("train_dataloaders", train_dataloader)
@@ -44,7 +44,7 @@ class Tuner(tuner.Tuner):
         """Find the largest batch size that fits, and set it.
 
         ``args`` are ``mode``, ``steps_per_trial``, ``init_val``, ``max_trials`` and ``batch_arg_name``; ``more`` are
-        these by name, and arguments of today's Tuner.
+        these by name, and arguments of the present Tuner.
         """
         given = {"margin": 0, **dict(zip(_SCALE_BATCH_SIZE, args, strict=False)), **more}
         loader = given.pop("train_dataloaders", train_dataloader)
