@@ -17,7 +17,8 @@ class _EpochWatch:
     Attributes:
         run: the fit.
         complete: whether this run trains on the epoch's first batches; otherwise it resumes in its middle or at its
-        end. steps, windows: ``global_step`` and the finished windows at the start of the epoch.
+            end.
+        steps, windows: ``global_step`` and the finished windows at the start of the epoch.
         counts: how often each scheduler had stepped.
     """
 

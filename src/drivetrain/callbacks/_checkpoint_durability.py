@@ -49,8 +49,9 @@ class StoredCheckpoint(NamedCheckpoint):
     the end of the run, which wait for the file, the callback's attributes do not change, and nothing is removed.
 
     Attributes:
-        best_model_path, best_model_score, best_k_models, kth_best_model_path, kth_value: the ranking. last_model_path:
-        the file or link that each save replaces. verbose: log each save.
+        best_model_path, best_model_score, best_k_models, kth_best_model_path, kth_value: the ranking.
+        last_model_path: the file or link that each save replaces.
+        verbose: log each save.
     """
 
     monitor: str | None

@@ -64,9 +64,10 @@ class ModelCheckpoint(StoredCheckpoint):
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
 
     Attributes:
-        best_model_path, best_model_score: the best so far; "" and ``None`` before the first. best_k_models: scores of
-        the kept checkpoints by path. kth_best_model_path, kth_value: the worst of them. last_model_path: the last file
-        or link that ``save_last`` wrote.
+        best_model_path, best_model_score: the best so far; "" and ``None`` before the first.
+        best_k_models: scores of the kept checkpoints by path.
+        kth_best_model_path, kth_value: the worst of them.
+        last_model_path: the last file or link that ``save_last`` wrote.
 
     A score of NaN ranks last; if scores are equal, the older checkpoint ranks first. ``fast_dev_run`` and the sanity
     check save nothing, and only check the names; the file from which a run was resumed is never deleted.

@@ -40,8 +40,8 @@ class ModuleRow:
         type: the class's name.
         num_parameters: its own and its children's, each counted once.
         training: whether it is in training mode.
-        is_lazy: some of its parameters get their shape with the first batch and are counted as 0. in_sizes, out_sizes:
-        the shapes of the inputs and outputs of its first call; ``None`` without an example input.
+        is_lazy: some of its parameters get their shape with the first batch and are counted as 0.
+        in_sizes, out_sizes: the shapes of the inputs and outputs of its first call; ``None`` without an example input.
     """
 
     index: int
@@ -65,10 +65,10 @@ class Summary:
     """A module's parts and totals; ``str`` formats it as a table.
 
     Attributes:
-        rows: the submodules down to the requested depth, in order of definition. trainable, frozen: number of elements
-        of parameters with and without ``requires_grad``; shared ones count once.
-        size_bytes: of all parameters, by their own element sizes. modules_in_train, modules_in_eval: number of
-        submodules of any depth by mode.
+        rows: the submodules down to the requested depth, in order of definition.
+        trainable, frozen: number of elements of parameters with and without ``requires_grad``; shared ones count once.
+        size_bytes: of all parameters, by their own element sizes.
+        modules_in_train, modules_in_eval: number of submodules of any depth by mode.
         has_lazy: whether some parameters have no shape yet, so that the totals are too low.
         flops: floating-point operations of one forward pass of the example input, as far as torch can count them; a
             multiplication and an addition are two. ``None`` if nothing could be counted.

@@ -79,7 +79,7 @@ class BasePredictionWriter(Callback):
         """Write the result of ``predict_step`` for one batch.
 
         Args:
-            trainer, pl_module: who predicts.
+            trainer, pl_module: the Trainer and its module.
             prediction: as it was returned, on its own device.
             batch_indices: the indices of the batch's samples in the dataset; empty for an iterable-style one.
             batch, batch_idx, dataloader_idx: which batch it was.
@@ -95,7 +95,7 @@ class BasePredictionWriter(Callback):
         """Write the predictions of all batches.
 
         Args:
-            trainer, pl_module: who predicts.
+            trainer, pl_module: the Trainer and its module.
             predictions: as ``trainer.predict`` returns them, in the host's memory.
             batch_indices: for each loader, for each batch, the indices of its samples.
         """

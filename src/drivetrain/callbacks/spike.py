@@ -136,8 +136,8 @@ class SpikeDetection(LossWatch, Callback):
     Args:
         mode: "min": larger is worse; "max": smaller is worse.
         window: the number of losses in the mean.
-        warmup: the number of first batches that are never a spike. atol, rtol: the smallest differences of a spike;
-        ``None``: any difference.
+        warmup: the number of first batches that are never a spike.
+        atol, rtol: the smallest differences of a spike; ``None``: any difference.
         exclude_batches_path: the file, or the folder for ``skip_batches.json``; ``None``: the Trainer's
             ``default_root_dir``.
         finite_only: treat a non-finite loss as a spike too; otherwise it is ignored.

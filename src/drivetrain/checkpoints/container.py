@@ -21,8 +21,8 @@ def write(value: Any, stream: IO[bytes], protocol: int = 2) -> None:
         protocol: the pickle protocol. torch's restricted reader accepts 2.
 
     Raises:
-        RuntimeError, OSError: the stream cannot be written. pickle.PickleError, AttributeError, TypeError: a value
-        cannot be pickled.
+        RuntimeError, OSError: the stream cannot be written.
+        pickle.PickleError, AttributeError, TypeError: a value cannot be pickled.
     """
     torch.save(value, stream, _PICKLE, protocol)
 

@@ -57,8 +57,8 @@ class LightningArgumentParser(ArgumentParser):
             environment: ``PL_FIT__TRAINER__MAX_EPOCHS`` is ``fit --trainer.max_epochs``.
 
     Attributes:
-        callback_keys: the keys of callbacks that are always added. optimizers, lr_schedulers: by key, the allowed
-        classes, and the link.
+        callback_keys: the keys of callbacks that are always added.
+        optimizers, lr_schedulers: by key, the allowed classes, and the link.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

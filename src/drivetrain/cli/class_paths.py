@@ -24,8 +24,8 @@ class ReduceLROnPlateau(lr_scheduler.ReduceLROnPlateau):
 
     Args:
         optimizer: the optimizer whose learning rates it reduces.
-        monitor: the name of the value, as logged with ``self.log``. args, kwargs: torch's own arguments, from ``mode``
-        on.
+        monitor: the name of the value, as logged with ``self.log``.
+        args, kwargs: torch's own arguments, from ``mode`` on.
     """
 
     def __init__(self, optimizer: Optimizer, monitor: str, *args: Any, **kwargs: Any) -> None:

@@ -78,8 +78,8 @@ class LightningCLI:
         seed_everything_default: False: do not seed; True: seed as ``seed_everything()`` does; an int: the seed.
             ``--seed_everything`` overrides it.
         parser_kwargs: arguments of the parser, and under a subcommand's name those of its parser.
-        parser_class: the parser, a subclass of :class:`LightningArgumentParser`. subclass_mode_model,
-        subclass_mode_data: accept any subclass of the given class.
+        parser_class: the parser, a subclass of :class:`LightningArgumentParser`.
+        subclass_mode_model, subclass_mode_data: accept any subclass of the given class.
         args: the arguments to parse instead of ``sys.argv``: words, or the options as a dictionary or namespace.
         run: False: no subcommands; the objects are created, and the program runs them.
         auto_configure_optimizers: offer ``--optimizer`` and ``--lr_scheduler``.
@@ -89,8 +89,9 @@ class LightningCLI:
     Attributes:
         parser: the parser of the complete command line.
         subcommand: the name of the running subcommand; ``None`` with ``run=False``.
-        config: the parsed configuration. config_init: the same with its objects created. model, datamodule, trainer:
-        the objects.
+        config: the parsed configuration.
+        config_init: the same with its objects created.
+        model, datamodule, trainer: the objects.
 
     Raises:
         SystemExit: with code 2 if the command line is wrong, with 0 after ``--help`` and ``--print_config``.

@@ -17,7 +17,8 @@ class _AcceleratorConnector(AcceleratorView):
     """What a Trainer with these arguments would choose; scvi-tools asks before it creates one.
 
     Args:
-        devices, accelerator: as for the Trainer. arguments: other arguments of the Trainer.
+        devices, accelerator: as for the Trainer.
+        arguments: other arguments of the Trainer.
 
     Raises:
         ConfigurationError: the accelerator or device does not exist.

@@ -31,8 +31,8 @@ class Counts(NamedTuple):
     """The number of begun and of finished items.
 
     Attributes:
-        ready, started: begun; both are equal, because nothing happens in between here. processed, completed: finished,
-        including all hooks.
+        ready, started: begun; both are equal, because nothing happens in between here.
+        processed, completed: finished, including all hooks.
     """
 
     ready: int

@@ -55,8 +55,8 @@ class Throughput:
         """Add an update.
 
         Args:
-            time: seconds since the start. A device works asynchronously: synchronise before reading the clock. batches,
-            samples, lengths: totals so far, on this device.
+            time: seconds since the start. A device works asynchronously: synchronise before reading the clock.
+            batches, samples, lengths: totals so far, on this device.
             flops: operations of this device since the last update.
 
         Raises:

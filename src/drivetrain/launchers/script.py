@@ -259,7 +259,7 @@ def command_again() -> list[str]:
 
 
 def _host() -> tuple[str, str] | None:
-    """Return the host of this program, if it is not a command, and the strategy to use there."""
+    """Return the host of this program (a notebook, pytest, ...) and its strategy; ``None`` for a command."""
     main = sys.modules.get("__main__")
     spec = getattr(main, "__spec__", None)
     if in_notebook():

@@ -101,8 +101,8 @@ class Logger(ABC):
         """Record the run's hyperparameters.
 
         Args:
-            params: a mapping, a namespace, or ``None`` for no new ones. args, kwargs: further arguments of a logger,
-            such as ``metrics`` of a TensorBoardLogger.
+            params: a mapping, a namespace, or ``None`` for no new ones.
+            args, kwargs: further arguments of a logger, such as ``metrics`` of a TensorBoardLogger.
         """
 
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:

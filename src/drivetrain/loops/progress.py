@@ -134,12 +134,14 @@ class Progress:
             of batches begun, in training and evaluation together; ``global_step`` when the last training batch began.
         resume_phase: during the set-up of a run that resumes, the phase in which the checkpoint was saved, if that was
             after an epoch's last batch or in a validation; else ``None``.
-        fn, status: which entry point was called, and how it is doing. current_epoch: epochs whose last batch is done;
-        while one runs, its index from 0. batch_idx: index of the current batch in its epoch, from 0; -1 before the
-        first. batches_done: batches of the current epoch whose hooks have all run. earlier_batches: batches of all
-        epochs that have ended; ``total_batches`` adds the current one's. global_step: optimizer steps. stepped_batches:
-        windows done, whether or not their step happened. The loggers' x axis is the index of the last window,
-            ``logger_step``: with several optimizers ``global_step`` would count each batch more than once.
+        fn, status: which entry point was called, and how it is doing.
+        current_epoch: epochs whose last batch is done; while one runs, its index from 0.
+        batch_idx: index of the current batch in its epoch, from 0; -1 before the first.
+        batches_done: batches of the current epoch whose hooks have all run.
+        earlier_batches: batches of all epochs that have ended; ``total_batches`` adds the current one's.
+        global_step: optimizer steps.
+        stepped_batches: windows done, whether or not their step happened. The loggers' x axis is the index of the last
+            window, ``logger_step``: with several optimizers ``global_step`` would count each batch more than once.
         num_training_batches: batches per epoch; ``inf`` if the loader has no length.
         stepped: whether the last batch's optimizer step happened.
         flush_due: the last batch's logged values have not been read yet.
@@ -150,8 +152,8 @@ class Progress:
         resumed_batches: ``total_batches`` when a checkpoint was restored; -1 without one.
         should_stop: a callback, the module or the user asked the run to end; honoured once min_epochs and min_steps
             are reached.
-        eval_batch_idx, num_eval_batches: the same counters for the current evaluation. eval_steps: by stage, the
-        batches of each evaluation loader so far: the x axis of their per-step values.
+        eval_batch_idx, num_eval_batches: the same counters for the current evaluation.
+        eval_steps: by stage, the batches of each evaluation loader so far: the x axis of their per-step values.
     """
 
     slot: array[int] = field(default_factory=lambda: array("q", [Phase.NONE, 0, 0]))

@@ -398,8 +398,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if "_book" in state:
             return
-        # Pickled by Lightning and loaded while its names refer to our classes: there, some attributes are stored as
-        # properties.
+        # A pickle of Lightning's module, loaded as our class: Lightning stores some attributes under private names.
         own = self.__dict__
         own.update({"_trainer": None, "_book": None, "_toggles": []})
         for name in ("automatic_optimization", "strict_loading", "example_input_array"):

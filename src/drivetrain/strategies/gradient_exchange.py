@@ -87,8 +87,8 @@ class GradientExchange:
 
     Args:
         parameters: those that require gradients, in the same order on all ranks.
-        ranks: the number of ranks. start, wait: begin and end an exchange; ``wait`` gets the handle that ``start`` has
-        returned.
+        ranks: the number of ranks.
+        start, wait: begin and end an exchange; ``wait`` gets the handle that ``start`` has returned.
     """
 
     def __init__(

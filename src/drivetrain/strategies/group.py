@@ -261,7 +261,8 @@ class WaitingGroup(Group):
     """A group without a process group yet: its ranks are known, but collectives raise an error.
 
     Args:
-        rank, ranks: as for every group. error: the exception that collectives raise.
+        rank, ranks: as for every group.
+        error: the exception that collectives raise.
     """
 
     def __init__(self, rank: int, ranks: Sequence[int], error: Callable[[], Exception]) -> None:

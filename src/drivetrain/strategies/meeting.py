@@ -43,7 +43,8 @@ def meet(
 
     Args:
         backend: of ``torch.distributed``.
-        environment: provides the main address and port. rank, world_size: of this process and of the job.
+        environment: provides the main address and port.
+        rank, world_size: of this process and of the job.
         num_nodes: the number of machines.
         timeout: for the rendezvous, and for the group afterwards; ``None``: torch's default.
 
@@ -90,8 +91,9 @@ class Meeting:
     """One attempt of a rank to connect to the others.
 
     Args:
-        address, port: where rank 0 listens. rank, world_size: of this process and of the job. timeout: for all ranks to
-        connect; ``None``: torch's default.
+        address, port: where rank 0 listens.
+        rank, world_size: of this process and of the job.
+        timeout: for all ranks to connect; ``None``: torch's default.
     """
 
     def __init__(self, address: str, port: int, rank: int, world_size: int, timeout: timedelta | None) -> None:

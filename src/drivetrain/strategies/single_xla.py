@@ -19,8 +19,8 @@ class SingleDeviceXLAStrategy(XLAExecution, SingleDeviceStrategy):
     """The strategy for one XLA device, such as one core of a TPU, through torch_xla.
 
     Args:
-        device: the device of the model, a number or a device; ``None``: the first device. accelerator,
-        precision_plugin: as for every strategy.
+        device: the device of the model, a number or a device; ``None``: the first device.
+        accelerator, precision_plugin: as for every strategy.
         checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
         debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
         unknown: other arguments, which are refused by name.

@@ -30,8 +30,9 @@ class Move(Event):
     """A tensor was copied from one place to another.
 
     Attributes:
-        source, target: a device's number, or ``None`` for the host. bytes: the number of bytes. blocking: whether the
-        program had to wait for it; always false between two devices.
+        source, target: a device's number, or ``None`` for the host.
+        bytes: the number of bytes.
+        blocking: whether the program had to wait for it; always false between two devices.
     """
 
     source: Place

@@ -27,8 +27,8 @@ class LRSweep:
     """The losses at learning rates from small to large.
 
     Attributes:
-        results: "lr" and "loss", one entry for each optimizer step; losses are smoothed. mode, lr_min, lr_max,
-        num_training: the arguments of the search.
+        results: "lr" and "loss", one entry for each optimizer step; losses are smoothed.
+        mode, lr_min, lr_max, num_training: the finder's arguments.
     """
 
     def __init__(self, mode: str, lr_min: float, lr_max: float, num_training: int) -> None:
@@ -115,9 +115,9 @@ class LearningRateFinder(Callback):
     Args:
         min_lr, max_lr: the smallest and the largest learning rate.
         num_training_steps: how many to try: optimizer steps.
-        mode: "exponential": each is the same multiple of the one before; "linear": the same more.
-        early_stop_threshold: end when the loss is this many times the smallest, or as far above a negative one;
-            ``None``: never.
+        mode: "exponential": multiply the learning rate by a constant per step; "linear": add a constant.
+        early_stop_threshold: stop when the loss exceeds the smallest loss by more than (this number - 1) times its
+            absolute value; ``None``: never stop early.
         update_attr: set the attribute that holds the learning rate.
         attr_name: its name, of the module, its hparams or the datamodule; "": "lr" or "learning_rate".
 

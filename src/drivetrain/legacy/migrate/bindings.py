@@ -15,7 +15,8 @@ class Bound(NamedTuple):
     Attributes:
         local: the name in the program.
         module: the imported module, or the module of the imported name.
-        name: its name in the module; "" if it is the module itself. statement, alias: the import.
+        name: its name in the module; "" if it is the module itself.
+        statement, alias: the import.
     """
 
     local: str

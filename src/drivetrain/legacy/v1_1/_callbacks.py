@@ -14,8 +14,8 @@ class ModelCheckpoint(later.ModelCheckpoint):
     """The present ModelCheckpoint with the further arguments ``filepath``, ``prefix``, ``period`` and ``mode="auto"``.
 
     Args:
-        filepath: folder and name of the files, now ``dirpath`` and ``filename``. monitor, verbose, save_last,
-        save_top_k, save_weights_only, dirpath, filename: unchanged.
+        filepath: folder and name of the files, now ``dirpath`` and ``filename``.
+        monitor, verbose, save_last, save_top_k, save_weights_only, dirpath, filename: unchanged.
         mode: "auto": "max" if ``monitor`` has "acc" in its name, or begins with "fmeasure"; otherwise "min".
         period: now ``every_n_epochs``.
         prefix: prepended to the name.

@@ -54,8 +54,8 @@ class Accelerator(AsksStrategy, metaclass=_LateBound):
 
     Attributes:
         trainer: the running Trainer; a Trainer that gets the accelerator replaces the constructor's argument.
-        nickname: the name in ``distributed_backend``. train_loop, validation_loop, test_loop: other names of
-        :meth:`train_or_test`.
+        nickname: the name in ``distributed_backend``.
+        train_loop, validation_loop, test_loop: other names of :meth:`train_or_test`.
         step_args: the arguments of the running step: batch, batch_idx and so on.
         hardware: the name of the present accelerator.
         strategy_name: the registered name of the present strategy.

@@ -11,8 +11,8 @@ class _Spawns(Accelerator):
     """Starts its processes from this one.
 
     Args:
-        trainer, cluster_environment, ddp_plugin: as for :class:`Accelerator`. nprocs: the number of processes;
-        ``None``: the Trainer's number.
+        trainer, cluster_environment, ddp_plugin: as for :class:`Accelerator`.
+        nprocs: the number of processes; ``None``: the Trainer's number.
     """
 
     strategy_name = "ddp_spawn"

@@ -17,8 +17,8 @@ class Result(dict[str, Any]):
     """A dictionary with its items as attributes; :meth:`log` marks items to be logged.
 
     Args:
-        minimize: the loss; ``None``: not a training step, or manual optimization. early_stop_on, checkpoint_on: logged
-        under these names, for callbacks.
+        minimize: the loss; ``None``: not a training step, or manual optimization.
+        early_stop_on, checkpoint_on: logged under these names, for callbacks.
         hiddens: the hidden state of a part of a sequence, for the next part.
     """
 

@@ -21,7 +21,8 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
     Without ``monitor``, it monitors "val_loss" from the first save after that was logged.
 
     Args:
-        save_top_k: ``None``: only one checkpoint. every_n_val_epochs, period: now ``every_n_epochs``.
+        save_top_k: ``None``: only one checkpoint.
+        every_n_val_epochs, period: now ``every_n_epochs``.
         kwargs: present arguments.
     """
 

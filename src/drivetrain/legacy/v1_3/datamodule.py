@@ -72,8 +72,8 @@ class LightningDataModule(FromCommandLine, _DoneOnce):
     """The present LightningDataModule, with the constructor arguments of that generation, and command-line options.
 
     Args:
-        train_transforms, val_transforms, test_transforms: stored for the user's own loaders. dims: the shape of a
-        sample, stored for the user's own model; ``None``: the class's attribute, if any.
+        train_transforms, val_transforms, test_transforms: stored for the user's own loaders.
+        dims: the shape of a sample, stored for the user's own model; ``None``: the class's attribute, if any.
     """
 
     train_transforms: Any = None

@@ -49,7 +49,8 @@ def apply_to_collection(
     Args:
         data: nested dictionaries, lists, tuples and named tuples keep their classes; any other object is an item.
         dtype: a type, or several.
-        function: called for each item. args, kwargs: its further arguments.
+        function: called for each item.
+        args, kwargs: its further arguments.
         wrong_dtype: a type, or several, whose items are not replaced.
     """
 

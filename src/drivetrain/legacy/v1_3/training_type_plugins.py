@@ -58,10 +58,11 @@ class DDPPlugin(ParallelPlugin):
     """One process per device; gradients are averaged.
 
     Args:
-        parallel_devices, cluster_environment: as for :class:`ParallelPlugin`. num_nodes: number of machines; ``None``:
-        the Trainer's number. sync_batchnorm: batch norm over all processes; ``None``: the Trainer's argument.
-        ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: how gradients are exchanged. kwargs: arguments of
-        ``DistributedDataParallel``. ``find_unused_parameters`` is True by default, as in 1.3.
+        parallel_devices, cluster_environment: as for :class:`ParallelPlugin`.
+        num_nodes: number of machines; ``None``: the Trainer's number.
+        sync_batchnorm: batch norm over all processes; ``None``: the Trainer's argument.
+        ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper: how gradients are exchanged.
+        kwargs: arguments of ``DistributedDataParallel``. ``find_unused_parameters`` is True by default, as in 1.3.
     """
 
     strategy_name = "ddp"
