@@ -259,7 +259,7 @@ class NoMore(TypedDict):
 def accepts_no_more(fn: Callable[P, R]) -> Callable[P, R]:
     """Decorator for a function that catches misspelt keywords in ``**unknown``, to raise its own error.
 
-    The parameter is not part of the function's signature. Unlike :func:`arguments_checked`, this adds no frame to a
+    It hides ``**unknown`` from the function's signature. Unlike :func:`arguments_checked`, this adds no frame to a
     traceback.
     """
     signature = inspect.signature(fn)

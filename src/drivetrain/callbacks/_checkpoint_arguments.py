@@ -67,8 +67,8 @@ def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
     """Check that the folder and the file names are possible.
 
     Raises:
-        ConfigurationError: they are not, or a package for such an address is missing. Raised early, because training
-            ends when a checkpoint cannot be written.
+        ConfigurationError: the folder or a file name is impossible, or a package for the address is missing. Raised
+            early, because training ends when a checkpoint cannot be written.
     """
     folder = "" if dirpath is None else files.spelled(dirpath)
     if files.is_remote(folder):

@@ -129,7 +129,7 @@ class Collective(ABC):
         """Leave the group.
 
         Raises:
-            RuntimeError: there is none.
+            RuntimeError: this object has no group.
         """
         group = self.group
         if group is not dist.GroupMember.NON_GROUP_MEMBER:

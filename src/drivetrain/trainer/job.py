@@ -60,7 +60,7 @@ class Outcome:
 
     Attributes:
         results: the result of the entry point.
-        parameters: the module's parameters by name: those of ``optimizers``.
+        parameters: the module's parameters by name, which ``optimizers`` contain.
         buffers: all buffers, including non-persistent ones.
         weights: the module's state dict.
         schedulers: a scheduler that cannot be pickled, for example because of a lambda, is replaced by its

@@ -170,7 +170,7 @@ class _Found:
         )
 
     def is_own(self, path: str, others: set[str]) -> bool:
-        """Whether this program with this configuration has saved ``path``, or may have begun to."""
+        """Whether this program with this configuration has saved ``path``, or perhaps has begun to save it."""
         entry = self._entry(path)
         if entry is None:  # decide by the files beside it
             folder = os.path.dirname(path)
