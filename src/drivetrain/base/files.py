@@ -156,7 +156,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
 
     Args:
         path: a file in an existing folder, or an address. A symbolic link there is replaced, not followed.
-        durable: write the file and its directory entry to the disk before returning. Addresses ignore it.
+        durable: write the file and its directory entry to the disk before returning. Uploads are always durable.
         new: never replace an existing file. File systems without hard links cannot guarantee that.
 
     Raises:
