@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from drivetrain.accelerators import (
     TorchDeviceAccelerator,
     XLAAccelerator,
 )
+from drivetrain.accelerators.graphs import _waits_seen
 from drivetrain.errors import ConfigurationError, UnknownNameError
 from drivetrain.testing import fake_devices
 
@@ -438,3 +440,27 @@ def test_s0_10_priorities_stand_in_the_order_of_auto() -> None:
     priorities: list[Any] = [cls.auto_priority for cls in ranked]
     assert priorities == sorted(priorities, reverse=True)
     assert priorities == [400, 300, 200, 100, 0]  # documented, because a user's class stands between them
+
+
+def test_waits_for_the_device_are_kept_and_other_warnings_are_shown() -> None:
+    """torch warns of a wait where the backend's debug mode says so; other warnings go where they would have gone."""
+
+    class Backend:
+        mode = "default"
+
+        def get_sync_debug_mode(self) -> str:
+            return self.mode
+
+        def set_sync_debug_mode(self, mode: str) -> None:
+            self.mode = mode
+
+    def step() -> None:
+        with _waits_seen(Backend(), waits):
+            warnings.warn("called a synchronizing operation", stacklevel=1)
+            warnings.warn("another one", stacklevel=1)
+
+    waits: list[str] = []
+    with pytest.warns(UserWarning, match="^another one$") as shown:
+        step()
+    assert len(waits) == len(shown) == 1
+    assert waits[0].startswith(__file__)

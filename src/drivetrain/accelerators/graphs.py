@@ -70,15 +70,19 @@ def _waits_seen(module: Any, waits: list[str]) -> Iterator[None]:
         yield
         return
     before = module.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_others(message: Any, category: Any, filename: str, lineno: int, *more: Any) -> None:
+            if "synchronizing" in str(message):
+                waits.append(f"{filename}:{lineno}")
+            else:
+                show(message, category, filename, lineno, *more)
+
+        warnings.showwarning = show_others  # type: ignore[assignment]
+        warnings.filterwarnings("always", message=".*synchronizing")
         switch("warn")
         try:
             yield
         finally:
             switch(before)
-    for each in caught:
-        if "synchronizing" in str(each.message):
-            waits.append(f"{each.filename}:{each.lineno}")
-        else:
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
