@@ -125,10 +125,10 @@ def own_cost(accumulate: int, strategy: str = "ddp") -> tuple[int, float, float]
     return module.frames, module.calls / steps, module.fetching / steps
 
 
-def test_a_step_of_ddp_has_at_most_7_own_frames_and_20_own_calls(pool: Any) -> None:
+def test_a_step_of_ddp_has_at_most_7_own_frames_and_24_own_calls(pool: Any) -> None:
     for frames, calls, _ in pool.run(own_cost, 1, group=False):
         assert 5 <= frames <= 7  # fewer than the plain loop has would be a bad count
-        assert 10 <= calls <= 20
+        assert 10 <= calls <= 24  # the looks at what could notice direct calls are own; those of torch become fewer
 
 
 def test_a_batch_of_tensors_is_fetched_by_at_most_12_own_calls(pool: Any) -> None:
@@ -139,7 +139,7 @@ def test_a_batch_of_tensors_is_fetched_by_at_most_12_own_calls(pool: Any) -> Non
 def test_an_accumulated_batch_of_ddp_costs_no_more(pool: Any) -> None:
     for frames, calls, _ in pool.run(own_cost, 4, group=False):
         assert 5 <= frames <= 7
-        assert 10 <= calls <= 20
+        assert 10 <= calls <= 24  # the looks at what could notice direct calls are own; those of torch become fewer
 
 
 def test_a_step_of_fsdp_costs_no_more(pool: Any) -> None:
@@ -151,7 +151,7 @@ def test_a_step_of_fsdp_costs_no_more(pool: Any) -> None:
 def test_an_accumulated_batch_of_fsdp_costs_no_more(pool: Any) -> None:
     for frames, calls, _ in pool.run(own_cost, 4, "fsdp", group=False):
         assert 5 <= frames <= 7
-        assert 10 <= calls <= 20
+        assert 10 <= calls <= 24  # the looks at what could notice direct calls are own; those of torch become fewer
 
 
 def exchanges_of_trainer(accumulate: int, clip: float | None) -> dict[str, int]:

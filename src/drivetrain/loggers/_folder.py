@@ -204,12 +204,13 @@ class FolderLogger(Logger):
             self.hparams.update(params if isinstance(params, Mapping) else vars(params))
         self._hparams_written = False
 
+    def _has_hparams_file(self) -> bool:
+        path = os.path.join(self._here, self.NAME_HPARAMS_FILE)
+        return self._fetch(self.NAME_HPARAMS_FILE) or os.path.exists(path)
+
     def _write_hparams(self, also_empty: bool = False) -> None:
         """Bring ``hparams.yaml`` up to date; with ``also_empty``, make it where there are no hyperparameters, too."""
-        path = os.path.join(self._here, self.NAME_HPARAMS_FILE) if also_empty and self._hparams_written else None
-        if path is not None and not self._fetch(self.NAME_HPARAMS_FILE) and not os.path.exists(path):
-            self._hparams_written = False
-        if self._hparams_written:
+        if self._hparams_written and not (also_empty and not self._has_hparams_file()):
             return
         self._make_folder()
         files.write(os.path.join(self._here, self.NAME_HPARAMS_FILE), yaml_text.dump(self.hparams).encode())
