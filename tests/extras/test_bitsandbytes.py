@@ -150,6 +150,16 @@ def test_int8_training_validates_while_it_trains() -> None:
     assert model.body[0].weight.grad is not None
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+def test_int8_evaluates_what_it_trains_on_every_cpu(rows: int) -> None:
+    """By unpacked weights, because torch multiplies 8-bit integers wrongly on some CPUs."""
+    model = Engine(accelerator="cpu", plugins=BitsandbytesPrecision("int8")).setup_module(Net())
+    x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        trained, evaluated = model.train().body(x), model.eval().body(x)
+    torch.testing.assert_close(evaluated, trained, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("mode", [*PACKED, "int8-training"])
 def test_inputs_have_any_number_of_dimensions(mode: str) -> None:
     """Forward and backward, as the plain layers have it."""

@@ -156,8 +156,10 @@ def _layer_classes() -> tuple[Any, Any]:
 
         def forward(self, x: Tensor) -> Tensor:
             state = self.state
-            # on CPUs, gradients need training mode or 16-bit weights
-            state.is_training = self.training or state.has_fp16_weights
+            # Training mode multiplies by unpacked weights; gradients on CPUs need it. Without it, bitsandbytes packs
+            # the inputs too, and on CPUs with AVX512 calls torch._int_mm, which leaves some results uninitialized
+            # (pytorch#195066).
+            state.is_training = self.training or state.has_fp16_weights or x.is_cpu
             if state.has_fp16_weights:
                 if hasattr(self.weight, "placements"):  # a sharded tensor, of which each process has a part
                     raise ConfigurationError(
