@@ -100,6 +100,7 @@ bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other librarie
 	@mkdir -p $(BENCH_RESULTS)
 	@$(BENCH_VENV)/bin/python benchmarks/step_overhead.py --json $(BENCH_RESULTS)/step_overhead.json
 	@$(BENCH_VENV)/bin/python benchmarks/batched_fetch.py --json $(BENCH_RESULTS)/batched_fetch.json
+	@$(BENCH_VENV)/bin/python benchmarks/optimizer_kernels.py --json $(BENCH_RESULTS)/optimizer_kernels.json
 	@$(BENCH_VENV)/bin/python benchmarks/log_cost.py --json $(BENCH_RESULTS)/log_cost.json
 	@$(BENCH_VENV)/bin/python benchmarks/import_time.py --json $(BENCH_RESULTS)/import_time.json
 	@$(BENCH_VENV)/bin/python benchmarks/memory.py --json $(BENCH_RESULTS)/memory.json

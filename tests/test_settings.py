@@ -311,6 +311,7 @@ def test_the_surface_of_spec_3_1_is_complete() -> None:
         "compile",
         "split_on_oom",
         "cuda_graphs",
+        "optimizer_kernels",
         "save_trainable_only",
     ]
 

@@ -175,6 +175,9 @@ class Settings:
     cuda_graphs: bool | Literal["auto"] = _argument(
         False, 'replay training steps as graphs of the device: "auto": where that is possible and faster; True: always'
     )
+    optimizer_kernels: Literal["equal", "fastest"] | None = _argument(
+        "equal", 'faster kernels of optimizers on the host: "equal": with the same numbers; "fastest": any; None: none'
+    )
     save_trainable_only: bool = _argument(False, "checkpoints leave out frozen weights, and keep their fingerprints")
 
     def __post_init__(self) -> None:
@@ -430,6 +433,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "compile": _compile,
     "split_on_oom": _one_of(True, False),
     "cuda_graphs": _one_of("auto", True, False),
+    "optimizer_kernels": _one_of("equal", "fastest", None),
     "save_trainable_only": _one_of(True, False),
 }
 

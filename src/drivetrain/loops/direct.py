@@ -31,6 +31,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import log, rank_zero_info
+from drivetrain.loops.kernels import Kernel, choose
 from drivetrain.loops.run import Run
 from drivetrain.plan import Decision
 from drivetrain.precision.precision import Precision
@@ -81,12 +82,32 @@ def bind(run: Run, optimizer: Optimizer) -> Calls | None:
     reason = _reason(run, optimizer)
     choice = "public calls" if reason else "direct calls"
     why = reason or f"nothing overrides or watches them, and a toy trained with {_name(optimizer)} both ways was equal"
-    decision, plan = Decision("step", choice, why), run.engine.plan
-    if decision not in plan.decisions:
-        others = (each for each in plan.decisions if each.what != decision.what)
-        run.engine.plan = dataclasses.replace(plan, decisions=(*others, decision))
+    if _show(run, Decision("step", choice, why)):
         log.debug("A step makes %s of zero_grad, backward and step, because %s", choice, why)
-    return None if reason else _direct(optimizer, _comm_hooks(run.engine.strategy.model))
+    wanted = run.settings.optimizer_kernels
+    kernels = [] if reason or _toys_are_seen() else choose(optimizer, wanted)
+    if kernels:
+        names = " and ".join(sorted({each.name for each in kernels}))
+        numbers = "equal bit for bit and " if wanted == "equal" else ""
+        count = sum(each.count for each in kernels)
+        _show(run, Decision("kernels", names, f"they are {numbers}faster for {count} parameters on the host"))
+    elif wanted == "fastest":
+        why = "a step makes public calls" if reason else "none is known to be faster for these parameters"
+        _show(run, Decision("kernels", "torch's choice", why))
+    if reason:
+        return None
+    calls = _direct(optimizer, _comm_hooks(run.engine.strategy.model))
+    return calls._replace(step=_with_kernels(calls.step, kernels)) if kernels else calls
+
+
+def _show(run: Run, decision: Decision) -> bool:
+    """Put ``decision`` into the plan, in place of an earlier one; return whether it is new."""
+    plan = run.engine.plan
+    if decision in plan.decisions:
+        return False
+    others = (each for each in plan.decisions if each.what != decision.what)
+    run.engine.plan = dataclasses.replace(plan, decisions=(*others, decision))
+    return True
 
 
 # ---- when: checked once ----------------------------------------------------------------------------------------------
@@ -149,8 +170,7 @@ def _of_optimizer(optimizer: Optimizer) -> str:
 def _of_toy(kind: type[Optimizer]) -> str:
     """Return why it is not known that both ways are equal; a toy is trained once for each class of optimizers."""
     if kind not in _EQUAL:
-        names = _names()
-        if names.is_watched() or names.before_steps or names.after_steps:
+        if _toys_are_seen():
             return "a profiler, a mode or a hook on all optimizers is active, which would see a toy that is trained"
         _EQUAL[kind] = _trains_alike(kind)
         if not _EQUAL[kind]:
@@ -159,6 +179,12 @@ def _of_toy(kind: type[Optimizer]) -> str:
                 "called directly. Steps make the public calls, which take longer."
             )
     return "" if _EQUAL[kind] else f"a toy trained with {kind.__name__} is not equal"
+
+
+def _toys_are_seen() -> bool:
+    """Whether something is active that would see a toy being trained."""
+    names = _names()
+    return bool(names.is_watched() or names.before_steps or names.after_steps)
 
 
 def _name(part: object) -> str:
@@ -269,6 +295,22 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any]) -> Calls:
             set_grad_enabled(enabled)
 
     return Calls(zero_grad, backward, step)
+
+
+def _with_kernels(step: Callable[[], None], kernels: list[Kernel]) -> Callable[[], None]:
+    """Return ``step`` with these kernels, which are no longer chosen when it returns."""
+
+    def step_with_kernels() -> None:
+        chosen = [each for each in kernels if each.fits()]
+        for kernel in chosen:
+            kernel.group[kernel.name] = True
+        try:
+            step()
+        finally:
+            for kernel in chosen:
+                kernel.group[kernel.name] = None
+
+    return step_with_kernels
 
 
 # ---- a toy, trained both ways ----------------------------------------------------------------------------------------

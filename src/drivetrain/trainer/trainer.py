@@ -165,6 +165,7 @@ class Trainer(TrainerView):
         compile: bool | str | type | list[str | type] | dict[str, Any] | None = None,
         split_on_oom: bool = False,
         cuda_graphs: bool | Literal["auto"] = False,
+        optimizer_kernels: Literal["equal", "fastest"] | None = "equal",
         save_trainable_only: bool = False,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}

@@ -1,0 +1,110 @@
+"""Which kernel steps parameters on the host: a loop over them, ``foreach`` or ``fused``.
+
+[Note: when]
+Torch loops over parameters on the host in Python unless the optimizer was made with another kernel. ``foreach`` makes
+one call per operation instead of one per operation and parameter. Each call makes the same operations on each
+parameter, so the numbers are equal bit for bit. It is faster for many small parameters, and slower once they do not
+fit into the processor's cache. ``fused`` makes one call for everything and is faster at any size, but rounds
+differently. benchmarks/optimizer_kernels.py measures both. On other devices torch takes ``foreach`` itself; nothing was
+measured there.
+
+The options of an optimizer are the user's, and are saved. A kernel is therefore set only while the optimizer steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+_EQUAL = ("SGD", "Adam", "AdamW", "RMSprop", "Adadelta", "Adamax", "Rprop")
+"""Optimizers whose ``foreach`` makes the operations of the loop."""
+
+_ROUNDING = ("NAdam", "RAdam")
+"""Optimizers whose ``foreach`` is faster, and rounds differently."""
+
+_FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
+"""Optimizers that have a fused kernel on the host."""
+
+_FEWEST, _MOST_NUMBERS = 12, 300_000
+"""``foreach`` is faster from so many parameters on, and up to so many numbers in all of them together."""
+
+_DTYPES = (torch.float32, torch.float64)
+"""In narrower types ``foreach`` rounds differently, and ``fused`` has lost updates (pytorch#191763)."""
+
+_agree: dict[tuple[Any, ...], bool] = {}  # what toys have shown in this process
+
+
+class Kernel(NamedTuple):
+    """The kernel of one group of parameters.
+
+    Attributes:
+        group: one of ``optimizer.param_groups``.
+        name: the option that chooses the kernel, "foreach" or "fused".
+        count: the number of parameters for which it was chosen.
+    """
+
+    group: dict[str, Any]
+    name: str
+    count: int
+
+    def fits(self) -> bool:
+        """Return whether the group is as it was when the kernel was chosen, and the user has chosen none."""
+        group = self.group
+        is_free = group["foreach"] is None and group.get("fused") is None
+        return is_free and len(group["params"]) == self.count and type(group["lr"]) is not Tensor
+
+
+def choose(optimizer: Optimizer, wanted: str | None) -> list[Kernel]:
+    """Return a kernel for each group of parameters that torch's own choice steps more slowly.
+
+    Args:
+        optimizer: one of torch's, by exact type.
+        wanted: "equal": only kernels that compute the same numbers; "fastest": others too; ``None``: none.
+    """
+    if wanted is None:
+        return []
+    found = (_kernel(type(optimizer), group, wanted == "fastest") for group in optimizer.param_groups)
+    return [each for each in found if each is not None and each.fits() and _agrees(type(optimizer), each)]
+
+
+def _kernel(kind: type[Optimizer], group: dict[str, Any], may_round: bool) -> Kernel | None:
+    parameters = group["params"]
+    if not all(type(each) is nn.Parameter and each.is_cpu and each.dtype in _DTYPES for each in parameters):
+        return None
+    count, numbers = len(parameters), sum(each.numel() for each in parameters)
+    has_state = kind is not SGD or group["momentum"] != 0  # without it, ``fused`` is no faster
+    if may_round and kind.__name__ in _FUSED and has_state and count > 0:
+        return Kernel(group, "fused", count)
+    has_foreach = kind.__name__ in (_EQUAL + _ROUNDING if may_round else _EQUAL)
+    if has_foreach and count >= _FEWEST and numbers <= _MOST_NUMBERS:
+        return Kernel(group, "foreach", count)
+    return None
+
+
+def _agrees(kind: type[Optimizer], kernel: Kernel) -> bool:
+    """Whether a toy with the group's options is trained as torch's own choice trains it."""
+    sample, options = kernel.group["params"][0], {key: each for key, each in kernel.group.items() if key != "params"}
+    toy = (kind, kernel.name, sample.dtype, repr(sorted(options.items())))
+    if toy not in _agree:
+        is_exact = kernel.name == "foreach" and kind.__name__ in _EQUAL
+        relative, absolute = (0.0, 0.0) if is_exact else (1e-4, 1e-6)
+        try:
+            ways = [_train_toy(kind, sample.dtype, {**options, kernel.name: on}) for on in (None, True)]
+            _agree[toy] = torch.allclose(*ways, rtol=relative, atol=absolute)
+        except Exception:  # the torch that is installed has no such kernel
+            _agree[toy] = False
+    return _agree[toy]
+
+
+def _train_toy(kind: Any, dtype: torch.dtype, options: dict[str, Any]) -> Tensor:
+    values = torch.arange(1.0, 13.0, dtype=dtype) / 4
+    toys = [nn.Parameter(values), nn.Parameter(-values[:7])]
+    optimizer = kind([{"params": toys, **options}])
+    for step in range(1, 4):
+        for toy in toys:
+            toy.grad = toy.detach() * step - 1
+        optimizer.step()
+    return torch.cat([toy.detach() for toy in toys])
