@@ -154,7 +154,7 @@ def _completed(run: Run, start: State) -> State:
 
 def _of_the_loaders(run: Run, data: State | None) -> State:
     return {
-        "loaders": run.loaders.made_in,
+        "loaders": dict(run.loaders.made_in),
         "val_loaders": run.loaders.evaluation_states("validate"),
         "samples": samples_done(run, data),
         "order": _order(run),

@@ -21,12 +21,12 @@ from drivetrain.data.samplers import order_of, samples_in
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.early import start_again
 from drivetrain.loops.epoch import Batches, Bound, after_batch, batches_and_step
+from drivetrain.loops.loaders import rank_batches
 from drivetrain.loops.metrics import metrics_in, set_states
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.restart import samples_done, states_now, validation_start
 from drivetrain.loops.restart_checks import check_position
 from drivetrain.loops.run import Run
-from drivetrain.loops.uneven import rank_batches
 from drivetrain.module.hooks import LOG_RULES
 
 Epoch = tuple[Batches, Bound]
