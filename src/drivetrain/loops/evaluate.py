@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -20,7 +19,7 @@ from drivetrain.data.indices import RecordedIndices
 from drivetrain.errors import ConfigurationError, SignatureError, described
 from drivetrain.logbook.logbook import Row
 from drivetrain.loops.loaders import EvalLoader, check_counts, check_orders, no_batches, order_shared
-from drivetrain.loops.pieces import measured
+from drivetrain.loops.pieces import in_forward_context, measured
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.strategies import familiar
@@ -396,15 +395,11 @@ def bind_eval_step(
     arity = min(positional_arity(fn), 2)
     extra = {} if index is None or as_third else {"dataloader_idx": index}
     third = (index,) if as_third and index is not None else ()
-    context = run.engine.forward_context()
 
     def step(batch: Any, batch_idx: int) -> Any:
-        if context is None:
-            return call(*(batch, batch_idx)[:arity], *third, **extra)
-        with context:
-            return call(*(batch, batch_idx)[:arity], *third, **extra)
+        return call(*(batch, batch_idx)[:arity], *third, **extra)
 
-    return step
+    return in_forward_context(run, step)
 
 
 def _with_iterator(
@@ -417,13 +412,7 @@ def _with_iterator(
         return progress.eval_batch_idx
 
     iterator = BatchIterator(batches, advance, run.transfer[1], dataloader_idx)
-    context, fetching = run.engine.forward_context() or nullcontext(), iterator.bound(fn)
-
-    def step(batch: Any, batch_idx: int) -> Any:
-        with context:
-            return fetching(batch, batch_idx)
-
-    return step
+    return in_forward_context(run, iterator.bound(fn))
 
 
 def validates_in(run: Run, epoch: int) -> bool:

@@ -59,7 +59,7 @@ class SplitWindow:
 
     def __init__(self, run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> None:
         self._run, self._optimizer, self._before_step = run, optimizer, before_step
-        self._training_step, self._context = bind_training_step(run)
+        self._training_step = bind_training_step(run)
         self._zero_grad, self._backward = bind_zero_grad(run, optimizer), bind_backward(run, optimizer)
         self._strategy, self._window = run.engine.strategy, run.window
         self._shared = run.window.gather is not None
@@ -138,7 +138,7 @@ class SplitWindow:
         for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             book = PartBook(run.book, size)
             with _logging_into(run, book):
-                output = self._forward(part, kept.batch_idx)
+                output = self._training_step(part, kept.batch_idx)
             loss, weight = loss_of(output, self._shared)
             if weight is not None:
                 raise ConfigurationError(
@@ -162,12 +162,6 @@ class SplitWindow:
         if logs:
             merge(books, device)
         return Joiner(sizes, device).joined(outputs)
-
-    def _forward(self, part: Any, batch_idx: int) -> Any:
-        if self._context is None:
-            return self._training_step(part, batch_idx)
-        with self._context:
-            return self._training_step(part, batch_idx)
 
     # ---- when memory runs out ------------------------------------------------------------------------------------
 
