@@ -46,7 +46,7 @@ class Bound:
         run.stale = False
         run.swap_optimizers()
         step = make_step(run)
-        self.schedules = Schedules.of(run)
+        self.schedules = Schedules(run)
         if run.settings.cuda_graphs:
             from drivetrain.loops.graphs import bind_graphs
 
@@ -108,7 +108,7 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
             batch_idx, is_last = progress.batch_idx, progress.is_last_batch
         progress.stepped = stepped = progress.global_step != steps_before
         if stepped and bound.schedules.step:
-            bound.schedules.advance_step(bound.schedules.step, progress)
+            bound.schedules.advance_step(bound.schedules.step)
         if is_last and bound.schedules.epoch:
             bound.schedules.advance(bound.schedules.epoch, progress.current_epoch + 1)
         slot[0] = _BATCH_END
@@ -170,7 +170,7 @@ def after_batch(run: Run, bound: Bound) -> None:
         run.hooks.notify("before_validation")  # before the validation frees the batch and its gradients
         validate(run)
     if window.batches_done == 0 and progress.stepped and bound.schedules.step_plateau:
-        bound.schedules.advance_step(bound.schedules.step_plateau, progress)
+        bound.schedules.advance_step(bound.schedules.step_plateau)
     progress.enter(Phase.FETCH)
     if validates and window.batches_done > 0 and bound.keep_start is not None:
         bound.keep_start()  # inside a window: a run resumed at the window's start would validate again
