@@ -103,7 +103,7 @@ class Phase(IntEnum):
     PREDICT_END = 63
 
 
-_STAGES = (None, RunningStage.TRAINING, *RunningStage)
+_STAGES: Sequence[RunningStage | None] = (None, RunningStage.TRAINING, *RunningStage)
 """By the tens digit of a phase: none; training, which has two digits; then the other stages in their order."""
 
 
