@@ -10,15 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.errors import ConfigurationError, described
-from drivetrain.loops.pieces import (
-    Step,
-    as_one_of_many,
-    bind_backward,
-    bind_before_step,
-    bind_training_step,
-    bind_zero_grad,
-    hold_back,
-)
+from drivetrain.loops import pieces
+from drivetrain.loops.pieces import Step
 from drivetrain.loops.run import Run
 from drivetrain.module.losses import cannot_be_differentiated, loss_of
 from drivetrain.strategies.redirection import leaves_gradients
@@ -92,9 +85,9 @@ def _parts(run: Run) -> StepParts:
     strategy, precision, window = run.engine.strategy, run.engine.precision, run.window
     optimizers, shared = strategy.optimizers, window.gather is not None
     first = optimizers[0] if optimizers else None
-    zero_grads = {id(each): bind_zero_grad(run, each) for each in optimizers}
-    before_steps = {id(each): bind_before_step(run, each) for each in optimizers}
-    differentiate, hold = bind_backward(run, first), hold_back(run)
+    zero_grads = {id(each): pieces.bind_zero_grad(run, each) for each in optimizers}
+    before_steps = {id(each): pieces.bind_before_step(run, each) for each in optimizers}
+    differentiate, hold = pieces.bind_backward(run, first), pieces.hold_back(run)
     held = False  # whether the gradients of this backward pass stay on this rank
 
     def begin(size: int = 1, optimizer: Optimizer | None = first) -> None:
@@ -105,7 +98,7 @@ def _parts(run: Run) -> StepParts:
     def part_of_window(output: Any, index: int = 0, last: bool = True) -> Tensor | None:
         loss, weight = loss_of(output, shared)
         if shared:
-            loss, weight = as_one_of_many(window, loss, weight)
+            loss, weight = pieces.as_one_of_many(window, loss, weight)
             if not last:
                 stays = held or leaves_gradients(strategy.model)
                 if index == 0:
@@ -154,7 +147,6 @@ def _parts(run: Run) -> StepParts:
 
     assert strategy.model is not None  # setup() has run
     return StepParts(
-        bind_training_step(run), begin, part_of_window, backward, accumulating, before_step, optimizer_step, run.module,
-        strategy.model,
-        tuple(optimizers), precision, strategy.data,
+        pieces.bind_training_step(run), begin, part_of_window, backward, accumulating, before_step, optimizer_step,
+        run.module, strategy.model, tuple(optimizers), precision, strategy.data,
     )  # fmt: skip

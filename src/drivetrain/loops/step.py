@@ -29,17 +29,8 @@ from torch.optim import Optimizer
 from drivetrain.base.introspect import overrides
 from drivetrain.engine.wrappers import TakeStep, requires_closure
 from drivetrain.errors import ConfigurationError, RunError, shown
-from drivetrain.loops.pieces import (
-    Step,
-    as_one_of_many,
-    bind_backward,
-    bind_before_step,
-    bind_training_step,
-    bind_zero_grad,
-    exchanges_always,
-    hold_back,
-    measured,
-)
+from drivetrain.loops import pieces
+from drivetrain.loops.pieces import Step
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import Run
 from drivetrain.loops.window import rescale
@@ -78,7 +69,7 @@ def make_step(run: Run) -> BoundStep:
     run.unbind()
     strategy = run.engine.strategy
     strategy.driver.rebind = run.mark_stale
-    run.window.exchanges_always = run.window.gather is not None and exchanges_always(run)
+    run.window.exchanges_always = run.window.gather is not None and pieces.exchanges_always(run)
     optimizers, automatic = strategy.optimizers, run.module.automatic_optimization
     strategy.driver.window_factor = run.window.factor if automatic else None
     if not automatic:
@@ -96,7 +87,7 @@ def make_step(run: Run) -> BoundStep:
     optimizer = optimizers[0] if optimizers else None
     calls = None if optimizer is None else _bind_direct(run, optimizer)
     forward_backward = _make_forward_backward(run, optimizer, calls)
-    before_step = bind_before_step(run, optimizer)
+    before_step = pieces.bind_before_step(run, optimizer)
     if optimizer is None:
         return BoundStep(forward_backward, _optimizer_step(run, before_step, None, None))
     needs_closure = requires_closure(optimizer)
@@ -129,7 +120,7 @@ def _splitting(run: Run, optimizer: Optimizer, before_step: Callable[[], None] |
     def finish_window() -> None:
         run.progress.global_step += split.finish_window()
 
-    return BoundStep(split.step, measured(run, "optimizer_step", finish_window))
+    return BoundStep(split.step, pieces.measured(run, "optimizer_step", finish_window))
 
 
 def _not_by_hand(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
@@ -199,7 +190,7 @@ def _optimizer_step(
                     return  # the gradients overflowed
         progress.global_step += 1
 
-    return measured(run, "optimizer_step", finish_window)
+    return pieces.measured(run, "optimizer_step", finish_window)
 
 
 def _strategy_accumulates(run: Run, whole: BoundStep) -> BoundStep:
@@ -226,7 +217,7 @@ def _closure(
 ) -> Step:
     progress, book, window = run.progress, run.book, run.window
     optimizer_step: Callable[..., Any] = run.hooks.bind_method("optimizer_step") or run.module.optimizer_step
-    optimizer_step = measured(run, "optimizer_step", optimizer_step)
+    optimizer_step = pieces.measured(run, "optimizer_step", optimizer_step)
     training_scope = run.hooks.scope("training_step")
     must_have_loss, shared = requires_closure(handle.optimizer), window.gather is not None
 
@@ -282,7 +273,7 @@ def _closure_not_called(run: Run, optimizer: Optimizer) -> str:
 
 
 def _manual(run: Run) -> Step:
-    training_step = bind_training_step(run)
+    training_step = pieces.bind_training_step(run)
     hooks = run.hooks.bind("on_before_optimizer_step")
 
     def before_step(optimizer: Optimizer) -> None:
@@ -291,7 +282,7 @@ def _manual(run: Run) -> Step:
 
     for handle in run.optimizers.handles:
         _attach(run, handle, before_step, lambda: True)
-    backward, window = bind_backward(run), run.window
+    backward, window = pieces.bind_backward(run), run.window
 
     strategy, shared = run.engine.strategy, run.engine.strategy.facts.is_distributed
 
@@ -390,7 +381,7 @@ def _attach(
 
     take_step: TakeStep = by_strategy if own else plain
     if not run.module.automatic_optimization:
-        take_step = measured(run, "optimizer_step", _closing_window(run, take_step))
+        take_step = pieces.measured(run, "optimizer_step", _closing_window(run, take_step))
     handle.take_step = take_step
     run.optimizers.unbinders.append(lambda: setattr(handle, "take_step", None))
 
@@ -410,13 +401,13 @@ def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
 
 
 def _make_forward_backward(run: Run, optimizer: Optimizer | None, calls: Calls | None) -> ForwardBackward:
-    training_step, window = bind_training_step(run), run.window
-    zero_grad = None if optimizer is None else bind_zero_grad(run, optimizer, calls and calls.zero_grad)
-    backward = bind_backward(run, optimizer) if calls is None else bind_backward(run, optimizer, calls.backward)
+    training_step, window = pieces.bind_training_step(run), run.window
+    zero_grad = None if optimizer is None else pieces.bind_zero_grad(run, optimizer, calls and calls.zero_grad)
+    backward = pieces.bind_backward(run, optimizer, Tensor.backward if calls is None else calls.backward)
     shared, slot = window.gather is not None, run.progress.slot
     accumulates = run.limits.accumulate > 1 or window.batches_done > 0
     # if the strategy can, ranks exchange gradients only on the window's last batch
-    held_back = hold_back(run) if accumulates and run.engine.strategy.facts.is_distributed else None
+    held_back = pieces.hold_back(run) if accumulates and run.engine.strategy.facts.is_distributed else None
 
     def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         block = None if last or held_back is None else held_back()
@@ -431,7 +422,7 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, calls: Calls |
                 if zero_grad is not None:
                     zero_grad()
             if shared and (loss is None or window.factor_here != 1):
-                loss, weight = as_one_of_many(window, loss, weight)
+                loss, weight = pieces.as_one_of_many(window, loss, weight)
             if loss is not None:
                 if weight is not None or divisor != 1:
                     loss = window.part(loss, weight, optimizer, position, last)
