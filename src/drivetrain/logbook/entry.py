@@ -10,14 +10,7 @@ from torch import Tensor, nn
 
 from drivetrain import parity
 from drivetrain.base.restoring import NUMBER, Form, WrongForm, entry, expect
-from drivetrain.errors import (
-    CheckpointError,
-    LoggingError,
-    UnloggableError,
-    described,
-    is_number,
-    shown,
-)
+from drivetrain.errors import CheckpointError, LoggingError, UnloggableError, described, is_number, shown
 
 if TYPE_CHECKING:
     from drivetrain.logbook.logbook import Logbook
