@@ -67,7 +67,8 @@ class SplitWindow:
         precision = run.engine.precision
         self._precision = precision if precision.scales_loss else None
         before: SplitWindow | None = run.splitter
-        self.passes: LocalPasses = self._new_passes() if before is None else before.passes
+        new_passes = load(self._strategy.facts.local_passes)
+        self.passes: LocalPasses = new_passes(self._strategy) if before is None else before.passes
         self._kept: list[_Kept] = [] if before is None else before._kept  # the step may be rebound inside a window
         # the number of the window's batches before a checkpoint
         self._gradients: list[Tensor | None] | None = None if before is None else before._gradients
@@ -77,10 +78,6 @@ class SplitWindow:
         run.splitter = self
 
     # ---- a batch -------------------------------------------------------------------------------------------------
-
-    def _new_passes(self) -> LocalPasses:
-        make: Callable[[Any], LocalPasses] = load(self._strategy.facts.local_passes)
-        return make(self._strategy)
 
     def step(self, batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         """Run a batch, as :data:`drivetrain.loops.pieces.Step`; after the last, the window's gradients are complete."""
@@ -181,9 +178,6 @@ class SplitWindow:
                 )
             raise error
         self._parts = min(2 * self._parts, samples)
-        self._say(samples)
-
-    def _say(self, samples: int) -> None:
         progress = self._run.progress
         rank = f"Rank {self._strategy.global_rank}" if self._strategy.world.size > 1 else "The device"
         size = -(-samples // self._parts)
