@@ -29,8 +29,11 @@ from drivetrain.data.resample import with_every_sample, without_shuffle
 from drivetrain.errors import ConfigurationError
 from drivetrain.module.hooks import DataHooks
 from drivetrain.module.trainable import TrainableModule
-from drivetrain.strategies.group import Group
+from drivetrain.settings import Settings
+from drivetrain.strategies import familiar
+from drivetrain.strategies.model import Model
 from drivetrain.strategies.peers import by_rank
+from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from drivetrain.data.samplers import RankBatches
@@ -178,13 +181,8 @@ class Loaders:
         limit: by stage, how many batches to take now; it may change during the run.
         call: calls a hook of the module or the datamodule by name.
         epoch: which epoch it is now.
-        overfits: training and validation read their samples in order, so that they see the same batches in every epoch.
-        share: returns the loader of this process's shard of the data: :func:`drivetrain.strategies.familiar.share`.
-        splits: a loader's batch size is that of all processes together.
-        data: returns the group of the ranks that see different samples; ``None`` where one is alone.
-        part: returns which part of each global batch this rank gets: ranks with the same one see the same samples.
-            ``None`` with one process.
-        process: a strategy's last word on each loader: :meth:`Strategy.process_dataloader`.
+        strategy: divides the loaders among the ranks, and has the last word on each.
+        settings: the Trainer's arguments that change loaders.
         found: gets what was passed for a stage, or what its hook returned, before it is used.
 
     Attributes:
@@ -202,12 +200,8 @@ class Loaders:
     limit: Callable[[str], int | float]
     call: Callable[[Any, str], Any]
     epoch: Callable[[], int]
-    overfits: bool = False
-    share: Callable[..., Any] | None = None
-    splits: bool = False
-    data: Callable[[], Group] | None = None
-    part: Callable[[], int | None] | None = None
-    process: Callable[[Any], Any] | None = None
+    strategy: Strategy
+    settings: Settings
     found: Callable[[Any], None] | None = None
     made_training: Any = field(default=None, init=False)
     made_passes: Passes | CombinedPasses | None = field(default=None, init=False)
@@ -321,9 +315,8 @@ class Loaders:
         """
         loader = self.training()
         if not self._lengths:
-            own = sized_length(loader)
-            data = self.data
-            self._lengths = [own] if data is None or _is_shared(loader) else data().gather_objects(own)
+            own, differs = sized_length(loader), self.strategy.facts.is_distributed and not _is_shared(loader)
+            self._lengths = self.strategy.data.gather_objects(own) if differs else [own]
         limit, name = self.limit("fit"), type(loader).__name__
         counts = [count_of(length, limit, _limit_name("fit"), name) for length in self._lengths]
         check_counts(counts, "training")
@@ -391,27 +384,29 @@ class Loaders:
         tree = made if combined else arranged(made, start)
         is_tree = isinstance(tree, (list, tuple, Mapping))
         several = made.mode != "sequential" if combined else stage == "fit" and is_tree
-
-        part = None if self.part is None else self.part()
+        strategy, settings = self.strategy, self.settings
+        shares = strategy.facts.is_distributed and settings.use_distributed_sampler
+        has_last_word = overrides(strategy, "process_dataloader", Model)
+        part = familiar.part_of_data(strategy)
 
         def prepare(loader: Any) -> Any:
             if combined:
                 check_iterable(loader, start)
             seed_workers(loader, part)
             make_room_for_sockets(loader)
-            if self.overfits and stage in ("fit", "validate"):
+            if settings.overfit_batches and stage in ("fit", "validate"):
                 loader = without_shuffle(loader)
             if stage == "predict":
                 loader = with_every_sample(loader)
-            # Combined loaders advance at different speeds, so none of their batches may count for less.
-            loader = loader if self.share is None else self.share(loader, self.splits, pads=several)
-            loader = loader if self.process is None else self.process(loader)
+            if shares:  # combined loaders advance at different speeds, so none of their batches may count for less
+                loader = familiar.share(strategy, loader, settings.split_batches, pads=several)
+            loader = strategy.process_dataloader(loader) if has_last_word else loader
             log_fetching(loader)
             return loader
 
         if isinstance(made, CombinedLoader):
             # a copy: the user's object may be distributed again
-            made = made if self.share is None else copy.copy(made)
+            made = copy.copy(made) if shares else made
             made.flattened = [prepare(loader) for loader in made.flattened]
         else:
             made = map_leaves(prepare, tree) if is_tree else prepare(made)  # the user's own list, not the BatchList
