@@ -370,15 +370,14 @@ def bind_eval_step(
         by_place = by_place or positional_arity(fn) > 2
     as_third = "dataloader_idx" not in parameters and by_place
     takes_index = "dataloader_idx" in parameters or as_third or inspect.Parameter.VAR_KEYWORD in kinds
+    wrong = ""
     if index is not None and not takes_index:
+        wrong = "must take dataloader_idx, because there are several loaders"
+    elif index is None and "dataloader_idx" in parameters and parameters["dataloader_idx"].default is inspect._empty:
+        wrong = "takes dataloader_idx, but there is one loader"
+    if wrong:
         raise SignatureError(
-            f"{type(run.module).__name__}.{name} must take dataloader_idx, because there are several loaders. "
-            f"Write def {name}(self, batch, batch_idx, dataloader_idx=0)."
-        )
-    if index is None and "dataloader_idx" in parameters and parameters["dataloader_idx"].default is inspect._empty:
-        raise SignatureError(
-            f"{type(run.module).__name__}.{name} takes dataloader_idx, but there is one loader. "
-            f"Write def {name}(self, batch, batch_idx, dataloader_idx=0)."
+            f"{type(run.module).__name__}.{name} {wrong}. Write def {name}(self, batch, batch_idx, dataloader_idx=0)."
         )
     arity = min(positional_arity(fn), 2)
     extra = {} if index is None or as_third else {"dataloader_idx": index}
