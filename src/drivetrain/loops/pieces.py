@@ -66,13 +66,9 @@ def training_step_arguments(module: Any, batch: Any, batch_idx: int) -> tuple[An
 
 def bind_backward(run: Run, optimizer: Optimizer | None = None, direct: Backward = Tensor.backward) -> Backward:
     """Return the strategy's backward pass, for the final loss. ``direct``: called where nothing overrides it."""
-    return measured(run, "backward", _bind_backward(run, optimizer, direct))
-
-
-def _bind_backward(run: Run, optimizer: Optimizer | None, direct: Backward) -> Backward:
     strategy, differentiate = run.engine.strategy, _bind_differentiate(run, direct)
     strategy.driver.differentiate = differentiate
-    return familiar.bind_backward(strategy, differentiate, optimizer)
+    return measured(run, "backward", familiar.bind_backward(strategy, differentiate, optimizer))
 
 
 def _bind_differentiate(run: Run, direct: Backward) -> Backward:
