@@ -85,6 +85,7 @@ def _parts(run: Run) -> StepParts:
     strategy, precision, window = run.engine.strategy, run.engine.precision, run.window
     optimizers, shared = strategy.optimizers, window.gather is not None
     first = optimizers[0] if optimizers else None
+    training_step = pieces.in_forward_context(run, pieces.bind_training_step(run))
     zero_grads = {id(each): pieces.bind_zero_grad(run, each) for each in optimizers}
     before_steps = {id(each): pieces.bind_before_step(run, each) for each in optimizers}
     differentiate, hold = pieces.bind_backward(run, first), pieces.hold_back(run)
@@ -147,6 +148,6 @@ def _parts(run: Run) -> StepParts:
 
     assert strategy.model is not None  # setup() has run
     return StepParts(
-        pieces.bind_training_step(run), begin, part_of_window, backward, accumulating, before_step, optimizer_step,
+        training_step, begin, part_of_window, backward, accumulating, before_step, optimizer_step,
         run.module, strategy.model, tuple(optimizers), precision, strategy.data,
     )  # fmt: skip

@@ -50,13 +50,13 @@ def in_forward_context(run: Run, call: F) -> F:
 
 
 def bind_training_step(run: Run) -> TrainingStep:
-    """Return ``training_step`` with the arguments that its signature accepts, inside of the precision's context."""
+    """Return ``training_step`` with the arguments that its signature accepts."""
     step = measured(run, "training_step", familiar.bind_step_of(run.engine.strategy, "training_step"))
     if (batches := run.batches) is not None:
-        return in_forward_context(run, batches.bound(step))
+        return batches.bound(step)
     if positional_arity(run.module.training_step) > 1:
-        return in_forward_context(run, step)
-    return in_forward_context(run, lambda batch, batch_idx: step(batch))
+        return step
+    return lambda batch, batch_idx: step(batch)
 
 
 def training_step_arguments(module: Any, batch: Any, batch_idx: int) -> tuple[Any, ...]:

@@ -25,8 +25,8 @@ from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.tree import detach
 from drivetrain.errors import ConfigurationError
 from drivetrain.logbook.parts import PartBook, merge
+from drivetrain.loops import pieces
 from drivetrain.loops.metrics import copied_states, set_states
-from drivetrain.loops.pieces import as_one_of_many, bind_backward, bind_training_step, bind_zero_grad
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import Run
 from drivetrain.module.losses import loss_of
@@ -59,8 +59,8 @@ class SplitWindow:
 
     def __init__(self, run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> None:
         self._run, self._optimizer, self._before_step = run, optimizer, before_step
-        self._training_step = bind_training_step(run)
-        self._zero_grad, self._backward = bind_zero_grad(run, optimizer), bind_backward(run, optimizer)
+        self._training_step = pieces.in_forward_context(run, pieces.bind_training_step(run))
+        self._zero_grad, self._backward = pieces.bind_zero_grad(run, optimizer), pieces.bind_backward(run, optimizer)
         self._strategy, self._window = run.engine.strategy, run.window
         self._shared = run.window.gather is not None
         self._parameters = [each for each in run.module.parameters() if each.requires_grad]
@@ -147,7 +147,7 @@ class SplitWindow:
                 self._zero_grad()
             if self._shared and (loss is None or kept.factor != 1):
                 window.factor_here = kept.factor
-                loss, _ = as_one_of_many(window, loss, None)
+                loss, _ = pieces.as_one_of_many(window, loss, None)
             if loss is not None:
                 loss = loss if len(parts) == 1 else loss * (size / total)
                 loss = window.part(loss, None, self._optimizer, kept.position, False)

@@ -273,7 +273,7 @@ def _closure_not_called(run: Run, optimizer: Optimizer) -> str:
 
 
 def _manual(run: Run) -> Step:
-    training_step = pieces.bind_training_step(run)
+    training_step = pieces.in_forward_context(run, pieces.bind_training_step(run))
     hooks = run.hooks.bind("on_before_optimizer_step")
 
     def before_step(optimizer: Optimizer) -> None:
@@ -401,7 +401,7 @@ def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
 
 
 def _make_forward_backward(run: Run, optimizer: Optimizer | None, calls: Calls | None) -> ForwardBackward:
-    training_step, window = pieces.bind_training_step(run), run.window
+    training_step, window, context = pieces.bind_training_step(run), run.window, run.engine.forward_context()
     zero_grad = None if optimizer is None else pieces.bind_zero_grad(run, optimizer, calls and calls.zero_grad)
     backward = pieces.bind_backward(run, optimizer, Tensor.backward if calls is None else calls.backward)
     shared, slot = window.gather is not None, run.progress.slot
@@ -414,7 +414,11 @@ def _make_forward_backward(run: Run, optimizer: Optimizer | None, calls: Calls |
         if block is not None:
             block.__enter__()  # entered directly: a wrapper function would add a frame to every batch
         try:
-            output = training_step(batch, batch_idx)
+            if context is None:
+                output = training_step(batch, batch_idx)
+            else:
+                with context:  # entered directly, too
+                    output = training_step(batch, batch_idx)
             loss, weight = (output, None) if type(output) is Tensor else loss_of(output, shared)
             if position == 1:
                 window.divisor, window.batches_with_gradients = divisor, 0
