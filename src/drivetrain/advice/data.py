@@ -26,12 +26,6 @@ class DataWatch:
         self._values_compared: set[str] = set()  # stages
 
     def on_train_start(self) -> None:
-        self._compare_loaders()
-
-    def epoch_closed(self) -> None:
-        self._compare_loaders()
-
-    def _compare_loaders(self) -> None:
         """Warn if the validation loader shuffles and the training loader does not.
 
         It runs when the validation loaders exist: at the start, or after the first validation.
@@ -48,13 +42,9 @@ class DataWatch:
                 "trainer.fit(model, train_loader, val_loader)."
             )
 
+    epoch_closed = on_train_start
+
     def before_validation(self) -> None:
-        self._compare_samples()
-
-    def batches_ended(self) -> None:
-        self._compare_samples()
-
-    def _compare_samples(self) -> None:
         """Warn if the ranks have trained on the same batch; all ranks call it, once per fit."""
         run = self._run
         if self._samples_compared or run.window.gather is None:
@@ -67,6 +57,8 @@ class DataWatch:
                 "may train on all samples. Let each rank take its own: an IterableDataset by trainer.global_rank, a "
                 "DistributedSampler by its rank. If this is meant, nothing is wrong."
             )
+
+    batches_ended = before_validation
 
     def results_agreed(self, stage: str) -> None:
         """Warn if the ranks have logged different values without ``sync_dist``: loggers and callbacks only see rank

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import traceback
-from types import FrameType
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain.advice.memory_note import memory_note
 from drivetrain.base.introspect import overrides
-from drivetrain.base.memory import is_out_of_memory
 from drivetrain.base.rank_zero import log
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.errors import DrivetrainError, did_you_mean, text_of
@@ -41,7 +39,7 @@ def note_place(error: BaseException, progress: Progress, rank: int, run: Run | N
     note = f"{f'in {hook}, ' if hook else ''}{_place(progress, fetching=not hook)}, on rank {rank}."
     cures = [_cure_of_backward(error, progress), _cure_of_schedule(error, scheduler)]
     if run is not None:
-        looks = (_cure_of_log, _cure_of_batch, _cure_of_no_gradient, _cure_of_half, _memory)
+        looks = (_cure_of_log, _cure_of_batch, _cure_of_no_gradient, _cure_of_half, memory_note)
         cures += [look(error, run) for look in looks]
     for text in (*cures, note[0].upper() + note[1:]):
         if not text:
@@ -151,13 +149,6 @@ def _cure_of_half(error: Exception, run: Run) -> str:
     )
 
 
-def _memory(error: Exception, run: Run) -> str:
-    """Return what uses the memory, and what to change; "" for another error."""
-    if not is_out_of_memory(error):
-        return ""
-    return memory_note(error, run)
-
-
 def _scheduler_of(error: Exception) -> str:
     """Return the class of the scheduler whose step raised the error; "" if it was raised elsewhere."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -172,13 +163,9 @@ def _hook_of(error: Exception) -> str:
         path = frame.f_code.co_filename
         entered = entered or path.startswith(OURS)
         if entered and not is_library(path):
-            return _name_of(frame)
+            name, owner = frame.f_code.co_name, frame.f_locals.get("self")
+            return name if owner is None else f"{type(owner).__name__}.{name}"
     return ""
-
-
-def _name_of(frame: FrameType) -> str:
-    name, owner = frame.f_code.co_name, frame.f_locals.get("self")
-    return name if owner is None else f"{type(owner).__name__}.{name}"
 
 
 def _place(progress: Progress, fetching: bool) -> str:

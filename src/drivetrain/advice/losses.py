@@ -31,8 +31,7 @@ class Patience:
     def on_train_start(self) -> None:
         self._windows = self._run.progress.stepped_batches
 
-    def on_train_epoch_start(self) -> None:
-        self._windows = self._run.progress.stepped_batches
+    on_train_epoch_start = on_train_start
 
     def batches_ended(self) -> None:
         if self._run.progress.stepped_batches == self._windows:  # on_train_batch_start has ended the epoch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partialmethod
 
 import torch
 from torch import nn
@@ -67,21 +68,16 @@ class ModelWatch:
                 "model.train() before fit, and leave out calls of eval() in steps and hooks of training."
             )
 
-    def on_validation_end(self) -> None:
-        self._check_mode_of("validation")
-
-    def on_test_end(self) -> None:
-        self._check_mode_of("test")
-
-    def on_predict_end(self) -> None:
-        self._check_mode_of("predict")
-
     def _check_mode_of(self, word: str) -> None:
         if self._run.module.training and self._run.hooks.bind_method(f"on_{word}_model_eval") is None:
             rank_zero_warn(
                 f"The module was set to train mode during the {word}, so dropout was on, and batch norm took "
                 f"its statistics from each batch. Leave out the call of train() in {word}_step and its hooks."
             )
+
+    on_validation_end = partialmethod(_check_mode_of, "validation")
+    on_test_end = partialmethod(_check_mode_of, "test")
+    on_predict_end = partialmethod(_check_mode_of, "predict")
 
 
 def modules_in_eval_mode(module: nn.Module, name: str = "") -> list[str]:

@@ -45,12 +45,6 @@ class AutomaticWatch(_EpochWatch):
         self._without_steps = 0  # epochs in a row
 
     def before_validation(self) -> None:
-        self._look()
-
-    def batches_ended(self) -> None:
-        self._look()
-
-    def _look(self) -> None:
         """Report once which parameters the loss does not reach; with one process, because a strategy may hold their
         gradients elsewhere.
         """
@@ -70,6 +64,8 @@ class AutomaticWatch(_EpochWatch):
                 f"{named[0]!r}. They are not trained. If this is not meant, look for a detach() or no_grad() between "
                 "them and the loss."
             )
+
+    batches_ended = before_validation
 
     def epoch_closed(self) -> None:
         if self.complete:

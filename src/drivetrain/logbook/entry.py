@@ -10,14 +10,7 @@ from torch import Tensor, nn
 
 from drivetrain import parity
 from drivetrain.base.restoring import NUMBER, Form, WrongForm, entry, expect
-from drivetrain.errors import (
-    CheckpointError,
-    LoggingError,
-    UnloggableError,
-    described,
-    is_number,
-    shown,
-)
+from drivetrain.errors import CheckpointError, LoggingError, UnloggableError, described, is_number, shown
 
 if TYPE_CHECKING:
     from drivetrain.logbook.logbook import Logbook
@@ -103,12 +96,6 @@ class Logged(NamedTuple):
 class Entry:
     """One logged name in one hook: its last value, and its running reduction over the epoch."""
 
-    __slots__ = (
-        "name", "options", "on_step", "on_epoch", "once", "to_logger", "to_bar", "reduction", "keep_graph",
-        "dataloader_idx", "last", "fresh", "shared", "agreed", "_book", "_borrows", "_pending", "_pending_weight",
-        "_restored", "_total", "_weight", "_last_weight", "_metric", "_is_without_value", "source", "_lent",
-    )  # fmt: skip
-
     def __init__(
         self, book: Logbook, name: str, options: Options, rule: LogRule, dataloader_idx: int | None = None
     ) -> None:
@@ -117,6 +104,7 @@ class Entry:
         self.options = options
         self.on_step = rule.on_step if options.on_step is None else options.on_step
         self.on_epoch = rule.on_epoch if options.on_epoch is None else options.on_epoch
+        self.step_name, self.epoch_name = self._suffixed("step"), self._suffixed("epoch")  # of its values
         self.once = not rule.step_allowed  # its hook runs once per epoch, so the first value is final
         self.to_logger = options.logger is not False
         self.to_bar = options.prog_bar
@@ -132,7 +120,7 @@ class Entry:
         self._total: Value | None = None
         self._weight: float = 0
         self._last_weight: float = 1
-        self._metric: Any = None
+        self.metric: Any = None  # the metric object logged under this name; None for numbers
         self._is_without_value = False  # whether the metric object has computed None
         self.shared = options.sync_dist and book.gather is not None  # whether the ranks' values are reduced to one
         self.agreed: Value | None = None  # the agreed value for this epoch
@@ -142,17 +130,7 @@ class Entry:
     def logged(self) -> Logged:
         """Return how it was logged."""
         options = self.options
-        return Logged(self.name, self.on_step, self.on_epoch, self.to_bar, options.sync_dist, self._metric is not None)
-
-    @property
-    def step_name(self) -> str:
-        """The name of its per-step values."""
-        return self._suffixed("step")
-
-    @property
-    def epoch_name(self) -> str:
-        """The name of its epoch values."""
-        return self._suffixed("epoch")
+        return Logged(self.name, self.on_step, self.on_epoch, self.to_bar, options.sync_dist, self.metric is not None)
 
     def _suffixed(self, suffix: str) -> str:
         if not (self.on_step and self.on_epoch):
@@ -211,7 +189,7 @@ class Entry:
         if self.shared:
             self.last, self.fresh, self._last_weight = None, True, 0
         if isinstance(value, nn.Module):
-            self._metric = value  # all ranks must compute it together
+            self.metric = value  # all ranks must compute it together
 
     def _push_metric(self, metric: nn.Module) -> None:
         """Record a metric object (torchmetrics), whose own state is the running reduction."""
@@ -220,7 +198,7 @@ class Entry:
                 f"self.log({self.name!r}, ...) got a {type(metric).__name__}. "
                 "Log a number, a tensor with one element, or a metric object with compute() and reset()."
             )
-        if self._metric is not metric:
+        if self.metric is not metric:
             self._begin_metric(metric)
         value = getattr(metric, "_forward_cache", None)
         if isinstance(value, Tensor):
@@ -239,7 +217,7 @@ class Entry:
                 "value of this step, because it was given its batch by update(). Call it, metric(preds, target), or "
                 "log it with on_epoch=True."
             )
-        self._metric = metric
+        self.metric = metric
 
     def _as_scalar(self, value: Tensor) -> Tensor:
         if value.numel() != 1:
@@ -294,7 +272,7 @@ class Entry:
         """Return the reduction of all values since the last :meth:`reset`; ``None`` if there are none."""
         if self.agreed is not None or self._is_without_value:
             return self.agreed
-        if self._metric is not None:
+        if self.metric is not None:
             return self._computed()
         self._fold()
         if self._total is None or self.reduction != "mean":
@@ -334,17 +312,12 @@ class Entry:
             value = value / (mean.trunc() if parity.current().averaged_batch_sizes else mean)
         return self._as_scalar(torch.as_tensor(reduce(value, reduce_op=self.reduction), device=value.device).detach())
 
-    @property
-    def metric(self) -> Any:
-        """Return the metric object logged under this name; ``None`` for numbers."""
-        return self._metric
-
     def compute_together(self, sync: Callable[..., list[Tensor]] | None = None) -> None:
         """Compute a metric object, which exchanges its state, now and on all ranks, not when one rank reads a value.
 
         ``sync`` gathers one of its tensors from the ranks that see different samples; ``None``: from all ranks.
         """
-        metric = self._metric
+        metric = self.metric
         if sync is None or getattr(metric, "process_group", None) or getattr(metric, "dist_sync_fn", sync) is not None:
             self.agreed = self._computed()
             return
@@ -355,14 +328,14 @@ class Entry:
             metric.dist_sync_fn = None
 
     def _computed(self) -> Tensor | None:
-        value = self._metric.compute()
+        value = self.metric.compute()
         self._is_without_value = value is None
         if value is None:
             return None
         if isinstance(value, Tensor):
             return self._as_scalar(value.detach())
         raise UnloggableError(
-            f"self.log({self.name!r}, ...) got a {type(self._metric).__name__}, which computes {described(value)}. "
+            f"self.log({self.name!r}, ...) got a {type(self.metric).__name__}, which computes {described(value)}. "
             "Log its parts: compute it in an epoch hook, pass them to self.log_dict, and reset it there."
         )
 
@@ -377,13 +350,13 @@ class Entry:
             torch.stack([value.to(self._pending[-1].device) for value in self._pending]) if self._pending else None
         )
         return {"options": options, "total": self._total, "weight": self._weight, "last": self.last_scalar(),
-                "last_weight": self._last_weight, "fresh": self.fresh, "metric": self._metric,
+                "last_weight": self._last_weight, "fresh": self.fresh, "metric": self.metric,
                 "pending": pending, "pending_weight": self._pending_weight}  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a result of :meth:`state_dict`."""
         self._total, self._weight = state["total"], state["weight"]
-        self.last, self.fresh, self._metric = state["last"], state["fresh"], state["metric"]
+        self.last, self.fresh, self.metric = state["last"], state["fresh"], state["metric"]
         self._last_weight = state.get("last_weight", 1)
         if (pending := state.get("pending")) is not None:
             self._pending, self._pending_weight = list(pending.unbind()), state["pending_weight"]
@@ -391,8 +364,8 @@ class Entry:
 
     def reset(self) -> None:
         """Remove the values of the epoch."""
-        if self._metric is not None:
-            self._metric.reset()
+        if self.metric is not None:
+            self.metric.reset()
         self._pending.clear()
         self._total, self._weight, self.last, self.fresh, self.agreed = None, 0, None, False, None
         self._is_without_value = False

@@ -45,8 +45,6 @@ class Row(NamedTuple):
 class Scope:
     """The running hook, as ``self.log`` sees it: what it may log, and what it has logged before."""
 
-    __slots__ = ("hook", "rule", "entries", "dataloader_idx")
-
     def __init__(self, hook: str, rule: LogRule | None) -> None:
         self.hook = hook
         self.rule = rule
@@ -83,24 +81,10 @@ class Logbook:
         self.own_reduce: Callable[..., Any] | None = None
         self.sync_metric: Callable[..., list[Tensor]] | None = None
         self.device = torch.device("cpu")
-        self.scope: Scope | None = None
-        self.batch: Any = None
-        self.size: int | None = None
         self.copies = True
-        self.muted = False
-        self.group = "train"
-        self.epoch_done = False
-        self.callback_metrics: dict[str, Any] = {}
-        self.bar_metrics: dict[str, float] = {}
-        self.logged_metrics: dict[str, Any] = {}
         self.flushes = 0
         self._groups: dict[str, dict[str, Scope]] = {}
-        self._compared_sizes = False
-        self._logged_before: dict[str, list[Logged]] = {}  # by group
-        self._held: dict[Entry, Value | None] = {}  # training's step values when the last evaluation began
-        self._agreed_steps: dict[str, Value] = {}  # by name: the ranks' agreed value instead of a step's own
-        # by full name, the first scope; None: already warned
-        self._logged_first: dict[str, tuple[str, Scope] | None] = {}
+        self.start_run()
 
     # ---- for the loops -----------------------------------------------------------------------------------------
 
@@ -117,15 +101,20 @@ class Logbook:
         """Remove everything that an earlier run has logged."""
         for group in self._groups:
             self.reset(group)  # a metric object would keep its state, also from an interrupted run
-        self._groups.clear()
-        self._logged_before.clear()
-        self._logged_first.clear()
-        self._agreed_steps.clear()
-        self._held.clear()
-        self.group = "train"
-        self.leave_batch()
-        self._compared_sizes, self.epoch_done, self.muted = False, False, False
-        self.callback_metrics, self.bar_metrics, self.logged_metrics = {}, {}, {}
+        self._groups = {}
+        self.group, self.epoch_done, self.muted = "train", False, False
+        self.scope: Scope | None = None
+        self.batch: Any = None
+        self.size: int | None = 1
+        self.callback_metrics: dict[str, Any] = {}
+        self.bar_metrics: dict[str, float] = {}
+        self.logged_metrics: dict[str, Any] = {}
+        self._compared_sizes = False
+        self._logged_before: dict[str, list[Logged]] = {}  # by group
+        self._held: dict[Entry, Value | None] = {}  # training's step values when the last evaluation began
+        self._agreed_steps: dict[str, Value] = {}  # by name: the ranks' agreed value instead of a step's own
+        # by full name, the first scope; None: already warned
+        self._logged_first: dict[str, tuple[str, Scope] | None] = {}
 
     def join(self, device: torch.device, data: Any, world: Any, own_reduce: Callable[..., Any] | None = None) -> None:
         """Compute sums on ``device``, and exchange values in the groups of a strategy.

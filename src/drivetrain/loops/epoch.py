@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from drivetrain.base.introspect import takes_iterator
 from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.loops.evaluate import evaluate, validates_in, validation_due
 from drivetrain.loops.loaders import check_counts, check_orders, order_shared
-from drivetrain.loops.pieces import Step
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.restart import validation_start, watch_exceptions
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.loops.schedules import Schedules
 from drivetrain.loops.step import make_step
 from drivetrain.loops.uneven import UnevenInputs
-from drivetrain.module.hooks import Call
 from drivetrain.module.losses import outputs_for_hooks
-from drivetrain.module.optimizers import LRSchedulerConfig
 
 Batches = Iterator[tuple[Any, bool]]
 """Batches, each with whether it is the last of its epoch."""
@@ -29,59 +26,46 @@ _FETCH, _BATCH_START, _FORWARD = int(Phase.FETCH), int(Phase.BATCH_START), int(P
 _BATCH_END = int(Phase.BATCH_END)
 
 
-class Bound(NamedTuple):
-    """Everything that a batch needs, so that nothing is looked up by name during the epoch."""
+class Bound:
+    """Everything that a batch needs, so that nothing is looked up by name during the epoch.
 
-    step: Step
-    finish_window: Callable[[], None] | None  # called after the step, on a window's last batch
-    schedules: Schedules
-    step_schedulers: Sequence[LRSchedulerConfig]
-    batch_start: tuple[Call, ...]
-    module_batch_start: Callable[..., Any] | None
-    batch_end: tuple[Call, ...]
-    accumulate: int
-    # the first batch of a last window that the epoch's end cuts short; inf: a short window is divided like a full one
-    windowed: float
-    log_every: int
-    validates: bool
-    validate_every: float
-    has_follow_up: bool  # a validation, or a scheduler with a monitored value, may follow any batch
-    uneven: Any  # an UnevenInputs, or None
-    uneven_from: float  # the first batch that may count for less than on other ranks; inf: none
-    keep_start: Callable[[], None] | None
-    without_step: tuple[Call, ...]  # callables that get the output after a window without an optimizer step
+    A run is bound in its present state: when an epoch begins, and when a part of the run was changed.
 
+    Attributes:
+        finish_window: called after the step, on a window's last batch.
+        windowed: the first batch of a last window that the epoch's end cuts short; ``inf``: a short window is divided
+            like a full one.
+        has_follow_up: a validation, or a scheduler with a monitored value, may follow any batch.
+        uneven: an :class:`UnevenInputs`, or ``None``. uneven_from: the first batch that may count for less than on
+            other ranks; ``inf``: none.
+        without_step: callables that get the output after a window without an optimizer step.
+    """
 
-def bind(run: Run) -> Bound:
-    """Bind the run in its present state: when an epoch begins, and when a part of the run was changed."""
-    hooks, limits = run.hooks, run.limits
-    run.stale = False
-    run.swap_optimizers()
-    step, schedules = make_step(run), Schedules.of(run)
-    if run.settings.cuda_graphs:
-        from drivetrain.loops.graphs import bind_graphs
+    def __init__(self, run: Run) -> None:
+        hooks, limits = run.hooks, run.limits
+        run.stale = False
+        run.swap_optimizers()
+        step = make_step(run)
+        self.schedules = Schedules(run)
+        if run.settings.cuda_graphs:
+            from drivetrain.loops.graphs import bind_graphs
 
-        step = bind_graphs(run, step)
-    validates = validates_in(run, run.progress.current_epoch)
-    return Bound(
-        step=step.run,
-        finish_window=step.finish_window,
-        schedules=schedules,
-        step_schedulers=schedules.step,
-        batch_start=hooks.bind_callbacks("on_train_batch_start"),
-        module_batch_start=hooks.bind_batch_start(),
-        batch_end=hooks.bind("on_train_batch_end"),
-        accumulate=limits.accumulate,
-        windowed=ENDLESS if run.window.keeps_divisor else run.progress.num_training_batches,
-        log_every=limits.log_every_n_steps,
-        validates=validates,
-        validate_every=val_check_every(limits, run.progress.num_training_batches) if validates else ENDLESS,
-        has_follow_up=validates or bool(schedules.step_plateau),
-        uneven=run.uneven,
-        uneven_from=ENDLESS if run.uneven is None else run.uneven.uneven_from,
-        keep_start=watch_exceptions(run) if run.kept.saves_on_exception else None,
-        without_step=hooks.bind_observers("window_without_step"),
-    )
+            step = bind_graphs(run, step)
+        self.step, self.finish_window = step
+        self.batch_start = hooks.bind_callbacks("on_train_batch_start")
+        self.module_batch_start = hooks.bind_batch_start()
+        self.batch_end = hooks.bind("on_train_batch_end")
+        self.accumulate = limits.accumulate
+        batches = run.progress.num_training_batches
+        self.windowed = ENDLESS if run.window.keeps_divisor else batches
+        self.log_every = limits.log_every_n_steps
+        self.validates = validates_in(run, run.progress.current_epoch)
+        self.validate_every = val_check_every(limits, batches) if self.validates else ENDLESS
+        self.has_follow_up = self.validates or bool(self.schedules.step_plateau)
+        self.uneven = run.uneven
+        self.uneven_from = ENDLESS if run.uneven is None else run.uneven.uneven_from
+        self.keep_start = watch_exceptions(run) if run.kept.saves_on_exception else None
+        self.without_step = hooks.bind_observers("window_without_step")
 
 
 def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
@@ -92,7 +76,7 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
     slot[0] = _FETCH
     for batch, is_last in batches:
         if run.stale:
-            bound = bind(run)
+            bound = Bound(run)
         slot[0] = _BATCH_START
         slot[1] += 1
         progress.batch_idx = batch_idx = progress.batch_idx + 1
@@ -123,8 +107,8 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
         if run.batches is not None:  # the step may have fetched further batches
             batch_idx, is_last = progress.batch_idx, progress.is_last_batch
         progress.stepped = stepped = progress.global_step != steps_before
-        if bound.step_schedulers and stepped:
-            bound.schedules.advance_step(bound.step_schedulers, progress)
+        if stepped and bound.schedules.step:
+            bound.schedules.advance_step(bound.schedules.step)
         if is_last and bound.schedules.epoch:
             bound.schedules.advance(bound.schedules.epoch, progress.current_epoch + 1)
         slot[0] = _BATCH_END
@@ -186,7 +170,7 @@ def after_batch(run: Run, bound: Bound) -> None:
         run.hooks.notify("before_validation")  # before the validation frees the batch and its gradients
         validate(run)
     if window.batches_done == 0 and progress.stepped and bound.schedules.step_plateau:
-        bound.schedules.advance_step(bound.schedules.step_plateau, progress)
+        bound.schedules.advance_step(bound.schedules.step_plateau)
     progress.enter(Phase.FETCH)
     if validates and window.batches_done > 0 and bound.keep_start is not None:
         bound.keep_start()  # inside a window: a run resumed at the window's start would validate again
@@ -236,7 +220,7 @@ def batches_and_step(run: Run, loader: Any, resumed: Resumed | None = None) -> t
     if run.hooks.spans is not None:
         batches = run.hooks.spans.batches("train", batches)
     run.batches = _iterator_for_step(run, batches)
-    return batches, bind(run)
+    return batches, Bound(run)
 
 
 def _batches(run: Run, loader: Any, resumed: Resumed | None) -> Batches:

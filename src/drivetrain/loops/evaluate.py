@@ -5,9 +5,8 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -20,7 +19,7 @@ from drivetrain.data.indices import RecordedIndices
 from drivetrain.errors import ConfigurationError, SignatureError, described
 from drivetrain.logbook.logbook import Row
 from drivetrain.loops.loaders import EvalLoader, check_counts, check_orders, no_batches, order_shared
-from drivetrain.loops.pieces import measured
+from drivetrain.loops.pieces import in_forward_context, measured
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.strategies import familiar
@@ -47,8 +46,18 @@ _NOTHING = object()  # in place of an output, if the last global batch had no sa
 _READ_AT = 64  # batches whose per-step values are kept on the device and then read together
 
 
-class Sink(Protocol):
-    """Receives the outputs of one evaluation loader."""
+class Sink:
+    """Gets what the steps of one evaluation loader return. This one discards it, as a sanity check does.
+
+    Attributes:
+        loader: what is iterated: the evaluation loader, or a view of it.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def take(self, keeps: bool) -> None:
+        """Called in a prediction when work on a fetched batch begins; ``keeps``: it counts."""
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
         """Called after a batch and its hooks. ``repeated``: the rank had no batch left and repeated one, which does not
@@ -61,14 +70,13 @@ class Sink(Protocol):
         """Called after the loader's last batch."""
 
 
-class _StepValues:
+class _StepValues(Sink):
     """Logged per-step values: read together at intervals, and logged at their own steps."""
 
-    def __init__(self, run: Run, kind: _Kind, dataloader_idx: int) -> None:
-        self._run = run
-        self._group = kind.group
-        self._first_step = run.progress.eval_steps_of(kind.group, dataloader_idx)
-        self._dataloader_idx = dataloader_idx
+    def __init__(self, run: Run, group: str, loader: Any, dataloader_idx: int) -> None:
+        super().__init__(loader)
+        self._run, self._group, self._dataloader_idx = run, group, dataloader_idx
+        self._first_step = run.progress.eval_steps_of(group, dataloader_idx)
         self._rows: list[tuple[int, list[Row]]] = []  # not yet read from the device
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
@@ -93,27 +101,26 @@ class _StepValues:
         rows.clear()
 
 
-class _Nowhere:
-    """Discards the outputs of a sanity check."""
+class _Outputs(Sink):
+    """The outputs of prediction steps, moved to host memory, and their samples' indices if a callback needs them."""
 
-    def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class _Outputs:
-    """The outputs of prediction steps, moved to host memory."""
-
-    def __init__(self, predictions: Predictions) -> None:
-        self._predictions = predictions
+    def __init__(self, predictions: Predictions, loader: Any) -> None:
+        self._recorded = RecordedIndices(loader) if predictions.records else None
+        super().__init__(loader if self._recorded is None else self._recorded)
+        self._keeps = predictions.keeps
         self._outputs: list[Any] = []
+        self._numbers: list[list[int]] = []
         predictions.outputs.append(self._outputs)
+        predictions.batch_indices.append(self._numbers)
+
+    def take(self, keeps: bool) -> None:
+        numbers = [] if self._recorded is None else self._recorded.pop()
+        if keeps:
+            self._numbers.append(numbers)
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
-        if self._predictions.keeps and not repeated:
+        if self._keeps and not repeated:
             self._outputs.append(move_to_host(outputs))
-
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -253,8 +260,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     hooks.call(f"on_{word}_start")
     hooks.call(f"on_{word}_epoch_start")
     for index, loader in enumerate(loaders):
-        sink = _sink(run, stage, index, predictions)
-        _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, sink, predictions)
+        _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, predictions)
     book.leave_batch()
     book.agree_on_epoch(group)  # callbacks read them in the hook, which may log more
     book.end_epoch()
@@ -274,18 +280,12 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     return rows
 
 
-def _sink(run: Run, stage: Stage, dataloader_idx: int, predictions: Predictions | None) -> Sink:
-    if predictions is not None:
-        return _Outputs(predictions)
-    return _Nowhere() if stage == "sanity_check" else _StepValues(run, _KINDS[stage], dataloader_idx)
-
-
 def _evaluate_loader(
-    run: Run, stage: Stage, source: EvalLoader, index: int | None, sink: Sink, predictions: Predictions | None
+    run: Run, stage: Stage, source: EvalLoader, index: int | None, predictions: Predictions | None
 ) -> None:
     """Evaluate one loader. ``index`` is its number if there are several loaders, else ``None``."""
     hooks, book, progress, slot = run.hooks, run.book, run.progress, run.progress.slot
-    _, word, start = _KINDS[stage]
+    group, word, start = _KINDS[stage]
     fetch, work = int(start) + 1, int(start) + 2
     dataloader_idx = 0 if index is None else index
     hook_idx: tuple[int, ...] = () if index is None else (index,)
@@ -295,9 +295,12 @@ def _evaluate_loader(
     progress.begin_evaluation_of(source.num_batches)
     set_epoch(source.loader, progress.current_epoch)
     scope = hooks.scope(f"{word}_step", index)
-    recording = None if predictions is None else _Recording(predictions, source.loader)
-    loader = source.loader if recording is None else recording.loader
-    batches = feed(loader, source.num_batches, None if transfer else move, source.ahead, started=source.started)
+    sink = Sink(source.loader)
+    if predictions is not None:
+        sink = _Outputs(predictions, source.loader)
+    elif stage != "sanity_check":
+        sink = _StepValues(run, group, source.loader, dataloader_idx)
+    batches = feed(sink.loader, source.num_batches, None if transfer else move, source.ahead, started=source.started)
     source.started = None
     uneven = None
     if run.window.gather is not None:
@@ -323,8 +326,8 @@ def _evaluate_loader(
         if transfer is not None:
             batch = transfer(batch, dataloader_idx)
         book.begin_batch(batch, scope, copies=True)
-        if recording is not None and drawn:
-            recording.take(keeps=not repeated)
+        if predictions is not None and drawn:
+            sink.take(keeps=not repeated)
         for hook in batch_start:
             hook(batch, batch_idx, *hook_idx)
         outputs = step(batch, batch_idx)
@@ -344,22 +347,6 @@ def _evaluate_loader(
             "iterated again and again."
         )
     sink.close()
-
-
-class _Recording:
-    """A loader for predictions, and its sample indices if a callback needs them."""
-
-    def __init__(self, predictions: Predictions, loader: Any) -> None:
-        self._recorded = RecordedIndices(loader) if predictions.records else None
-        self.loader = loader if self._recorded is None else self._recorded
-        self._numbers: list[list[int]] = []
-        predictions.batch_indices.append(self._numbers)
-
-    def take(self, keeps: bool) -> None:
-        """Called when work on a fetched batch begins."""
-        numbers = [] if self._recorded is None else self._recorded.pop()
-        if keeps:
-            self._numbers.append(numbers)
 
 
 def bind_eval_step(
@@ -383,28 +370,23 @@ def bind_eval_step(
         by_place = by_place or positional_arity(fn) > 2
     as_third = "dataloader_idx" not in parameters and by_place
     takes_index = "dataloader_idx" in parameters or as_third or inspect.Parameter.VAR_KEYWORD in kinds
+    wrong = ""
     if index is not None and not takes_index:
+        wrong = "must take dataloader_idx, because there are several loaders"
+    elif index is None and "dataloader_idx" in parameters and parameters["dataloader_idx"].default is inspect._empty:
+        wrong = "takes dataloader_idx, but there is one loader"
+    if wrong:
         raise SignatureError(
-            f"{type(run.module).__name__}.{name} must take dataloader_idx, because there are several loaders. "
-            f"Write def {name}(self, batch, batch_idx, dataloader_idx=0)."
-        )
-    if index is None and "dataloader_idx" in parameters and parameters["dataloader_idx"].default is inspect._empty:
-        raise SignatureError(
-            f"{type(run.module).__name__}.{name} takes dataloader_idx, but there is one loader. "
-            f"Write def {name}(self, batch, batch_idx, dataloader_idx=0)."
+            f"{type(run.module).__name__}.{name} {wrong}. Write def {name}(self, batch, batch_idx, dataloader_idx=0)."
         )
     arity = min(positional_arity(fn), 2)
     extra = {} if index is None or as_third else {"dataloader_idx": index}
     third = (index,) if as_third and index is not None else ()
-    context = run.engine.forward_context()
 
     def step(batch: Any, batch_idx: int) -> Any:
-        if context is None:
-            return call(*(batch, batch_idx)[:arity], *third, **extra)
-        with context:
-            return call(*(batch, batch_idx)[:arity], *third, **extra)
+        return call(*(batch, batch_idx)[:arity], *third, **extra)
 
-    return step
+    return in_forward_context(run, step)
 
 
 def _with_iterator(
@@ -417,13 +399,7 @@ def _with_iterator(
         return progress.eval_batch_idx
 
     iterator = BatchIterator(batches, advance, run.transfer[1], dataloader_idx)
-    context, fetching = run.engine.forward_context() or nullcontext(), iterator.bound(fn)
-
-    def step(batch: Any, batch_idx: int) -> Any:
-        with context:
-            return fetching(batch, batch_idx)
-
-    return step
+    return in_forward_context(run, iterator.bound(fn))
 
 
 def validates_in(run: Run, epoch: int) -> bool:

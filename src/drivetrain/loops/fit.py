@@ -85,7 +85,7 @@ def _prepare(run: Run) -> None:
 
 
 def _end_epoch(run: Run) -> None:
-    progress, book, schedules = run.progress, run.book, Schedules.of(run)
+    progress, book, schedules = run.progress, run.book, Schedules(run)
     if progress.batch_idx == -1:
         raise ConfigurationError(
             f"The training loader {type(run.loaders.training()).__name__} yielded no batch in epoch "
@@ -122,7 +122,7 @@ def _close_epoch(run: Run) -> None:
     book.read([row for row in rest if row.entry.to_bar])
     run.hooks.notify("values_left", rest)
     if not progress.epoch_cut:  # a run that resumes here may still complete it
-        schedules = Schedules.of(run)
+        schedules = Schedules(run)
         schedules.advance(schedules.epoch_plateau, progress.current_epoch + 1)
         if run.settings.fast_dev_run:
             schedules.check_watched()

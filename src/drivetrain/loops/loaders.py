@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, Subset
 
@@ -29,21 +29,22 @@ from drivetrain.data.resample import with_every_sample, without_shuffle
 from drivetrain.errors import ConfigurationError
 from drivetrain.module.hooks import DataHooks
 from drivetrain.module.trainable import TrainableModule
-from drivetrain.strategies.group import Group
+from drivetrain.settings import Settings
+from drivetrain.strategies import familiar
+from drivetrain.strategies.model import Model
 from drivetrain.strategies.peers import by_rank
+from drivetrain.strategies.strategy import Strategy
 
-LOADER_HOOKS = {
-    "fit": "train_dataloader",
-    "validate": "val_dataloader",
-    "test": "test_dataloader",
-    "predict": "predict_dataloader",
-}
-_LIMITS = {
-    "fit": "limit_train_batches",
-    "validate": "limit_val_batches",
-    "test": "limit_test_batches",
-    "predict": "limit_predict_batches",
-}
+if TYPE_CHECKING:
+    from drivetrain.data.samplers import RankBatches
+
+LOADER_WORDS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
+"""The word for a stage's loaders, in names such as ``val_dataloader`` and ``limit_val_batches``."""
+LOADER_HOOKS = {stage: f"{word}_dataloader" for stage, word in LOADER_WORDS.items()}
+
+
+def _limit_name(stage: str) -> str:
+    return f"limit_{LOADER_WORDS[stage]}_batches"
 
 
 def no_batches(loader: Any, purpose: str = "train") -> str:
@@ -92,12 +93,11 @@ def check_counts(counts: Sequence[float], word: str) -> None:
 
 def order_shared(loader: Any) -> str:
     """Return a text for :func:`check_orders` that identifies the order of samples which ``loader`` distributes."""
-    from drivetrain.data.samplers import RankBatches, SlicedBatches, order_of
+    from drivetrain.data.samplers import SlicedBatches, order_of
 
     if isinstance(loader, CombinedLoader):
         return " and ".join(map(order_shared, loader.flattened))
-    places = [getattr(loader, place, None) for place in ("batch_sampler", "sampler")]
-    batches = next((place for place in places if isinstance(place, RankBatches)), None)
+    batches = rank_batches(loader)
     order = None if batches is None else order_of(loader)
     if order is None:
         return "a loader that is not split"
@@ -138,11 +138,17 @@ def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None
 
 def _is_shared(loader: Any) -> bool:
     """Whether the Trainer has distributed ``loader`` over the ranks, so that its length is equal on all."""
-    from drivetrain.data.samplers import RankBatches
-
     if isinstance(loader, CombinedLoader):
         return all(map(_is_shared, loader.flattened))
-    return any(isinstance(getattr(loader, place, None), RankBatches) for place in ("batch_sampler", "sampler"))
+    return rank_batches(loader) is not None
+
+
+def rank_batches(loader: Any) -> RankBatches | None:
+    """Return the object that distributes the samples of ``loader`` and knows its batches' weights, if it has one."""
+    from drivetrain.data.samplers import RankBatches
+
+    places = [getattr(loader, place, None) for place in ("batch_sampler", "sampler")]
+    return next((place for place in places if isinstance(place, RankBatches)), None)
 
 
 def _own(loader: Any) -> Any:
@@ -165,6 +171,7 @@ class EvalLoader:
     started: Any = None
 
 
+@dataclass(eq=False)
 class Loaders:
     """The loaders of one run, each created on first use and only once, unless it is reloaded.
 
@@ -174,83 +181,58 @@ class Loaders:
         limit: by stage, how many batches to take now; it may change during the run.
         call: calls a hook of the module or the datamodule by name.
         epoch: which epoch it is now.
-        share: returns the loader of this process's shard of the data: :func:`drivetrain.strategies.familiar.share`.
-        splits: a loader's batch size is that of all processes together.
-        data: returns the group of the ranks that see different samples; ``None`` where one is alone.
-        part: returns which part of each global batch this rank gets: ranks with the same one see the same samples.
-            ``None`` with one process.
-        process: a strategy's last word on each loader: :meth:`Strategy.process_dataloader`.
-        overfits: training and validation read their samples in order, so that they see the same batches in every epoch.
+        strategy: divides the loaders among the ranks, and has the last word on each.
+        settings: the Trainer's arguments that change loaders.
+        found: gets what was passed for a stage, or what its hook returned, before it is used.
+
+    Attributes:
+        made_training: the training loader, or the combined one; ``None`` until it is created.
+        made_passes: the passes over it; ``None`` until training begins.
+        made_evaluation: by stage, the evaluation loaders that exist.
+        made_in: the epoch in which each stage's loaders were created.
+        makes_training: the training loader is being made: its hook runs.
+        tried: the stages whose loaders were started when they were set up: see the switch ``early_iterators``.
     """
 
-    def __init__(
-        self,
-        module: Any,
-        datamodule: Any,
-        passed: Mapping[str, Any],
-        limit: Callable[[str], int | float],
-        call: Callable[[Any, str], Any],
-        epoch: Callable[[], int],
-        overfits: bool = False,
-        share: Callable[..., Any] | None = None,
-        splits: bool = False,
-        data: Callable[[], Group] | None = None,
-        part: Callable[[], int | None] | None = None,
-        process: Callable[[Any], Any] | None = None,
-    ) -> None:
-        self._module = module
-        self._datamodule = datamodule
-        self._passed = passed
-        self._limit = limit
-        self._call = call
-        self._epoch = epoch
-        self._overfits = overfits
-        self._share = share
-        self._splits = splits
-        self._data = data
-        self._part = part
-        self._process = process
-        self._evaluation: dict[str, list[EvalLoader]] = {}
-        self._training: Any = None
-        self._nested: dict[str, Any] = {}
-        self._lengths: list[int | None] = []  # of the training loader on every rank, once they are known
-        self.makes_training = False
-        """Whether the training loader is being made: its hook runs."""
-        self._passes: Passes | CombinedPasses | None = None
-        self._made_in: dict[str, int] = {}
-        self._made_before: dict[str, int] = {}
-        self.found: Callable[[Any], None] | None = None
-        """Gets what was passed for a stage, or what its hook returned, before it is used."""
-        self.tried: set[str] = set()
-        """The stages whose loaders were started when they were set up: see the switch ``early_iterators``."""
+    module: Any
+    datamodule: Any
+    passed: Mapping[str, Any]
+    limit: Callable[[str], int | float]
+    call: Callable[[Any, str], Any]
+    epoch: Callable[[], int]
+    strategy: Strategy
+    settings: Settings
+    found: Callable[[Any], None] | None = None
+    made_training: Any = field(default=None, init=False)
+    made_passes: Passes | CombinedPasses | None = field(default=None, init=False)
+    made_evaluation: dict[str, list[EvalLoader]] = field(default_factory=dict, init=False)
+    made_in: dict[str, int] = field(default_factory=dict, init=False)
+    makes_training: bool = field(default=False, init=False)
+    tried: set[str] = field(default_factory=set, init=False)
+    _made_before: dict[str, int] = field(default_factory=dict, init=False)  # by a checkpoint's run: see made_in
+    _nested: dict[str, Any] = field(default_factory=dict, init=False)
+    _lengths: list[int | None] = field(default_factory=list, init=False)  # of the training loader, on every rank
 
     def again(
         self, limit: Callable[[str], int | float], call: Callable[[Any, str], Any], epoch: Callable[[], int]
     ) -> Loaders:
         """Return a copy with the same sources, and no loader created yet."""
-        other = copy.copy(self)
-        other._limit, other._call, other._epoch = limit, call, epoch
-        other._evaluation, other._training, other._lengths, other._passes = {}, None, [], None
-        other._made_in, other._made_before, other.tried = {}, {}, set()
+        other = replace(self, limit=limit, call=call, epoch=epoch)
+        other._nested = self._nested  # both show the newest loaders
         return other
 
     def is_passed(self, stage: str) -> bool:
         """Whether the caller passed the loaders of ``stage``, so that no hook can create others."""
-        return self._passed.get(stage) is not None
-
-    @property
-    def made_in(self) -> dict[str, int]:
-        """The epoch in which each stage's loaders were created."""
-        return dict(self._made_in)
+        return self.passed.get(stage) is not None
 
     def restore_ages(self, made_in: Mapping[str, int]) -> None:
         """Restore the ages of existing and future loaders from a checkpoint."""
-        self._made_before = {stage: epoch for stage, epoch in made_in.items() if stage not in self._made_in}
-        self._made_in.update({stage: made_in[stage] for stage in self._made_in if stage in made_in})
+        self._made_before = {stage: epoch for stage, epoch in made_in.items() if stage not in self.made_in}
+        self.made_in.update({stage: made_in[stage] for stage in self.made_in if stage in made_in})
 
     def evaluation_states(self, stage: str) -> list[dict[str, Any]]:
         """Return the states that a stage's existing loaders keep from pass to pass."""
-        return loader_states(source.loader for source in self._evaluation.get(stage, []))
+        return loader_states(source.loader for source in self.made_evaluation.get(stage, []))
 
     def restore_evaluation(self, stage: str, states: list[dict[str, Any]]) -> None:
         """Create the stage's loaders, and restore the states of :meth:`evaluation_states`."""
@@ -258,20 +240,20 @@ class Loaders:
 
     def available(self, stage: str) -> bool:
         """Whether a loader for ``stage`` was passed or a hook can return one."""
-        return self._passed.get(stage) is not None or self._owner(stage) is not None
+        return self.passed.get(stage) is not None or self._owner(stage) is not None
 
     def is_made(self, stage: str) -> bool:
         """Whether the loaders of the evaluation ``stage`` were created."""
-        return stage in self._evaluation
+        return stage in self.made_evaluation
 
     def is_known(self, stage: str) -> bool:
         """Whether loaders of the evaluation ``stage`` were passed, or a hook has already returned them."""
-        return self._passed.get(stage) is not None or self.is_made(stage)
+        return self.passed.get(stage) is not None or self.is_made(stage)
 
     def defined(self, stage: str) -> bool:
         """Whether the evaluation ``stage`` has both a loader and a step."""
         step = "validation_step" if stage == "validate" else "test_step"
-        return overrides(self._module, step, TrainableModule) and self.available(stage)
+        return overrides(self.module, step, TrainableModule) and self.available(stage)
 
     def training(self) -> Any:
         """The training loader; several loaders are combined, and the shorter ones restart until the longest ends.
@@ -279,13 +261,12 @@ class Loaders:
         Raises:
             ConfigurationError: there is none, or its type is not supported.
         """
-        if self._training is None:
+        if self.made_training is None:
             self.makes_training = True
             try:
                 made, is_tree = self._prepared("fit")
             finally:
                 self.makes_training = False
-            self._nested["fit"] = map_leaves(_own, made) if is_tree else made
             if is_tree:
                 if not list(leaves(made)):
                     raise ConfigurationError(f"train_dataloader gave an empty {type(made).__name__}. Give a loader.")
@@ -295,40 +276,30 @@ class Loaders:
                     'CombinedLoader(mode="sequential") cannot be trained on: its batches have no common structure. '
                     'Write mode="max_size_cycle", "min_size" or "max_size".'
                 )
-            self._training = made
-        return self._training
+            self.made_training = made
+        return self.made_training
 
     def passes(self) -> Passes | CombinedPasses:
         """The passes over the training loader."""
-        if self._passes is None:
-            self._passes = passes_over(self.training())
-        return self._passes
-
-    @property
-    def made_passes(self) -> Passes | CombinedPasses | None:
-        """The passes if training has begun, else ``None``."""
-        return self._passes
+        if self.made_passes is None:
+            self.made_passes = passes_over(self.training())
+        return self.made_passes
 
     def close(self) -> None:
         """Stop persistent workers, except in loaders that the caller holds."""
-        if self._passes is not None:
-            self._passes.close()
-        for stage, sources in self._evaluation.items():
+        if self.made_passes is not None:
+            self.made_passes.close()
+        for stage, sources in self.made_evaluation.items():
             for source in sources:
-                if self._passed.get(stage) is None and isinstance(source.loader, DataLoader):
+                if self.passed.get(stage) is None and isinstance(source.loader, DataLoader):
                     source.loader._iterator = None
-
-    @property
-    def made_training(self) -> Any:
-        """The training loader, or the combined one, if it was already created; else ``None``."""
-        return self._training
 
     def made(self, stage: str) -> Any:
         """Return the loaders of ``stage`` in the nesting in which they were passed; ``None`` before they are created.
 
         For a CombinedLoader it is the nesting inside it.
         """
-        if not (self._training is not None if stage == "fit" else stage in self._evaluation):
+        if not (self.made_training is not None if stage == "fit" else stage in self.made_evaluation):
             return None
         given = self._nested[stage]
         return given.iterables if isinstance(given, CombinedLoader) else given
@@ -344,40 +315,33 @@ class Loaders:
         """
         loader = self.training()
         if not self._lengths:
-            own = sized_length(loader)
-            data = self._data
-            self._lengths = [own] if data is None or _is_shared(loader) else data().gather_objects(own)
-        limit, name = self._limit("fit"), type(loader).__name__
-        counts = [count_of(length, limit, _LIMITS["fit"], name) for length in self._lengths]
+            own, differs = sized_length(loader), self.strategy.facts.is_distributed and not _is_shared(loader)
+            self._lengths = self.strategy.data.gather_objects(own) if differs else [own]
+        limit, name = self.limit("fit"), type(loader).__name__
+        counts = [count_of(length, limit, _limit_name("fit"), name) for length in self._lengths]
         check_counts(counts, "training")
         return max(counts)
 
     def count_own_training(self) -> float:
         """Return the number of training batches in an epoch on this rank."""
-        return count_batches(self.training(), self._limit("fit"), _LIMITS["fit"])
+        return count_batches(self.training(), self.limit("fit"), _limit_name("fit"))
 
     def evaluation(self, stage: str) -> list[EvalLoader]:
         """The loaders of an evaluation stage, flattened in order."""
-        if stage not in self._evaluation:
+        if stage not in self.made_evaluation:
             made, is_tree = self._prepared(stage)
-            self._nested[stage] = map_leaves(_own, made) if is_tree else made
             if isinstance(made, CombinedLoader):
                 found = made.flattened if made.mode == "sequential" else [made]
             else:
                 found = [loader for _, loader in leaves(made)] if is_tree else [made]
-            self._evaluation[stage] = [EvalLoader(loader, 0, fetches_ahead(loader)) for loader in found]
+            self.made_evaluation[stage] = [EvalLoader(loader, 0, fetches_ahead(loader)) for loader in found]
             self.count_evaluation(stage)
-        return self._evaluation[stage]
+        return self.made_evaluation[stage]
 
     def count_evaluation(self, stage: str) -> None:
         """Count the batches of a stage's loaders under the current limits."""
-        for source in self._evaluation.get(stage, []):
-            source.num_batches = count_batches(source.loader, self._limit(stage), _LIMITS[stage])
-
-    @property
-    def made_evaluation(self) -> Mapping[str, list[EvalLoader]]:
-        """The existing evaluation loaders, by stage."""
-        return self._evaluation
+        for source in self.made_evaluation.get(stage, []):
+            source.num_batches = count_batches(source.loader, self.limit(stage), _limit_name(stage))
 
     def reload(self, stage: str, every: int) -> bool:
         """Discard the loaders of ``stage`` if they are ``every`` epochs old (0: never). Return whether they were
@@ -385,23 +349,23 @@ class Loaders:
 
         Loaders that were passed are kept: only a hook can create new ones.
         """
-        age = self._epoch() - self._made_in.get(stage, self._epoch())
+        age = self.epoch() - self.made_in.get(stage, self.epoch())
         if not every or age < every:
             return False
-        if self._passed.get(stage) is not None:
-            self._made_in[stage] = self._epoch()
+        if self.passed.get(stage) is not None:
+            self.made_in[stage] = self.epoch()
             return True
         if stage == "fit":
             self.close()
-            self._training = self._passes = None
+            self.made_training = self.made_passes = None
             self._lengths = []
         else:
-            self._evaluation.pop(stage, None)
+            self.made_evaluation.pop(stage, None)
         return True
 
     def _owner(self, stage: str) -> Any:
         hook = LOADER_HOOKS[stage]
-        for owner in (self._datamodule, self._module):
+        for owner in (self.datamodule, self.module):
             if owner is not None and overrides(owner, hook, DataHooks):
                 return owner
         return None
@@ -414,42 +378,44 @@ class Loaders:
         made = self.unshared(stage)
         if self.found is not None:
             self.found(made)
-        self._made_in[stage] = self._made_before.pop(stage, self._epoch())
+        self.made_in[stage] = self._made_before.pop(stage, self.epoch())
         start = f"{LOADER_HOOKS[stage]} gave"
         combined = isinstance(made, CombinedLoader)
         tree = made if combined else arranged(made, start)
         is_tree = isinstance(tree, (list, tuple, Mapping))
         several = made.mode != "sequential" if combined else stage == "fit" and is_tree
-
-        part = None if self._part is None else self._part()
+        strategy, settings = self.strategy, self.settings
+        shares = strategy.facts.is_distributed and settings.use_distributed_sampler
+        has_last_word = overrides(strategy, "process_dataloader", Model)
+        part = familiar.part_of_data(strategy)
 
         def prepare(loader: Any) -> Any:
             if combined:
                 check_iterable(loader, start)
             seed_workers(loader, part)
             make_room_for_sockets(loader)
-            if self._overfits and stage in ("fit", "validate"):
+            if settings.overfit_batches and stage in ("fit", "validate"):
                 loader = without_shuffle(loader)
             if stage == "predict":
                 loader = with_every_sample(loader)
-            # Combined loaders advance at different speeds, so none of their batches may count for less.
-            loader = loader if self._share is None else self._share(loader, self._splits, pads=several)
-            loader = loader if self._process is None else self._process(loader)
+            if shares:  # combined loaders advance at different speeds, so none of their batches may count for less
+                loader = familiar.share(strategy, loader, settings.split_batches, pads=several)
+            loader = strategy.process_dataloader(loader) if has_last_word else loader
             log_fetching(loader)
             return loader
 
         if isinstance(made, CombinedLoader):
             # a copy: the user's object may be distributed again
-            made = made if self._share is None else copy.copy(made)
+            made = copy.copy(made) if shares else made
             made.flattened = [prepare(loader) for loader in made.flattened]
-            return made, False
-        if is_tree:
-            return map_leaves(prepare, tree), True
-        return prepare(made), False  # the user's own list, not the BatchList
+        else:
+            made = map_leaves(prepare, tree) if is_tree else prepare(made)  # the user's own list, not the BatchList
+        self._nested[stage] = map_leaves(_own, made) if is_tree else made
+        return made, is_tree
 
     def unshared(self, stage: str) -> Any:
         """Return the loaders of ``stage`` as they were passed or as its hook returns them."""
-        if (given := self._passed.get(stage)) is not None:
+        if (given := self.passed.get(stage)) is not None:
             return given
         owner = self._owner(stage)
         if owner is None:
@@ -458,4 +424,4 @@ class Loaders:
                 "datamodule."
             )
         hook = LOADER_HOOKS[stage]
-        return self._call(owner, hook)
+        return self.call(owner, hook)

@@ -10,15 +10,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.errors import ConfigurationError, described
-from drivetrain.loops.pieces import (
-    Step,
-    as_one_of_many,
-    bind_backward,
-    bind_before_step,
-    bind_training_step,
-    bind_zero_grad,
-    hold_back,
-)
+from drivetrain.loops import pieces
+from drivetrain.loops.pieces import Step
 from drivetrain.loops.run import Run
 from drivetrain.module.losses import cannot_be_differentiated, loss_of
 from drivetrain.strategies.redirection import leaves_gradients
@@ -32,42 +25,34 @@ def own_step(run: Run) -> Step | None:
     Raises:
         ConfigurationError: an overridden hook would not be called.
     """
-    progress = run.progress
-    own = run.engine.strategy.bind_step(_parts(run))
+    progress, strategy = run.progress, run.engine.strategy
+    own = strategy.bind_step(_parts(run))
     if own is None:
         return None
     _check_honoured(run)
-
-    accumulates_itself = run.engine.strategy.facts.handles_gradient_accumulation
+    accumulates_itself = strategy.facts.handles_gradient_accumulation
+    of_strategy = f"The step of {type(strategy).__name__}.bind_step"
 
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         result = own(batch, batch_idx, position - 1, last, divisor)
         if type(result) is not tuple or len(result) != 2 or type(result[1]) is not int or result[1] < 0:
-            raise ConfigurationError(_wrong_result(run, result))
+            raise ConfigurationError(
+                f"{of_strategy} returned {described(result)}. Return (output, optimizer_steps): what training_step "
+                "returned, and how many optimizer steps were made, an int."
+            )
         output, steps = result
         if steps and not last and not accumulates_itself:
-            raise ConfigurationError(_steps_too_early(run))
+            raise ConfigurationError(
+                f"{of_strategy} made an optimizer step before its window's last batch, and Trainer("
+                f"accumulate_grad_batches={run.limits.accumulate}) asks for one at its end. Step where `last` is true, "
+                "write accumulate_grad_batches=1, or set handles_gradient_accumulation = True if "
+                f"{type(strategy).__name__} counts differently."
+            )
         progress.count_steps(steps)
         run.window.holds_own = steps == 0 and run.window.batches_with_gradients > 0
         return output
 
     return step
-
-
-def _wrong_result(run: Run, result: Any) -> str:
-    return (
-        f"The step of {type(run.engine.strategy).__name__}.bind_step returned {described(result)}. Return "
-        "(output, optimizer_steps): what training_step returned, and how many optimizer steps were made, an int."
-    )
-
-
-def _steps_too_early(run: Run) -> str:
-    name = type(run.engine.strategy).__name__
-    return (
-        f"The step of {name}.bind_step made an optimizer step before its window's last batch, and "
-        f"Trainer(accumulate_grad_batches={run.limits.accumulate}) asks for one at its end. Step where `last` is true, "
-        f"write accumulate_grad_batches=1, or set handles_gradient_accumulation = True if {name} counts differently."
-    )
 
 
 def _check_honoured(run: Run) -> None:
@@ -100,15 +85,11 @@ def _parts(run: Run) -> StepParts:
     strategy, precision, window = run.engine.strategy, run.engine.precision, run.window
     optimizers, shared = strategy.optimizers, window.gather is not None
     first = optimizers[0] if optimizers else None
-    step, context = bind_training_step(run)
-    zero_grads = {id(each): bind_zero_grad(run, each) for each in optimizers}
-    before_steps = {id(each): bind_before_step(run, each, window) for each in optimizers}
-    differentiate, hold = bind_backward(run, first), hold_back(run)
+    training_step = pieces.in_forward_context(run, pieces.bind_training_step(run))
+    zero_grads = {id(each): pieces.bind_zero_grad(run, each) for each in optimizers}
+    before_steps = {id(each): pieces.bind_before_step(run, each) for each in optimizers}
+    differentiate, hold = pieces.bind_backward(run, first), pieces.hold_back(run)
     held = False  # whether the gradients of this backward pass stay on this rank
-
-    def training_step(batch: Any, batch_idx: int) -> Any:
-        with context or nullcontext():
-            return step(batch, batch_idx)
 
     def begin(size: int = 1, optimizer: Optimizer | None = first) -> None:
         window.begin(size)
@@ -118,7 +99,7 @@ def _parts(run: Run) -> StepParts:
     def part_of_window(output: Any, index: int = 0, last: bool = True) -> Tensor | None:
         loss, weight = loss_of(output, shared)
         if shared:
-            loss, weight = as_one_of_many(window, loss, weight)
+            loss, weight = pieces.as_one_of_many(window, loss, weight)
             if not last:
                 stays = held or leaves_gradients(strategy.model)
                 if index == 0:
@@ -167,7 +148,6 @@ def _parts(run: Run) -> StepParts:
 
     assert strategy.model is not None  # setup() has run
     return StepParts(
-        training_step, begin, part_of_window, backward, accumulating, before_step, optimizer_step, run.module,
-        strategy.model,
-        tuple(optimizers), precision, strategy.data,
+        training_step, begin, part_of_window, backward, accumulating, before_step, optimizer_step,
+        run.module, strategy.model, tuple(optimizers), precision, strategy.data,
     )  # fmt: skip

@@ -36,16 +36,27 @@ def measured(run: Run, action: str, call: F) -> F:
     return call if run.hooks.spans is None else cast("F", run.hooks.spans.wrap(action, call))
 
 
-def bind_training_step(run: Run) -> tuple[TrainingStep, AbstractContextManager[Any] | None]:
-    """Return ``training_step`` with the arguments that its signature accepts, and the context around it."""
-    strategy = run.engine.strategy
-    training_step = measured(run, "training_step", familiar.bind_step_of(strategy, "training_step"))
+def in_forward_context(run: Run, call: F) -> F:
+    """Return ``call`` inside of the precision's context for forward passes, if it has one."""
     context = run.engine.forward_context()
+    if context is None:
+        return call
+
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with context:
+            return call(*args, **kwargs)
+
+    return cast("F", inside)
+
+
+def bind_training_step(run: Run) -> TrainingStep:
+    """Return ``training_step`` with the arguments that its signature accepts."""
+    step = measured(run, "training_step", familiar.bind_step_of(run.engine.strategy, "training_step"))
     if (batches := run.batches) is not None:
-        return batches.bound(training_step), context
+        return batches.bound(step)
     if positional_arity(run.module.training_step) > 1:
-        return training_step, context
-    return lambda batch, batch_idx: training_step(batch), context
+        return step
+    return lambda batch, batch_idx: step(batch)
 
 
 def training_step_arguments(module: Any, batch: Any, batch_idx: int) -> tuple[Any, ...]:
@@ -55,13 +66,9 @@ def training_step_arguments(module: Any, batch: Any, batch_idx: int) -> tuple[An
 
 def bind_backward(run: Run, optimizer: Optimizer | None = None, direct: Backward = Tensor.backward) -> Backward:
     """Return the strategy's backward pass, for the final loss. ``direct``: called where nothing overrides it."""
-    return measured(run, "backward", _bind_backward(run, optimizer, direct))
-
-
-def _bind_backward(run: Run, optimizer: Optimizer | None, direct: Backward) -> Backward:
     strategy, differentiate = run.engine.strategy, _bind_differentiate(run, direct)
     strategy.driver.differentiate = differentiate
-    return familiar.bind_backward(strategy, differentiate, optimizer)
+    return measured(run, "backward", familiar.bind_backward(strategy, differentiate, optimizer))
 
 
 def _bind_differentiate(run: Run, direct: Backward) -> Backward:
@@ -156,11 +163,11 @@ def _bind_clipping(run: Run) -> Callable[..., Any]:
     return familiar.bind_clipping(run.engine.strategy, run.module, run.settings.gradient_clip_algorithm)
 
 
-def bind_before_step(run: Run, optimizer: Optimizer | None, window: Window) -> Callable[[], None] | None:
+def bind_before_step(run: Run, optimizer: Optimizer | None) -> Callable[[], None] | None:
     """Return the function that processes the final gradients before the optimizer step; ``None`` if it would do
     nothing.
     """
-    hooks, settings, precision = run.hooks, run.settings, run.engine.precision
+    hooks, settings, precision, window = run.hooks, run.settings, run.engine.precision, run.window
     before_step_hooks = hooks.bind("on_before_optimizer_step")
     clip_val, algorithm = settings.gradient_clip_val, settings.gradient_clip_algorithm
     clip = hooks.bind_method("configure_gradient_clipping")

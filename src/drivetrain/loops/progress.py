@@ -103,22 +103,8 @@ class Phase(IntEnum):
     PREDICT_END = 63
 
 
-_STAGES = (
-    None,
-    RunningStage.TRAINING,
-    RunningStage.TRAINING,
-    RunningStage.SANITY_CHECKING,
-    RunningStage.VALIDATING,
-    RunningStage.TESTING,
-    RunningStage.PREDICTING,
-)
-
-_STAGE_OF = {
-    TrainerFn.FITTING: RunningStage.TRAINING,
-    TrainerFn.VALIDATING: RunningStage.VALIDATING,
-    TrainerFn.TESTING: RunningStage.TESTING,
-    TrainerFn.PREDICTING: RunningStage.PREDICTING,
-}
+_STAGES: Sequence[RunningStage | None] = (None, RunningStage.TRAINING, *RunningStage)
+"""By the tens digit of a phase: none; training, which has two digits; then the other stages in their order."""
 
 
 @dataclass(slots=True)
@@ -193,7 +179,9 @@ class Progress:
     @property
     def stage(self) -> RunningStage | None:
         """:attr:`loop_stage`; during set-up and teardown, the stage of the entry point."""
-        return _STAGE_OF[self.fn] if self.slot[0] == Phase.SET_UP and self.fn is not None else self.loop_stage
+        if self.slot[0] != Phase.SET_UP or self.fn is None:
+            return self.loop_stage
+        return RunningStage.TRAINING if self.fn is TrainerFn.FITTING else RunningStage(self.fn.value)
 
     @property
     def has_trained(self) -> bool:

@@ -48,7 +48,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     Args:
         run: the fit.
         metrics: its metric objects, from :func:`metrics_in`; ``None``: search for them now.
-        deferred: leave out what :func:`_completed` can add later; ``rng`` may be a function that returns the state.
+        deferred: leave out what :func:`_window_start` can add later; ``rng`` may be a function that returns the state.
 
     Returns:
         ``progress``, the counters; ``rng``, the random state; ``data``, this rank's position in the training loader or
@@ -142,19 +142,14 @@ def _window_start(run: Run) -> State | None:
     names = ("current_epoch", "global_step", "stepped_batches")
     if any(then[name] != getattr(progress, name) for name in names):
         return None
-    return _completed(run, start)
-
-
-def _completed(run: Run, start: State) -> State:
-    """Add what :func:`capture` has deferred, which stays the same during an epoch."""
-    if callable(start["rng"]):
+    if callable(start["rng"]):  # add what capture() has deferred, which stays the same during an epoch
         return {**start, "rng": start["rng"](), **_of_the_loaders(run, start["data"])}
     return start
 
 
 def _of_the_loaders(run: Run, data: State | None) -> State:
     return {
-        "loaders": run.loaders.made_in,
+        "loaders": dict(run.loaders.made_in),
         "val_loaders": run.loaders.evaluation_states("validate"),
         "samples": samples_done(run, data),
         "order": _order(run),

@@ -7,15 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from drivetrain.base.restoring import (
-    Form,
-    WrongForm,
-    check_rng_state,
-    count,
-    entry,
-    expect,
-    restoring,
-)
+from drivetrain.base.restoring import COUNT, Form, WrongForm, check_rng_state, count, entry, expect, restoring
 from drivetrain.data.kept import LOADER_STATES
 from drivetrain.data.loader_passes import POSITION, Passes
 from drivetrain.data.passes import CombinedPasses
@@ -38,13 +30,6 @@ def _validation(value: Any, place: str) -> None:
         raise WrongForm(place, f"is {shown(value)}, and '', 'running' or 'done' is expected")
 
 
-def _eval_steps(value: Any, place: str) -> None:
-    for stage, counts in expect(value, Mapping, place).items():
-        expect(stage, str, f"{place}[{shown(stage)}]")
-        for each in expect(counts, list, f"{place}[{stage!r}]"):
-            count(each, f"{place}[{stage!r}]")
-
-
 _PROGRESS: Form = {
     **dict.fromkeys(_COUNTERS, int),
     **{
@@ -52,7 +37,7 @@ _PROGRESS: Form = {
         for name, own in {**Progress().state_dict(), **Window().place()}.items()
         if isinstance(own, int)
     },
-    "should_stop?": bool, "validation?": _validation, "eval_steps?": _eval_steps,
+    "should_stop?": bool, "validation?": _validation, "eval_steps?": {str: (list, [COUNT])},
 }  # fmt: skip
 """The counters: those of a fresh fit, of the same kinds."""
 
@@ -139,11 +124,8 @@ def _check_window(restart: State, module: nn.Module) -> None:
     if not entry(restart, "window", Window.FORM)["expected"]:
         raise WrongForm("['window']['expected']", "is 0, and a window has at least one batch")
     gradients = entry(restart, "gradients", Mapping)
-    # For a sharded parameter it is this rank's shard, or the complete gradient if it was not exchanged yet.
-    shapes = {name: {local_shard(each).shape, each.shape} for name, each in module.named_parameters()}
     own = dict(module.named_parameters())
     held, places = expect(restart.get("shards", {}), Mapping, "['shards']"), shard_places(module)
-    complex_ = {name: parameter.is_complex() for name, parameter in module.named_parameters()}
     for name, gradient in gradients.items():
         shape = expect(gradient, Tensor, f"['gradients'][{name!r}]").shape
         wrong = WrongForm(f"['gradients'][{name!r}]", f"is a gradient of shape {tuple(shape)}, of no such parameter")
@@ -151,7 +133,8 @@ def _check_window(restart: State, module: nn.Module) -> None:
             raise wrong
         here, place = local_shard(own[name]), held.get(name)
         is_elsewhere = place is not None and place != places.get(name) and shape != own[name].shape
-        if shape not in shapes[name] or is_elsewhere:
+        # For a sharded parameter it is this rank's shard, or the complete gradient if it was not exchanged yet.
+        if shape not in (here.shape, own[name].shape) or is_elsewhere:
             if place is None and here is own[name]:
                 raise wrong
             raise CheckpointError(
@@ -160,7 +143,7 @@ def _check_window(restart: State, module: nn.Module) -> None:
                 f"{tuple(here.shape)}{_at(places.get(name))}. Resume with the strategy and the mesh that it was saved "
                 "with, or from a checkpoint that was saved between two windows."
             )
-        if gradient.is_complex() and not complex_[name]:
+        if gradient.is_complex() and not own[name].is_complex():
             raise WrongForm(f"['gradients'][{name!r}]", "is a complex gradient of a real parameter")
 
 

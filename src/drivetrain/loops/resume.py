@@ -7,8 +7,6 @@ random state comes last, right before the next draw.
 from __future__ import annotations
 
 import bisect
-import functools
-from collections.abc import Callable
 from typing import Any
 
 from drivetrain import parity
@@ -21,14 +19,15 @@ from drivetrain.data.samplers import order_of, samples_in
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.early import start_again
 from drivetrain.loops.epoch import Batches, Bound, after_batch, batches_and_step
+from drivetrain.loops.loaders import rank_batches
 from drivetrain.loops.metrics import metrics_in, set_states
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.restart import samples_done, states_now, validation_start
 from drivetrain.loops.restart_checks import check_position
 from drivetrain.loops.run import Run
-from drivetrain.loops.uneven import rank_batches
 from drivetrain.module.hooks import LOG_RULES
 
+State = dict[str, Any]
 Epoch = tuple[Batches, Bound]
 """What :func:`drivetrain.loops.epoch.run_batches` runs."""
 
@@ -42,14 +41,14 @@ def enter_epoch(run: Run) -> Epoch | None:
         The epoch's batches and its bound step; ``None``: the checkpoint was saved after the epoch's last batch, so only
         its end is left.
     """
-    progress = run.progress
+    progress, state = run.progress, run.restart
     epoch: Epoch | None = None
-    if run.restart is None or not (progress.epoch_ending or progress.batches_done > 0):
+    if state is None or not (progress.epoch_ending or progress.batches_done > 0):
         epoch = _start(run)
     elif progress.epoch_ending:
-        _resume_end(run)
+        _resume_end(run, state)
     else:
-        epoch = _resume_middle(run)
+        epoch = _resume_middle(run, state)
     run.restart = None
     return epoch
 
@@ -83,29 +82,28 @@ def _start(run: Run) -> Epoch:
     return epoch
 
 
-def _resume_end(run: Run) -> None:
+def _resume_end(run: Run, state: State) -> None:
     """Resume after an epoch's last batch."""
     run.progress.resume_at(Phase.EPOCH_END)
-    _restore_loop(run)
+    _restore_loop(run, state)
     _restore_between_passes(run)
     restore_random_state(run)
     run.book.end_epoch()
 
 
-def _resume_middle(run: Run) -> Epoch:
+def _resume_middle(run: Run, state: State) -> Epoch:
     """Resume inside an epoch: finish the last batch's follow-up, then prepare the remaining batches."""
-    progress, loaders, state = run.progress, run.loaders, run.restart
-    assert state is not None  # checked by the caller
+    progress, loaders = run.progress, run.loaders
     progress.resume_at(Phase.BATCH_END)
     run.book.leave_batch()
     run.book.begin("train")
     loader, passes = loaders.training(), loaders.passes()
     progress.expect_batches(loaders.count_training())
     set_epoch(loader, progress.current_epoch)
-    _restore_loop(run)
+    _restore_loop(run, state)
     with naming(run.resumed_from):
-        _check_order(run)
-        _count_in_batches_of_this_loader(run)
+        _check_order(run, state)
+        _count_in_batches_of_this_loader(run, state)
         data, done = state.get("data"), progress.batches_done
         _check_batches_done(run, data)
         if data is not None:
@@ -118,7 +116,7 @@ def _resume_middle(run: Run) -> Epoch:
     caught_up: dict[str, Any] = {}  # the random state before the next batch is fetched
     batches, bound = batches_and_step(run, loader, Resumed(done, caught_up=lambda: set_rng_state(caught_up)))
     run.book.enter_if_left(run.hooks.scope("training_step"))
-    _restore_end_of_pass(run, loader, batches)
+    _restore_end_of_pass(run, state, batches)
     if progress.validation == "running":
         run.kept.before_validation = validation_start(run)
     if not state.get("settled"):
@@ -135,12 +133,11 @@ def _resume_middle(run: Run) -> Epoch:
     return batches, bound
 
 
-def _restore_end_of_pass(run: Run, loader: Any, batches: Batches) -> None:
+def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
     """Restore the random state; after a pass's last batch, also the numbers that the loader draws at its end."""
-    progress, passes, state = run.progress, run.loaders.passes(), run.restart
-    assert state is not None  # checked by the caller
+    progress, passes = run.progress, run.loaders.passes()
     data, own = state.get("data"), run.loaders.count_own_training()
-    asks_for_end = progress.is_last_batch and progress.batches_done <= own and not gives_up(loader, own)
+    asks_for_end = progress.is_last_batch and progress.batches_done <= own and not gives_up(run.loaders.training(), own)
     if asks_for_end and data is not None:
         with naming(run.resumed_from):
             passes.resume(data)
@@ -170,48 +167,47 @@ def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any])
         next(iter(passes), None)  # exhausts the loader, unless the checkpoint was saved after that
 
 
-def _check_order(run: Run) -> None:
+def _check_order(run: Run, state: State) -> None:
     """Check that the samples come in the same order as in the checkpoint's run.
 
     Raises:
         CheckpointError: the sampler differs, or its number of samples.
     """
     loader = run.loaders.training()
-    then, now = (run.restart or {}).get("order"), order_of(loader)
+    then, now = state.get("order"), order_of(loader)
     if not then or not now:
         return
-    saved = "The checkpoint was saved in the middle of an epoch"
-    cure = "or resume from a checkpoint that was saved at the end of an epoch."
-    if then["sampler"] != now["sampler"]:
-        raise CheckpointError(
-            f"{saved} whose samples a {then['sampler']} had ordered, and this {type(loader).__name__} has a "
-            f"{now['sampler']}: samples would be skipped or repeated. Pass a loader with the same shuffle and sampler, "
-            f"{cure}"
-        )
+    kind, sampler = type(loader).__name__, now["sampler"]
+    differences = []  # what differs, and what has to be the same
+    if then["sampler"] != sampler:
+        what = f"whose samples a {then['sampler']} had ordered, and this {kind} has a {sampler}"
+        differences.append((what, "with the same shuffle and sampler"))
     for name, value in now["options"].items():
-        if then["options"].get(name, value) != value:
-            raise CheckpointError(
-                f"{saved} whose {now['sampler']} had {name}={then['options'][name]}, and now it has {name}={value}: "
-                f"samples would be skipped or repeated. Pass a loader with the same sampler, {cure}"
-            )
+        before = then["options"].get(name, value)
+        if before != value:
+            what = f"whose {sampler} had {name}={before}, and now it has {name}={value}"
+            differences.append((what, "with the same sampler"))
     for key in ("samples", "dataset"):
         before, after = then[key], now[key]
-        grows = now["sampler"] == "SequentialSampler" and None not in (before, after) and before <= after
+        grows = sampler == "SequentialSampler" and None not in (before, after) and before <= after
         if before != after and not grows:
-            raise CheckpointError(
-                f"{saved} over {before} samples, and this {type(loader).__name__} draws from {after}: samples would be "
-                f"skipped or repeated. Pass a loader over the same data, {cure}"
-            )
+            what = f"over {before} samples, and this {kind} draws from {after}"
+            differences.append((what, "over the same data"))
+    if differences:
+        what, same = differences[0]
+        raise CheckpointError(
+            f"The checkpoint was saved in the middle of an epoch {what}: samples would be skipped or repeated. Pass a "
+            f"loader {same}, or resume from a checkpoint that was saved at the end of an epoch."
+        )
 
 
-def _count_in_batches_of_this_loader(run: Run) -> None:
+def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
     """Convert the position into batches of this run's loader, if its batch size differs.
 
     Raises:
         CheckpointError: no batch ends after the finished samples, or a window is incomplete.
     """
-    state, progress = run.restart, run.progress
-    assert state is not None  # checked by the caller
+    progress = run.progress
     saved, data, loader = state.get("samples"), state.get("data"), run.loaders.training()
     found = samples_done(run, data)
     if saved is None or found is None or data is None or found == saved:
@@ -263,20 +259,6 @@ def _check_batches_done(run: Run, data: dict[str, Any] | None) -> None:
 # ---- the parts -------------------------------------------------------------------------------------------------------
 
 
-def _reading(part: str) -> Callable[[Callable[[Run], None]], Callable[[Run], None]]:
-    """Decorate a function that restores ``part``: its errors name the part and the file."""
-
-    def decorate(function: Callable[[Run], None]) -> Callable[[Run], None]:
-        @functools.wraps(function)
-        def restore(run: Run) -> None:
-            with naming(run.resumed_from), restoring(part):
-                function(run)
-
-        return restore
-
-    return decorate
-
-
 def restore_validation_loaders(run: Run) -> None:
     """Create the loaders of the validation that the checkpoint's run had, and restore their positions.
 
@@ -290,40 +272,37 @@ def restore_validation_loaders(run: Run) -> None:
             run.loaders.restore_evaluation("validate", states)
 
 
-@_reading("the restart point")
-def _restore_loop(run: Run) -> None:
+def _restore_loop(run: Run, state: State) -> None:
     """Restore the loop's state, except the position in the data and the random state."""
-    state = run.restart
-    assert state is not None  # checked by the caller
     run.restored = True
     warn_if_inexact(run)
-    metrics = metrics_in(run.module)
-    children: dict[str | None, Any] = dict(run.module.named_modules())
-    children.update(metrics)
-    logged = [{**entry, "metric": children.get(entry["metric"])} for entry in state.get("logged", [])]
-    run.book.load_state_dict("train", logged, LOG_RULES, run.resumed_from)
+    with naming(run.resumed_from), restoring("the restart point"):
+        children: dict[str | None, Any] = {**dict(run.module.named_modules()), **metrics_in(run.module)}
+        logged = [{**entry, "metric": children.get(entry["metric"])} for entry in state.get("logged", [])]
+        run.book.load_state_dict("train", logged, LOG_RULES, run.resumed_from)
     restore_results(run)
     _restore_window(run)
 
 
-@_reading("the metric objects")
 def restore_results(run: Run) -> None:
     """Restore the values that callbacks and schedulers monitor, and the states of metric objects."""
-    if run.restart is not None:
+    if run.restart is None:
+        return
+    with naming(run.resumed_from), restoring("the metric objects"):
         run.book.callback_metrics.update(run.restart.get("callback_metrics", {}))
         set_states(run.module, run.restart.get("metrics", {}))
 
 
-@_reading("the gradients of a window")
 def _restore_window(run: Run) -> None:
     """Restore the gradients of an incomplete window; in manual optimization it may span an epoch's end."""
     if run.restart is None or "window" not in run.restart:
         return
     window = run.window
-    window.load_state_dict(run.restart["window"])
-    run.window.holds_own = run.module.automatic_optimization and window.batches_done == 0
-    run.engine.strategy.load_open_gradients(run.restart["gradients"])
-    run.engine.precision.restored_gradients(run.engine.device)
+    with naming(run.resumed_from), restoring("the gradients of a window"):
+        window.load_state_dict(run.restart["window"])
+        window.holds_own = run.module.automatic_optimization and window.batches_done == 0
+        run.engine.strategy.load_open_gradients(run.restart["gradients"])
+        run.engine.precision.restored_gradients(run.engine.device)
 
 
 def _restore_between_passes(run: Run) -> None:
@@ -335,11 +314,11 @@ def _restore_between_passes(run: Run) -> None:
             passes.carry_over(data)
 
 
-@_reading("the random state")
 def restore_random_state(run: Run) -> None:
     """Restore the random generators."""
     if run.restart is not None and (rng := run.restart.get("rng")) is not None:
-        set_rng_state(rng)
+        with naming(run.resumed_from), restoring("the random state"):
+            set_rng_state(rng)
 
 
 # ---- what is not exact -----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from drivetrain.data.feed import BatchIterator
 from drivetrain.engine.engine import Engine
 from drivetrain.errors import ConfigurationError
 from drivetrain.logbook.logbook import Logbook, Row
-from drivetrain.loops.loaders import Loaders
+from drivetrain.loops.loaders import LOADER_WORDS, Loaders
 from drivetrain.loops.progress import Progress
 from drivetrain.loops.window import Window
 from drivetrain.module.hooks import Call, HookTable
@@ -100,12 +100,8 @@ class Limits:
 
     def batches(self, stage: str) -> int | float:
         """Return the number of batches for "fit", "validate", "test" or "predict"."""
-        return {
-            "fit": self.train_batches,
-            "validate": self.val_batches,
-            "test": self.test_batches,
-            "predict": self.predict_batches,
-        }[stage]
+        count: int | float = getattr(self, f"{LOADER_WORDS[stage]}_batches")
+        return count
 
 
 @dataclass

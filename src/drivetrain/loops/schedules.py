@@ -2,52 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError
-from drivetrain.logbook.logbook import Logbook
-from drivetrain.loops.progress import Progress
 from drivetrain.loops.run import Run
-from drivetrain.module.hooks import HookTable
 from drivetrain.module.optimizers import LRSchedulerConfig
 
 
 class Schedules:
-    """The schedulers of a run, grouped by when they step.
+    """The schedulers that the Trainer steps in a run, grouped by when they step.
 
     Attributes:
         step, epoch: stepped after an optimizer step, and on the last batch of an epoch, both before validation.
         step_plateau, epoch_plateau: those with a monitored value, stepped after validation.
     """
 
-    def __init__(
-        self,
-        configs: Sequence[LRSchedulerConfig],
-        hooks: HookTable,
-        book: Logbook,
-        why_not_validated: Callable[[], str],
-    ) -> None:
-        self._hooks = hooks
-        self._why_not_validated = why_not_validated
-        self._book = book
+    def __init__(self, run: Run) -> None:
+        self._run = run
         self._by_batch = parity.current().batch_counted_schedulers
-        self._own_step = hooks.bind_method("lr_scheduler_step")
+        self._own_step = run.hooks.bind_method("lr_scheduler_step")
+        # in manual optimization the module steps its own schedulers
+        configs = run.engine.strategy.lr_scheduler_configs if run.module.automatic_optimization else []
         self.step = [c for c in configs if c.interval == "step" and not c.reduce_on_plateau]
         self.epoch = [c for c in configs if c.interval == "epoch" and not c.reduce_on_plateau]
         self.step_plateau = [c for c in configs if c.interval == "step" and c.reduce_on_plateau]
         self.epoch_plateau = [c for c in configs if c.interval == "epoch" and c.reduce_on_plateau]
 
-    @classmethod
-    def of(cls, run: Run) -> Schedules:
-        """Return the schedulers that the Trainer steps: in manual optimization the module steps its own."""
-        configs = run.engine.strategy.lr_scheduler_configs if run.module.automatic_optimization else []
-        return cls(configs, run.hooks, run.book, run.why_not_validated)
-
-    def advance_step(self, configs: Sequence[LRSchedulerConfig], progress: Progress) -> None:
+    def advance_step(self, configs: Sequence[LRSchedulerConfig]) -> None:
         """Call :meth:`advance` after an optimizer step."""
+        progress = self._run.progress
         self.advance(configs, progress.batch_idx + 1 if self._by_batch else progress.global_step)
 
     def advance(self, configs: Sequence[LRSchedulerConfig], count: int) -> None:
@@ -60,10 +46,10 @@ class Schedules:
             if count % config.frequency:
                 continue
             if config.reduce_on_plateau:
-                metrics = self._book.refresh()
+                metrics = self._run.book.refresh()
                 if config.monitor in metrics:
-                    value = self._book.of_rank_zero(config.monitor, metrics[config.monitor])
-                    self._hooks.call_method("lr_scheduler_step", config.scheduler, value)
+                    value = self._run.book.of_rank_zero(config.monitor, metrics[config.monitor])
+                    self._run.hooks.call_method("lr_scheduler_step", config.scheduler, value)
                 else:
                     self._missing(config, metrics)
             elif self._own_step is not None:
@@ -77,7 +63,7 @@ class Schedules:
         Raises:
             ConfigurationError: a strict scheduler monitors a value that was never logged.
         """
-        metrics = self._book.refresh()
+        metrics = self._run.book.refresh()
         for config in (*self.step_plateau, *self.epoch_plateau):
             if config.frequency > 1 and config.monitor not in metrics:
                 self._missing(config, metrics)
@@ -91,7 +77,7 @@ class Schedules:
             )
         message = (
             f"{type(config.scheduler).__name__} watches {config.monitor!r}, which was not logged. "
-            f"{self._why_not_validated()}Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. {cure}"
+            f"{self._run.why_not_validated()}Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. {cure}"
         )
         if config.strict:
             raise ConfigurationError(message)

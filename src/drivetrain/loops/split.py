@@ -25,8 +25,8 @@ from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.tree import detach
 from drivetrain.errors import ConfigurationError
 from drivetrain.logbook.parts import PartBook, merge
+from drivetrain.loops import pieces
 from drivetrain.loops.metrics import copied_states, set_states
-from drivetrain.loops.pieces import as_one_of_many, bind_backward, bind_training_step, bind_zero_grad
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import Run
 from drivetrain.module.losses import loss_of
@@ -59,15 +59,16 @@ class SplitWindow:
 
     def __init__(self, run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> None:
         self._run, self._optimizer, self._before_step = run, optimizer, before_step
-        self._training_step, self._context = bind_training_step(run)
-        self._zero_grad, self._backward = bind_zero_grad(run, optimizer), bind_backward(run, optimizer)
+        self._training_step = pieces.in_forward_context(run, pieces.bind_training_step(run))
+        self._zero_grad, self._backward = pieces.bind_zero_grad(run, optimizer), pieces.bind_backward(run, optimizer)
         self._strategy, self._window = run.engine.strategy, run.window
         self._shared = run.window.gather is not None
         self._parameters = [each for each in run.module.parameters() if each.requires_grad]
         precision = run.engine.precision
         self._precision = precision if precision.scales_loss else None
         before: SplitWindow | None = run.splitter
-        self.passes: LocalPasses = self._new_passes() if before is None else before.passes
+        new_passes = load(self._strategy.facts.local_passes)
+        self.passes: LocalPasses = new_passes(self._strategy) if before is None else before.passes
         self._kept: list[_Kept] = [] if before is None else before._kept  # the step may be rebound inside a window
         # the number of the window's batches before a checkpoint
         self._gradients: list[Tensor | None] | None = None if before is None else before._gradients
@@ -77,10 +78,6 @@ class SplitWindow:
         run.splitter = self
 
     # ---- a batch -------------------------------------------------------------------------------------------------
-
-    def _new_passes(self) -> LocalPasses:
-        make: Callable[[Any], LocalPasses] = load(self._strategy.facts.local_passes)
-        return make(self._strategy)
 
     def step(self, batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         """Run a batch, as :data:`drivetrain.loops.pieces.Step`; after the last, the window's gradients are complete."""
@@ -138,7 +135,7 @@ class SplitWindow:
         for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             book = PartBook(run.book, size)
             with _logging_into(run, book):
-                output = self._forward(part, kept.batch_idx)
+                output = self._training_step(part, kept.batch_idx)
             loss, weight = loss_of(output, self._shared)
             if weight is not None:
                 raise ConfigurationError(
@@ -150,7 +147,7 @@ class SplitWindow:
                 self._zero_grad()
             if self._shared and (loss is None or kept.factor != 1):
                 window.factor_here = kept.factor
-                loss, _ = as_one_of_many(window, loss, None)
+                loss, _ = pieces.as_one_of_many(window, loss, None)
             if loss is not None:
                 loss = loss if len(parts) == 1 else loss * (size / total)
                 loss = window.part(loss, None, self._optimizer, kept.position, False)
@@ -162,12 +159,6 @@ class SplitWindow:
         if logs:
             merge(books, device)
         return Joiner(sizes, device).joined(outputs)
-
-    def _forward(self, part: Any, batch_idx: int) -> Any:
-        if self._context is None:
-            return self._training_step(part, batch_idx)
-        with self._context:
-            return self._training_step(part, batch_idx)
 
     # ---- when memory runs out ------------------------------------------------------------------------------------
 
@@ -187,9 +178,6 @@ class SplitWindow:
                 )
             raise error
         self._parts = min(2 * self._parts, samples)
-        self._say(samples)
-
-    def _say(self, samples: int) -> None:
         progress = self._run.progress
         rank = f"Rank {self._strategy.global_rank}" if self._strategy.world.size > 1 else "The device"
         size = -(-samples // self._parts)

@@ -29,20 +29,11 @@ from torch.optim import Optimizer
 from drivetrain.base.introspect import overrides
 from drivetrain.engine.wrappers import TakeStep, requires_closure
 from drivetrain.errors import ConfigurationError, RunError, shown
-from drivetrain.loops.pieces import (
-    Step,
-    as_one_of_many,
-    bind_backward,
-    bind_before_step,
-    bind_training_step,
-    bind_zero_grad,
-    exchanges_always,
-    hold_back,
-    measured,
-)
+from drivetrain.loops import pieces
+from drivetrain.loops.pieces import Step
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import Run
-from drivetrain.loops.window import Window, rescale
+from drivetrain.loops.window import rescale
 from drivetrain.module.losses import cannot_be_differentiated, check_manual_output, loss_of
 from drivetrain.module.optimizers import LightningOptimizer, parameters_of
 from drivetrain.strategies.step import Step as StepVerbs
@@ -78,7 +69,7 @@ def make_step(run: Run) -> BoundStep:
     run.unbind()
     strategy = run.engine.strategy
     strategy.driver.rebind = run.mark_stale
-    run.window.exchanges_always = run.window.gather is not None and exchanges_always(run)
+    run.window.exchanges_always = run.window.gather is not None and pieces.exchanges_always(run)
     optimizers, automatic = strategy.optimizers, run.module.automatic_optimization
     strategy.driver.window_factor = run.window.factor if automatic else None
     if not automatic:
@@ -93,23 +84,22 @@ def make_step(run: Run) -> BoundStep:
             f"configure_optimizers returned {len(optimizers)} optimizers, and automatic optimization steps one. "
             "Put all parameters into one optimizer, or set self.automatic_optimization = False and step them yourself."
         )
-    window = run.window  # the run's window, which is kept when the step is rebound inside it
     optimizer = optimizers[0] if optimizers else None
     calls = None if optimizer is None else _bind_direct(run, optimizer)
-    forward_backward = _make_forward_backward(run, optimizer, window, calls)
-    before_step = bind_before_step(run, optimizer, window)
+    forward_backward = _make_forward_backward(run, optimizer, calls)
+    before_step = pieces.bind_before_step(run, optimizer)
     if optimizer is None:
-        return BoundStep(forward_backward, _optimizer_step(run, window, before_step, None, None))
+        return BoundStep(forward_backward, _optimizer_step(run, before_step, None, None))
     needs_closure = requires_closure(optimizer)
     if needs_closure:
         _check_closure(run, type(optimizer).__name__)
     if needs_closure or steps_itself(strategy) or run.hooks.bind_method("optimizer_step") is not None:
-        bound = BoundStep(_closure(run, window, forward_backward, before_step, run.optimizers.handles[0]))
+        bound = BoundStep(_closure(run, forward_backward, before_step, run.optimizers.handles[0]))
     else:
         handle, clear = run.optimizers.handles[0], optimizer.zero_grad
         handle.bind(_not_by_hand, _keeping_window(run, clear) if run.limits.accumulate > 1 else clear)
         run.optimizers.unbinders.append(lambda: handle.bind(None, clear))
-        bound = BoundStep(forward_backward, _optimizer_step(run, window, before_step, optimizer, calls))
+        bound = BoundStep(forward_backward, _optimizer_step(run, before_step, optimizer, calls))
     if run.settings.split_on_oom:
         return _splitting(run, optimizer, before_step)
     return _strategy_accumulates(run, bound) if strategy.facts.handles_gradient_accumulation else bound
@@ -125,17 +115,12 @@ def _splitting(run: Run, optimizer: Optimizer, before_step: Callable[[], None] |
     """Return the flat step with batches that run again in parts if memory runs out."""
     from drivetrain.loops.split import SplitWindow
 
-    if requires_closure(optimizer):
-        raise ConfigurationError(
-            f"{type(optimizer).__name__} evaluates the loss several times per step, which "
-            "Trainer(split_on_oom=True) cannot split. Leave split_on_oom out."
-        )
     split = SplitWindow(run, optimizer, before_step)
 
     def finish_window() -> None:
         run.progress.global_step += split.finish_window()
 
-    return BoundStep(split.step, measured(run, "optimizer_step", finish_window))
+    return BoundStep(split.step, pieces.measured(run, "optimizer_step", finish_window))
 
 
 def _not_by_hand(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
@@ -163,34 +148,30 @@ def _keeping_window(run: Run, clear: Callable[..., None]) -> Callable[..., None]
 
 def _check_closure(run: Run, optimizer: str) -> None:
     accumulate, precision = run.limits.accumulate, run.engine.precision
-    if accumulate > 1:
-        raise ConfigurationError(
-            f"{optimizer} evaluates the loss several times per step, which accumulate_grad_batches={accumulate} cannot "
-            "repeat. Write accumulate_grad_batches=1."
-        )
-    if precision.scales_loss:
-        raise ConfigurationError(
-            f"{optimizer} evaluates the loss several times per step, which the scaled loss of precision="
-            f'{precision.name!r} does not allow. Write precision="bf16-mixed" or "32-true".'
-        )
+    refused = (
+        (accumulate > 1, f"accumulate_grad_batches={accumulate} cannot repeat. Write accumulate_grad_batches=1."),
+        (
+            precision.scales_loss,
+            f'the scaled loss of precision={precision.name!r} does not allow. Write precision="bf16-mixed" or '
+            '"32-true".',
+        ),
+        (run.settings.split_on_oom, "Trainer(split_on_oom=True) cannot split. Leave split_on_oom out."),
+    )
+    for holds, what in refused:
+        if holds:
+            raise ConfigurationError(f"{optimizer} evaluates the loss several times per step, which {what}")
 
 
 # ---- the three kinds of step -----------------------------------------------------------------------------------------
 
 
 def _optimizer_step(
-    run: Run,
-    window: Window,
-    before_step: Callable[[], None] | None,
-    optimizer: Optimizer | None,
-    calls: Calls | None,
+    run: Run, before_step: Callable[[], None] | None, optimizer: Optimizer | None, calls: Calls | None
 ) -> Callable[[], None]:
     """Return what the flat step does after a window's last batch."""
-    progress = run.progress
-    precision = run.engine.precision
+    progress, precision, window, slot = run.progress, run.engine.precision, run.window, run.progress.slot
     scaled_step = precision.optimizer_step if precision.scales_loss else None
     direct_step = None if calls is None else calls.step
-    slot = progress.slot
 
     def finish_window() -> None:
         if not window.batches_with_gradients:
@@ -209,7 +190,7 @@ def _optimizer_step(
                     return  # the gradients overflowed
         progress.global_step += 1
 
-    return measured(run, "optimizer_step", finish_window)
+    return pieces.measured(run, "optimizer_step", finish_window)
 
 
 def _strategy_accumulates(run: Run, whole: BoundStep) -> BoundStep:
@@ -230,21 +211,18 @@ def _strategy_accumulates(run: Run, whole: BoundStep) -> BoundStep:
 
 def _closure(
     run: Run,
-    window: Window,
     forward_backward: ForwardBackward,
     before_step: Callable[[], None] | None,
     handle: LightningOptimizer,
 ) -> Step:
-    progress, book = run.progress, run.book
+    progress, book, window = run.progress, run.book, run.window
     optimizer_step: Callable[..., Any] = run.hooks.bind_method("optimizer_step") or run.module.optimizer_step
-    optimizer_step = measured(run, "optimizer_step", optimizer_step)
+    optimizer_step = pieces.measured(run, "optimizer_step", optimizer_step)
     training_scope = run.hooks.scope("training_step")
     must_have_loss, shared = requires_closure(handle.optimizer), window.gather is not None
 
     def finish(optimizer: Optimizer) -> None:
-        if (
-            not window.batches_with_gradients
-        ):  # zeroed gradients would still move the parameters, by momentum and weight decay
+        if not window.batches_with_gradients:  # zeros would still move the parameters, by momentum and weight decay
             for parameter in parameters_of(optimizer):
                 parameter.grad = None
         elif before_step is not None:
@@ -295,7 +273,7 @@ def _closure_not_called(run: Run, optimizer: Optimizer) -> str:
 
 
 def _manual(run: Run) -> Step:
-    training_step, context = bind_training_step(run)
+    training_step = pieces.in_forward_context(run, pieces.bind_training_step(run))
     hooks = run.hooks.bind("on_before_optimizer_step")
 
     def before_step(optimizer: Optimizer) -> None:
@@ -304,7 +282,7 @@ def _manual(run: Run) -> Step:
 
     for handle in run.optimizers.handles:
         _attach(run, handle, before_step, lambda: True)
-    backward, window = bind_backward(run), run.window
+    backward, window = pieces.bind_backward(run), run.window
 
     strategy, shared = run.engine.strategy, run.engine.strategy.facts.is_distributed
 
@@ -319,11 +297,7 @@ def _manual(run: Run) -> Step:
     run.optimizers.manual_backward = manual_backward
 
     def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
-        if context is None:
-            output = training_step(batch, batch_idx)
-        else:
-            with context:
-                output = training_step(batch, batch_idx)
+        output = training_step(batch, batch_idx)
         if output is not None and type(output) is not Tensor:
             check_manual_output(output)
         return output
@@ -407,7 +381,7 @@ def _attach(
 
     take_step: TakeStep = by_strategy if own else plain
     if not run.module.automatic_optimization:
-        take_step = measured(run, "optimizer_step", _closing_window(run, take_step))
+        take_step = pieces.measured(run, "optimizer_step", _closing_window(run, take_step))
     handle.take_step = take_step
     run.optimizers.unbinders.append(lambda: setattr(handle, "take_step", None))
 
@@ -426,16 +400,14 @@ def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
 # ---- shared parts ----------------------------------------------------------------------------------------------------
 
 
-def _make_forward_backward(
-    run: Run, optimizer: Optimizer | None, window: Window, calls: Calls | None
-) -> ForwardBackward:
-    training_step, context = bind_training_step(run)
-    zero_grad = None if optimizer is None else bind_zero_grad(run, optimizer, calls and calls.zero_grad)
-    backward = bind_backward(run, optimizer) if calls is None else bind_backward(run, optimizer, calls.backward)
+def _make_forward_backward(run: Run, optimizer: Optimizer | None, calls: Calls | None) -> ForwardBackward:
+    training_step, window, context = pieces.bind_training_step(run), run.window, run.engine.forward_context()
+    zero_grad = None if optimizer is None else pieces.bind_zero_grad(run, optimizer, calls and calls.zero_grad)
+    backward = pieces.bind_backward(run, optimizer, Tensor.backward if calls is None else calls.backward)
     shared, slot = window.gather is not None, run.progress.slot
     accumulates = run.limits.accumulate > 1 or window.batches_done > 0
     # if the strategy can, ranks exchange gradients only on the window's last batch
-    held_back = hold_back(run) if accumulates and run.engine.strategy.facts.is_distributed else None
+    held_back = pieces.hold_back(run) if accumulates and run.engine.strategy.facts.is_distributed else None
 
     def forward_backward(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
         block = None if last or held_back is None else held_back()
@@ -445,7 +417,7 @@ def _make_forward_backward(
             if context is None:
                 output = training_step(batch, batch_idx)
             else:
-                with context:
+                with context:  # entered directly, too
                     output = training_step(batch, batch_idx)
             loss, weight = (output, None) if type(output) is Tensor else loss_of(output, shared)
             if position == 1:
@@ -454,7 +426,7 @@ def _make_forward_backward(
                 if zero_grad is not None:
                     zero_grad()
             if shared and (loss is None or window.factor_here != 1):
-                loss, weight = as_one_of_many(window, loss, weight)
+                loss, weight = pieces.as_one_of_many(window, loss, weight)
             if loss is not None:
                 if weight is not None or divisor != 1:
                     loss = window.part(loss, weight, optimizer, position, last)

@@ -159,7 +159,12 @@ class Stop:
             return
         self._run.stop = None
         if (answer := self.answers.get(self._reason)) is not None:
-            self._answer(answer)
+            try:
+                answer()
+            except SystemExit:
+                self.agreed = self._run.stopping.ends_together = True
+                raise
+            self._end_round()
             return
         if self._reason != TIME_LIMIT:
             self.agreed = self._run.stopping.ends_together = True
@@ -182,14 +187,6 @@ class Stop:
             if self._size > 1 and (dead := stacks.dead_ranks()) and not self._answered.is_set():
                 return f"rank {dead[0]} has ended"
         return ""
-
-    def _answer(self, answer: Callable[[], None]) -> None:
-        try:
-            answer()
-        except SystemExit:
-            self.agreed = self._run.stopping.ends_together = True
-            raise
-        self._end_round()
 
     def _end_round(self) -> None:
         """Prepare for the next request, because training continues."""

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from drivetrain.base.tree import map_leaves
-from drivetrain.data.samplers import RankBatches
 from drivetrain.data.uneven import KeptTogether, PaddedBatches
+from drivetrain.loops.loaders import rank_batches
 from drivetrain.loops.metrics import metrics_in, set_state, state_of
 from drivetrain.loops.run import Run
 
@@ -101,13 +101,3 @@ class UnevenInputs:
 
 def _copied(leaf: Any) -> Any:
     return leaf.clone() if hasattr(leaf, "clone") else leaf
-
-
-def rank_batches(loader: Any) -> RankBatches | None:
-    """Return the object that distributes the samples of ``loader`` and knows its batches' weights; ``None`` without
-    one.
-    """
-    for place in ("batch_sampler", "sampler"):
-        if isinstance(batches := getattr(loader, place, None), RankBatches):
-            return batches
-    return None

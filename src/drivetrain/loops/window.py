@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,15 @@ Stepped = Optimizer | Sequence[Optimizer] | None
 """Which optimizers step the parameters whose gradients a window holds."""
 
 
+def rescale(optimizer: Stepped, factor: float | Tensor) -> None:
+    """Multiply the gradients of this optimizer's parameters, or of these parameters, by ``factor``."""
+    for each in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
+        for parameter in [] if each is None else parameters_of(each):
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+
+@dataclass(slots=True, eq=False)
 class Window:
     """The batches of one optimizer step that are done so far.
 
@@ -54,31 +64,20 @@ class Window:
         "reference": (Tensor, int, float, None, number),
     }  # fmt: skip
     """Of what :meth:`state_dict` returns."""
-    __slots__ = (
-        "batches_done",
-        "exchanges_always",
-        "factor_here",
-        "gather",
-        "holds_own",
-        "keeps_divisor",
-        "rescale",
-        "size",
-        *_STATE.values(),
-    )
 
-    def __init__(self, keeps_divisor: bool = False) -> None:
-        self.size = 1
-        self.batches_done = 0
-        self.keeps_divisor = keeps_divisor
-        self.exchanges_always = self.holds_own = False
-        self.factor_here = 1.0
-        self.gather: Callable[[Tensor], Tensor] | None = None
-        self.rescale: Callable[[Stepped, float | Tensor], None] = rescale
-        self.divisor = 1
-        self.batches_with_gradients = 0
-        self.last_counted = 0
-        self.reference: float | Tensor | None = None
-        self.total: float | Tensor = 0
+    keeps_divisor: bool = False
+    size: int = 1
+    batches_done: int = 0
+    exchanges_always: bool = False
+    holds_own: bool = False
+    factor_here: float = 1.0
+    gather: Callable[[Tensor], Tensor] | None = None
+    rescale: Callable[[Stepped, float | Tensor], None] = rescale
+    divisor: int = 1
+    batches_with_gradients: int = 0
+    last_counted: int = 0
+    reference: float | Tensor | None = None
+    total: float | Tensor = 0
 
     def begin(self, divisor: int) -> None:
         """Called with the window's first loss; plain losses are divided by ``divisor``."""
@@ -237,11 +236,3 @@ def _wide(number: float | Tensor, loss: Tensor) -> Tensor:
 def _at_least_tiny(value: Tensor) -> Tensor:
     """Avoid a division by zero: if all weights are 0, all gradients are 0 too."""
     return value.clamp(min=torch.finfo(torch.float32).tiny)
-
-
-def rescale(optimizer: Stepped, factor: float | Tensor) -> None:
-    """Multiply the gradients of this optimizer's parameters, or of these parameters, by ``factor``."""
-    for each in optimizer if isinstance(optimizer, Sequence) else [optimizer]:
-        for parameter in [] if each is None else parameters_of(each):
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)

@@ -21,7 +21,6 @@ from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.module.module import LightningModule
 from drivetrain.strategies import familiar
-from drivetrain.strategies.model import Model
 from drivetrain.strategies.step import Step
 from drivetrain.trainer import attach, checkpoint
 from drivetrain.trainer.job import Job
@@ -62,15 +61,9 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     connect_module(trainer.callbacks, model)
     bases = (LightningModule, Callback, Checkpoint)
     hooks = trainer._hooks = HookTable(trainer, model, trainer.callbacks, strategy, bases, trainer.logbook)
-    shares = strategy.facts.is_distributed and trainer.settings.use_distributed_sampler
     loaders = Loaders(
-        model, datamodule, job.passed, trainer.limits.batches, hooks.call_on, lambda: progress.current_epoch,
-        overfits=bool(trainer.settings.overfit_batches),
-        share=functools.partial(familiar.share, strategy) if shares else None,
-        splits=trainer.settings.split_batches,
-        data=(lambda: strategy.data) if strategy.facts.is_distributed else None,
-        part=functools.partial(familiar.part_of_data, strategy),
-        process=strategy.process_dataloader if overrides(strategy, "process_dataloader", Model) else None,
+        model, datamodule, job.passed, trainer.limits.batches, hooks.call_on, lambda: progress.current_epoch, strategy,
+        trainer.settings,
     )  # fmt: skip
     if not job.checked:
         attach.check_loaders(model, loaders, fn, validates=trainer.limits.val_batches != 0)
