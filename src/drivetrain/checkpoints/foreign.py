@@ -179,22 +179,18 @@ class _Unpickler(pickle._Unpickler):  # Python's own implementation in Python; t
 
     def __init__(self, file: Any, **options: Any) -> None:
         super().__init__(file, encoding="latin1")
-        self._own = _stand_ins()
         users = torch_allows._get_user_allowed_globals()  # type: ignore[no-untyped-call]
-        self._allowed = {**torch_allows._get_allowed_globals(), **users}
-        self._callable = {id(value) for value in self._allowed.values()}
+        allowed = {**torch_allows._get_allowed_globals(), **users}
+        self._objects = allowed | _STAND_INS
+        self._callable = {id(value) for value in allowed.values()}
         self._buildable = [value for value in users.values() if isinstance(value, type)]
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the object for a name in the file; never an object from the module of that name."""
         path = f"{_RENAMED.get(module, module)}.{name}"
         if path not in self.known:
-            if path in self._own:
-                self.known[path] = self._own[path]
-            elif path in self._allowed:
-                self.known[path] = self._allowed[path]
-            else:
-                self.known[path] = type("Placeholder", (Placeholder,), {"path": path})
+            is_known = path in self._objects
+            self.known[path] = self._objects[path] if is_known else type("Placeholder", (Placeholder,), {"path": path})
         return self.known[path]
 
     # ---- containers: only of exactly these types, because a subclass could run code ----------------------------------
@@ -243,7 +239,7 @@ class _Unpickler(pickle._Unpickler):  # Python's own implementation in Python; t
             return kind()
         if not isinstance(args, tuple):
             raise pickle.UnpicklingError("arguments are a tuple")
-        if any(function is own for own in self._own.values()):
+        if any(function is own for own in _STAND_INS.values()):
             return function(*args)
         if id(function) not in self._callable or _is_old_sparse(function):
             raise pickle.UnpicklingError(f"{type(function).__name__} is nothing to be called")
@@ -339,29 +335,6 @@ def _is_old_sparse(kind: Any) -> bool:
 # ---- plain data that is pickled by name ------------------------------------------------------------------------------
 
 
-def _stand_ins() -> dict[str, Any]:
-    """Return the replacements for objects with these names."""
-    return {
-        "argparse.Namespace": argparse.Namespace,
-        "_codecs.encode": _encode,
-        "numpy.dtype": _dtype,
-        "numpy.ndarray": _NdArray,
-        "numpy.core.multiarray.scalar": _scalar,
-        "numpy._core.multiarray.scalar": _scalar,
-        "numpy.core.multiarray._reconstruct": _NdArray,
-        "numpy._core.multiarray._reconstruct": _NdArray,
-        **{f"{module}.AttributeDict": dict for module in _WITH_ATTRIBUTE_DICT},
-    }
-
-
-_WITH_ATTRIBUTE_DICT = (
-    "pytorch_lightning.utilities.parsing",
-    "lightning.pytorch.utilities.parsing",
-    "lightning.fabric.utilities.data",
-    "lightning_fabric.utilities.data",
-)
-
-
 def _encode(text: str, encoding: str) -> bytes:
     """Return bytes from a pickle protocol that has none; for other encodings Python would import a module of that
     name.
@@ -426,3 +399,20 @@ def _scalar(dtype: Any, content: Any = None) -> Any:
     if real is None or not isinstance(content, bytes) or len(content) != real.itemsize:
         return _Scalar()
     return sys.modules["numpy"].frombuffer(content, real)[0]
+
+
+_STAND_INS: dict[str, Any] = {
+    "argparse.Namespace": argparse.Namespace,
+    "_codecs.encode": _encode,
+    "numpy.dtype": _dtype,
+    "numpy.ndarray": _NdArray,
+    "numpy.core.multiarray.scalar": _scalar,
+    "numpy._core.multiarray.scalar": _scalar,
+    "numpy.core.multiarray._reconstruct": _NdArray,
+    "numpy._core.multiarray._reconstruct": _NdArray,
+    "pytorch_lightning.utilities.parsing.AttributeDict": dict,
+    "lightning.pytorch.utilities.parsing.AttributeDict": dict,
+    "lightning.fabric.utilities.data.AttributeDict": dict,
+    "lightning_fabric.utilities.data.AttributeDict": dict,
+}
+"""By name, what replaces an object of that name."""
