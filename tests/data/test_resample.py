@@ -172,16 +172,6 @@ def test_t2_without_batches_a_sampler_of_lists_still_gives_lists() -> None:
     assert drawn(with_sampler(loader, REVERSED)) == [[7, 6, 5], [4, 3, 2]]
 
 
-def test_t2_a_stream_has_no_sampler() -> None:
-    with pytest.raises(ConfigurationError, match="dataset Stream is iterable-style"):
-        with_sampler(DataLoader(Stream()), REVERSED)
-
-
-def test_t2_only_a_dataloader_has_a_sampler() -> None:
-    with pytest.raises(ConfigurationError, match="A list draws from no sampler"):
-        with_sampler([1, 2], REVERSED)  # type: ignore[type-var]
-
-
 # ---- without_shuffle (trap T35) --------------------------------------------------------------------------------------
 
 

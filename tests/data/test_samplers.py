@@ -165,7 +165,7 @@ def test_an_order_that_is_drawn_sample_by_sample_is_counted() -> None:
 
 def test_the_contract_is_abstract() -> None:
     with pytest.raises(TypeError, match="abstract"):
-        RankBatches(DATA, 0, 2, alone)  # type: ignore[abstract]
+        RankBatches(DATA, 4, 0, 2, alone)  # type: ignore[abstract]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

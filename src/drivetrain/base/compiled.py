@@ -41,16 +41,8 @@ def compiled_in_place(module: Any) -> Any:
 
 def compile_in_place(module: nn.Module, context: Any) -> None:
     """Make calls of ``module`` run compiled by ``context``, the ``dynamo_ctx`` of the result of ``torch.compile``."""
-    if context_of(module) is context:
-        return
-    from torch._dynamo import external_utils, trace_rules  # already imported by the code that made the context
-
-    call: Any = module._call_impl
-    if trace_rules.check(module.forward):  # torch's own modules, whose frames are not compiled separately
-        call = external_utils.wrap_inline(call)
-    call = context(call)
-    setattr(call, _CONTEXT, context)
-    module._compiled_call_impl = call
+    if context_of(module) is not context:
+        _install(module, _compiled_by(context, module, module._call_impl), context)
 
 
 def compile_forward(module: nn.Module, context: Any) -> None:
@@ -60,12 +52,7 @@ def compile_forward(module: nn.Module, context: Any) -> None:
     """
     if context_of(module) is context:
         return
-    from torch._dynamo import external_utils, trace_rules  # already imported by the code that made the context
-
-    forward: Any = module.forward
-    if trace_rules.check(forward):  # torch's own modules, whose frames are not compiled separately
-        forward = external_utils.wrap_inline(forward)
-    compiled, attributes = context(forward), module.__dict__
+    compiled, attributes = _compiled_by(context, module, module.forward), module.__dict__
     inner: Any = module._call_impl
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -79,6 +66,18 @@ def compile_forward(module: nn.Module, context: Any) -> None:
             else:
                 attributes["forward"] = own
 
+    _install(module, call, context)
+
+
+def _compiled_by(context: Any, module: nn.Module, function: Any) -> Any:
+    from torch._dynamo import external_utils, trace_rules  # already imported by the code that made the context
+
+    if trace_rules.check(module.forward):  # torch's own modules, whose frames are not compiled separately
+        function = external_utils.wrap_inline(function)
+    return context(function)
+
+
+def _install(module: nn.Module, call: Any, context: Any) -> None:
     setattr(call, _CONTEXT, context)
     module._compiled_call_impl = call
 

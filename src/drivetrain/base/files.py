@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO, cast
 
 from drivetrain.errors import ConfigurationError
@@ -35,6 +36,12 @@ def is_remote(path: Any) -> bool:
         return False
     text = os.fspath(path)
     return isinstance(text, str) and "://" in text and not text.startswith("file://")
+
+
+def _remote() -> ModuleType:
+    from drivetrain.base import remote  # it writes local files with this module
+
+    return remote
 
 
 def spelled(path: str | os.PathLike[str]) -> str:
@@ -80,11 +87,7 @@ def is_file(path: str | os.PathLike[str]) -> bool:
     Raises:
         OSError: the server of an address cannot be reached.
     """
-    if not is_remote(path):
-        return os.path.isfile(path)
-    from drivetrain.base import remote
-
-    return remote.written_at(path) is not None
+    return _remote().written_at(path) is not None if is_remote(path) else os.path.isfile(path)
 
 
 def size(path: str | os.PathLike[str]) -> int:
@@ -93,11 +96,7 @@ def size(path: str | os.PathLike[str]) -> int:
     Raises:
         OSError: the file does not exist, or its size cannot be read.
     """
-    if not is_remote(path):
-        return os.path.getsize(path)
-    from drivetrain.base import remote
-
-    return remote.size(path)
+    return int(_remote().size(path)) if is_remote(path) else os.path.getsize(path)
 
 
 def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -> bytes:
@@ -106,13 +105,11 @@ def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -
     Raises:
         OSError: the file does not exist, or cannot be read.
     """
-    if not is_remote(path):
-        with open(path, "rb") as stream:
-            stream.seek(at)
-            return stream.read(-1 if length is None else length)
-    from drivetrain.base import remote
-
-    return remote.read(path, at, length)
+    if is_remote(path):
+        return bytes(_remote().read(path, at, length))
+    with open(path, "rb") as stream:
+        stream.seek(at)
+        return stream.read(-1 if length is None else length)
 
 
 def remove(path: str | os.PathLike[str]) -> None:
@@ -121,12 +118,10 @@ def remove(path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: it could not be deleted.
     """
-    if not is_remote(path):
+    if is_remote(path):
+        _remote().remove(path)
+    else:
         Path(path).unlink(missing_ok=True)
-        return
-    from drivetrain.base import remote
-
-    remote.remove(path)
 
 
 def names(folder: str | os.PathLike[str]) -> list[str]:
@@ -135,11 +130,7 @@ def names(folder: str | os.PathLike[str]) -> list[str]:
     Raises:
         OSError: there is no such local folder, or it cannot be listed.
     """
-    if not is_remote(folder):
-        return os.listdir(folder)
-    from drivetrain.base import remote
-
-    return remote.names(folder)
+    return list(_remote().names(folder)) if is_remote(folder) else os.listdir(folder)
 
 
 def temporary_beside(target: str | os.PathLike[str]) -> Path:
@@ -164,9 +155,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
         OSError: the file could not be written; the message names the cause, and an earlier file is unchanged.
     """
     if is_remote(path):
-        from drivetrain.base import remote
-
-        with remote.replacing(path, new) as content:
+        with _remote().replacing(path, new) as content:
             yield content
         return
     target = Path(path)
@@ -246,9 +235,7 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
         OSError: as in :func:`replacing`.
     """
     if is_remote(source) or is_remote(path):
-        from drivetrain.base import remote
-
-        return remote.copy(source, path, replaces)
+        return bool(_remote().copy(source, path, replaces))
     try:
         with replacing(path, durable=True, new=not replaces) as target, open(source, "rb") as stream:
             shutil.copyfileobj(stream, target)

@@ -224,8 +224,7 @@ class Registry(Generic[T]):
         Raises:
             UnknownNameError: the name is unknown; the message suggests the most similar one.
         """
-        files = self._files()
-        if name not in self._registered and name in files:
+        if name in self._files() and name not in self._registered:
             module = importlib.import_module(f"{self._package}.{name}")
             if name not in self._registered:
                 cls = self._class_in(module)
@@ -291,19 +290,17 @@ class Registry(Generic[T]):
         return cls.__module__.startswith(f"{self._package}.")
 
     def _files(self) -> set[str]:
-        package = importlib.import_module(self._package)
-        if not self._by_file:
-            self._import_all(package)
+        """Return the files that are names of classes. Otherwise the classes register names: import them, once."""
+        if self._imported:
             return set()
-        names = {module.name for module in pkgutil.iter_modules(package.__path__)}
-        return {name for name in names if name != self._contract and not name.startswith("_")}
-
-    def _import_all(self, package: ModuleType) -> None:
-        if not self._imported:
-            self._imported = True  # set before, because the classes register themselves
-            for module in pkgutil.iter_modules(package.__path__):
-                if not module.name.startswith("_"):
-                    importlib.import_module(f"{self._package}.{module.name}")
+        package = importlib.import_module(self._package)
+        modules = [each.name for each in pkgutil.iter_modules(package.__path__) if not each.name.startswith("_")]
+        if self._by_file:
+            return {*modules} - {self._contract}
+        self._imported = True  # set before, because the classes register themselves
+        for module in modules:
+            importlib.import_module(f"{self._package}.{module}")
+        return set()
 
     def _derived(self, installed: bool) -> dict[str, Entry[T]]:
         return {name: entry for source in reversed(self._sources) for name, entry in source(installed).items()}

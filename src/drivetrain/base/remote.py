@@ -117,8 +117,7 @@ def written_at(address: str | os.PathLike[str]) -> float | None:
     Raises:
         OSError: the server cannot be reached; the message names the address and the cause.
     """
-    system, path = _opened(address)
-    with _explained(address, "could not be looked up"):
+    with _asked(address, "could not be looked up") as (system, path):
         try:
             found = system.info(path)
         except FileNotFoundError:
@@ -138,8 +137,7 @@ def size(address: str | os.PathLike[str]) -> int:
     Raises:
         OSError: the file does not exist, or cannot be looked up.
     """
-    system, path = _opened(address)
-    with _explained(address, "could not be looked up"):
+    with _asked(address, "could not be looked up") as (system, path):
         return int(system.info(path)["size"])
 
 
@@ -149,8 +147,7 @@ def names(folder: str | os.PathLike[str]) -> list[str]:
     Raises:
         OSError: it cannot be listed.
     """
-    system, path = _opened(folder)
-    with _explained(folder, "could not be listed"):
+    with _asked(folder, "could not be listed") as (system, path):
         try:
             found = system.ls(path, detail=False)
         except (FileNotFoundError, NotADirectoryError):
@@ -175,10 +172,9 @@ def fetched(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         OSError: the file does not exist, or could not be read.
     """
-    system, name = _opened(path)
     with tempfile.TemporaryDirectory(prefix="drivetrain-") as folder:
-        target = os.path.join(folder, posixpath.basename(name.rstrip("/")) or "file")
-        with _explained(path, "could not be read"):
+        with _asked(path, "could not be read") as (system, name):
+            target = os.path.join(folder, posixpath.basename(name.rstrip("/")) or "file")
             if system.info(name).get("type") == "directory":
                 raise IsADirectoryError(errno.EISDIR, "it is a folder", os.fspath(path))
             system.get_file(name, target)
@@ -193,8 +189,7 @@ def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -
     """
     if length == 0:
         return b""
-    system, name = _opened(path)
-    with _explained(path, "could not be read"):
+    with _asked(path, "could not be read") as (system, name):
         content: bytes = system.cat_file(name, start=at, end=None if length is None else at + length)
     return content
 
@@ -227,9 +222,8 @@ def upload(local: str | os.PathLike[str], address: str | os.PathLike[str], new: 
     Raises:
         FileExistsError, OSError: as in :func:`replacing`.
     """
-    system, path = _opened(address)
     expected = os.path.getsize(local)
-    with _explained(address, "could not be written"):
+    with _asked(address, "could not be written") as (system, path):
         if new and system.exists(path):
             raise FileExistsError(errno.EEXIST, "there is a file of this name", os.fspath(address))
         if _protocol(os.fspath(address)) in _WHOLE_UPLOADS:
@@ -259,8 +253,7 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
             with fetched(source) if is_remote(source) else contextlib.nullcontext(source) as local:
                 upload(local, path, new=not replaces)
         else:
-            system, name = _opened(path)
-            with _explained(path, "could not be written"):
+            with _asked(path, "could not be written") as (system, name):
                 system.cp_file(_opened(source)[1], name)
                 system.invalidate_cache()
     except FileExistsError:
@@ -274,10 +267,10 @@ def remove(path: str | os.PathLike[str]) -> None:
     Raises:
         OSError: it could not be deleted.
     """
-    system, name = _opened(path)
-    with _explained(path, "could not be removed"), contextlib.suppress(FileNotFoundError):
-        system.rm_file(name)
-    system.invalidate_cache()
+    with _asked(path, "could not be removed") as (system, name):
+        with contextlib.suppress(FileNotFoundError):
+            system.rm_file(name)
+        system.invalidate_cache()
 
 
 def remove_folder(folder: str | os.PathLike[str]) -> None:
@@ -288,8 +281,7 @@ def remove_folder(folder: str | os.PathLike[str]) -> None:
     """
     if _protocol(os.fspath(folder)) in _WHOLE_UPLOADS:  # their folders are only prefixes of names
         return
-    system, path = _opened(folder)
-    with _explained(folder, "could not be removed"), contextlib.suppress(FileNotFoundError):
+    with _asked(folder, "could not be removed") as (system, path), contextlib.suppress(FileNotFoundError):
         system.rmdir(path)
 
 
@@ -342,6 +334,14 @@ def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
         system, path = url_to_fs(text)
         system.invalidate_cache()  # another process may have written since
     return system, path
+
+
+@contextlib.contextmanager
+def _asked(address: str | os.PathLike[str], what: str) -> Iterator[tuple[Any, str]]:
+    """Context with :func:`_opened`, for requests whose errors become OSErrors: see :func:`_explained`."""
+    opened = _opened(address)
+    with _explained(address, what):
+        yield opened
 
 
 @contextlib.contextmanager

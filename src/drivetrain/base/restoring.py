@@ -218,26 +218,9 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
 
 # ---- values that torch uses without a check --------------------------------------------------------------------------
 
-# State entries that an optimizer needs for each parameter, by the optimizer's name; those in _LIKE_ITS_PARAMETER have
-# the parameter's shape, the others are numbers.
-_NEEDED: dict[str, tuple[str, ...]] = {
-    "Adadelta": ("step", "square_avg", "acc_delta"),
-    "Adagrad": ("step", "sum"),
-    "Adam": ("step", "exp_avg", "exp_avg_sq"),
-    "AdamW": ("step", "exp_avg", "exp_avg_sq"),
-    "Adamax": ("step", "exp_avg", "exp_inf"),
-    "ASGD": ("step", "eta", "mu", "ax"),
-    "NAdam": ("step", "mu_product", "exp_avg", "exp_avg_sq"),
-    "RAdam": ("step", "exp_avg", "exp_avg_sq"),
-    "RMSprop": ("step", "square_avg"),
-    "Rprop": ("step", "prev", "step_size"),
-    "SGD": (),
-}
-_NEEDED_IF = {"amsgrad": "max_exp_avg_sq", "centered": "grad_avg"}
-_NUMBERS = frozenset({"step", "eta", "mu", "mu_product"})
-_LIKE_ITS_PARAMETER = frozenset({
-    "acc_delta", "ax", "exp_avg", "exp_avg_sq", "exp_inf", "grad_avg", "max_exp_avg_sq", "momentum_buffer", "prev",
-    "square_avg", "step_size", "sum",
+# torch's optimizers whose first step makes a parameter's whole state, whatever its gradient is.
+_TRIED = frozenset({
+    "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 })  # fmt: skip
 # Options that some versions of torch lack, and that its optimizers add themselves.
 _LATER_OPTIONS = frozenset({
@@ -256,7 +239,8 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
     own_groups = optimizer.param_groups
     if len(groups) != len(own_groups):
         raise WrongForm("['param_groups']", f"has {len(groups)} groups, and the optimizer has {len(own_groups)}")
-    parameters: dict[Any, tuple[Any, Mapping[str, Any]]] = {}
+    is_tried = type(optimizer).__module__.startswith("torch.optim") and type(optimizer).__name__ in _TRIED
+    parameters: dict[Any, tuple[Tensor, Mapping[str, Tensor]]] = {}
     for index, (group, own) in enumerate(zip(groups, own_groups, strict=True)):
         place = f"['param_groups'][{index}]"
         numbers = entry(group, "params", list, place)
@@ -269,57 +253,60 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
                 continue
             if key in group:
                 check_form(group[key], value, f"{place}[{key!r}]")
-            elif (
-                key in optimizer.defaults and key not in _LATER_OPTIONS
-            ):  # other entries come from schedulers and wrappers
+            elif key in optimizer.defaults and key not in _LATER_OPTIONS:  # others are of schedulers and wrappers
                 raise WrongForm(f"{place}[{key!r}]", "is missing")
+        example = _example_state(type(optimizer), group, own, place) if is_tried else {}
         for identity, parameter in zip(numbers, own["params"], strict=True):
             if expect(identity, int, f"{place}['params']") in parameters:
                 raise WrongForm(f"{place}['params']", f"lists {shown(identity)} twice")
-            parameters[identity] = parameter, group
-    name = type(optimizer).__name__ if type(optimizer).__module__.startswith("torch.optim") else None
-    if name in _NEEDED:
-        for index, (group, own) in enumerate(zip(groups, own_groups, strict=True)):
-            _check_options(type(optimizer), group, own, f"['param_groups'][{index}]")
+            parameters[identity] = parameter, example
     for identity, each in states.items():
         if identity not in parameters:
             raise WrongForm(f"['state'][{shown(identity)}]", "is of no parameter")
-        if expect(each, Mapping, f"['state'][{identity}]") and name in _NEEDED:
-            _check_parameter_state(each, *parameters[identity], _NEEDED[name], f"['state'][{identity}]")
+        if expect(each, Mapping, f"['state'][{identity}]"):
+            _check_parameter_state(each, *parameters[identity], f"['state'][{identity}]")
 
 
-def _check_options(kind: type[Optimizer], group: Mapping[str, Any], own: Mapping[str, Any], place: str) -> None:
-    """Let the optimizer's constructor check the options; otherwise its step would divide by zero, or fail."""
+def _example_state(
+    kind: type[Optimizer], group: Mapping[str, Any], own: Mapping[str, Any], place: str
+) -> Mapping[str, Tensor]:
+    """Return the state that one step with the options of ``group`` makes for a parameter with one dimension.
+
+    The constructor checks the options; otherwise the optimizer's step would divide by zero, or fail.
+    """
     on_host = all(parameter.device.type == "cpu" for parameter in own["params"])
     for option in ("capturable", "differentiable"):
         if group.get(option) and not own.get(option) and (on_host or option == "differentiable"):
             raise WrongForm(f"{place}[{option!r}]", f"is True, and the optimizer was made with {option}=False")
-    taken = inspect.signature(kind).parameters.keys() - {"params", "lr", "fused", "foreach", "capturable"}
+    without = {"params", "lr", "fused", "foreach", "capturable", "differentiable"}
+    taken = inspect.signature(kind).parameters.keys() - without
+    parameter = torch.zeros(1, requires_grad=True)
+    parameter.grad = torch.zeros(1)
     try:
-        kind([torch.zeros(1, requires_grad=True)], **{key: group[key] for key in taken if key in group})
+        example = kind([parameter], **{key: group[key] for key in taken if key in group})
+        with torch.no_grad():
+            inspect.unwrap(kind.step)(example)  # without the hooks that programs register for all optimizers
     except (TypeError, ValueError, RuntimeError) as error:
         raise WrongForm(place, f"has options that {kind.__name__} refuses: {shown_error(error)}") from error
+    state: dict[str, Tensor] = example.state[parameter]
+    return state
 
 
 def _check_parameter_state(
-    state: Mapping[Any, Any], parameter: Tensor, group: Mapping[str, Any], needed: tuple[str, ...], place: str
+    state: Mapping[Any, Any], parameter: Tensor, example: Mapping[str, Tensor], place: str
 ) -> None:
-    optional = [name for option, name in _NEEDED_IF.items() if group.get(option) is True]
-    if "square_avg" in needed and group.get("momentum"):
-        optional.append("momentum_buffer")
-    for key in (*needed, *optional):
-        if state.get(key) is None:
-            raise WrongForm(f"{place}[{key!r}]", "is missing")
-    for key, value in state.items():
-        where = f"{place}[{shown(key)}]"
-        if key in _NUMBERS:
+    for key, made in example.items():
+        value, where = state.get(key), f"{place}[{key!r}]"
+        if value is None and example.keys() == {"momentum_buffer"}:
+            continue  # SGD makes it when there is none
+        if value is None:
+            raise WrongForm(where, "is missing")
+        if not made.ndim:
             number(value, where)
             if key == "step" and not float(value) >= 0:
                 raise WrongForm(where, f"is {shown(value)}, and a count is expected")
-        elif key in _LIKE_ITS_PARAMETER and value is not None:
-            shape = expect(value, Tensor, where).shape
-            if shape != parameter.shape:
-                raise WrongForm(where, f"has the shape {tuple(shape)}, and its parameter {tuple(parameter.shape)}")
+        elif (shape := expect(value, Tensor, where).shape) != parameter.shape:
+            raise WrongForm(where, f"has the shape {tuple(shape)}, and its parameter {tuple(parameter.shape)}")
 
 
 def load_states(
@@ -353,8 +340,6 @@ def load_states(
 
 
 _BY_GROUP = frozenset({"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs"})
-
-
 _OF_OLDER_TORCH = frozenset({"verbose"})  # entries that present schedulers do not have
 
 

@@ -135,18 +135,14 @@ def _numpy_state(numpy: Any) -> Any:
     return state
 
 
-def _forget_numpy_state() -> None:
-    global _numpy_kept
-    _numpy_kept = None
-
-
 def set_rng_state(state: dict[str, Any]) -> None:
     """Restore a result of :func:`rng_state`."""
+    global _numpy_kept
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.set_state(state["numpy"])
-        _forget_numpy_state()
+        _numpy_kept = None
     if "device" in state and torch.accelerator.is_available():
         torch.get_device_module(torch.accelerator.current_accelerator()).set_rng_state(state["device"])
     if "xla_generator" in state and (xla := xla_generator()) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -30,16 +30,12 @@ class Movable(Protocol):
 
 def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     """Return ``tree`` with ``fn`` applied to every leaf; containers are rebuilt with their own types."""
-    if isinstance(tree, Tensor):
+    if isinstance(tree, Tensor) or hasattr(tree, "to"):  # a PackedSequence is a tuple with its own ``to``
         return fn(tree)
-    if isinstance(tree, (list, tuple)) and not hasattr(tree, "to"):  # a PackedSequence is a tuple with its own ``to``
+    if isinstance(tree, (list, tuple)):
         items = [map_leaves(fn, item) for item in tree]
-        if type(tree) is list:
-            return items
-        if hasattr(tree, "_fields"):
-            return type(tree)(*items)
-        return type(tree)(items)
-    if isinstance(tree, Mapping) and not hasattr(tree, "to"):
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    if isinstance(tree, Mapping):
         values = {key: map_leaves(fn, value) for key, value in tree.items()}
         if type(tree) is dict:
             return values
@@ -47,7 +43,7 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
         for key, value in values.items():  # transformers' ModelOutput does not support update()
             rebuilt[key] = value  # type: ignore[index]  # a mapping that takes no items fails here, by name
         return rebuilt
-    if dataclasses.is_dataclass(tree) and not isinstance(tree, type) and not hasattr(tree, "to"):
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         copied: Any = copy.copy(tree)
         for field in dataclasses.fields(tree):
             value = map_leaves(fn, getattr(tree, field.name))
@@ -131,19 +127,17 @@ def detach(tree: Any) -> Any:
 
 def batch_sizes(tree: Any) -> Iterator[int]:
     """Yield the first dimension of each tensor in ``tree``, in order; 1 for a tensor without dimensions."""
+    parts: Iterable[Any] = ()
     if isinstance(tree, Tensor):
         yield tree.shape[0] if tree.ndim else 1
-    elif isinstance(tree, (str, bytes)):
-        return
     elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from batch_sizes(value)
+        parts = tree.values()
     elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        for field in dataclasses.fields(tree):
-            yield from batch_sizes(getattr(tree, field.name))
-    elif isinstance(tree, Sequence):
-        for item in tree:
-            yield from batch_sizes(item)
+        parts = (getattr(tree, field.name) for field in dataclasses.fields(tree))
+    elif isinstance(tree, Sequence) and not isinstance(tree, (str, bytes)):
+        parts = tree
+    for part in parts:
+        yield from batch_sizes(part)
 
 
 def leaves(tree: Any) -> Iterator[tuple[str, Any]]:

@@ -32,6 +32,10 @@ from drivetrain.errors import (
 
 # Exceptions of pickle for an object that it cannot write, or whose class it cannot find.
 _UNPICKLABLE = (pickle.PickleError, AttributeError, TypeError, ImportError)
+_CURES = {
+    errno.EISDIR: "Move the folder away, or save under another name.",
+    errno.EINVAL: "Save under another name.",
+}
 
 EMPTY_PATH = (
     "The path is empty. If it is the best_model_path of a ModelCheckpoint, that callback has saved nothing yet. Pass "
@@ -111,20 +115,14 @@ class TorchCheckpointIO(CheckpointIO):
                 f"The checkpoint {target} was not written, because an object in it cannot be pickled: {error}. "
                 "Leave that object out of the state."
             ) from error
-        except IsADirectoryError as error:
-            cure = "Move the folder away, or save under another name."
-            raise _unwritten(target, "a folder has this name", cure) from error
-        except OSError as error:
-            cure = "Free some space or choose another default_root_dir."
+        except (OSError, RuntimeError) as error:
+            number, why = getattr(error, "errno", None) or 0, getattr(error, "strerror", None) or str(error)
+            cure = _CURES.get(number, "Free some space or choose another default_root_dir.")
             if files.is_remote(target):  # first written to the temporary folder
                 cure = "Check the address, the credentials and the connection."
-                if error.errno == errno.ENOSPC:
+                if number == errno.ENOSPC:
                     cure = "Free some space, or set the variable TMPDIR to a folder with more."
-            elif error.errno == errno.EINVAL:
-                cure = "Save under another name."
-            raise _unwritten(target, error.strerror or str(error), cure) from error
-        except RuntimeError as error:
-            raise _unwritten(target, str(error), "Free some space or choose another default_root_dir.") from error
+            raise _unwritten(target, why, cure) from error
 
     def load_checkpoint(
         self, path: str | Path | IO[bytes], map_location: Any = "cpu", weights_only: bool | None = None

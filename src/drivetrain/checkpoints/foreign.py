@@ -1,7 +1,7 @@
 """Read checkpoints that contain objects, without importing or calling anything that they name.
 
-A pickle is a small program; this is an interpreter for it with only harmless instructions. It resolves the names in a
-file that torch's own weights-only reader resolves, and a few for plain data; every other name becomes a
+A pickle is a small program; this is Python's interpreter for it with only harmless instructions. It resolves the names
+in a file that torch's own weights-only reader resolves, and a few for plain data; every other name becomes a
 :class:`Placeholder`, which accepts all operations and does nothing. Why simpler solutions fail:
 
 - ``torch.load(weights_only=True)`` with placeholders in ``torch.serialization.safe_globals`` refuses operations on
@@ -23,7 +23,7 @@ import sys
 import types
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Any, ClassVar
 
@@ -57,16 +57,18 @@ def is_legacy(source: Path | IO[bytes]) -> bool:
 
 
 def _starts_with(source: Path | IO[bytes], start: bytes) -> bool:
-    if not isinstance(source, Path):
-        source.seek(0)
-        found = source.read(len(start)) == start
-        source.seek(0)
-        return found
     try:
-        with open(source, "rb") as stream:
-            return stream.read(len(start)) == start
+        with _stream(source) as stream:
+            stream.seek(0)
+            found = stream.read(len(start))
+            stream.seek(0)
     except OSError:  # reading the rest will report it
         return False
+    return found == start
+
+
+def _stream(source: Path | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
+    return open(source, "rb") if isinstance(source, Path) else nullcontext(source)
 
 
 def placeholders(tree: Any) -> Iterator[tuple[str, str]]:
@@ -132,12 +134,12 @@ def read_foreign(
 def _container(source: Path | IO[bytes]) -> Any:
     """Return a file for ``torch.load`` that is certainly one of the two supported container formats."""
     if is_legacy(source):
-        content = source.read_bytes() if isinstance(source, Path) else source.read()
-        return io.BytesIO(content)  # from memory: for a path, torch would first try to unpack a tar file
+        with _stream(source) as stream:
+            return io.BytesIO(stream.read())  # from memory: for a path, torch would first try to unpack a tar file
     if not _starts_with(source, _ZIP_START):
         raise ValueError("it is in no format of torch")
     # As an open file, because torch accepts only UTF-8 paths.
-    with open(source, "rb") if isinstance(source, Path) else nullcontext(source) as stream:
+    with _stream(source) as stream:
         records = torch._C.PyTorchFileReader(stream).get_all_records()
         stream.seek(0)
     if "constants.pkl" in records:
@@ -165,161 +167,79 @@ def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
 # ---- the interpreter -------------------------------------------------------------------------------------------------
 
 
-class _Unpickler:
+class _Unpickler(pickle._Unpickler):  # Python's own implementation in Python; the one in C has no table to replace
     """The replacement for ``pickle.Unpickler``; torch derives a class from it with its own ``persistent_load``."""
 
     known: ClassVar[dict[str, Any]]
     """What the names in this file became, shared by the pickles of one file."""
 
-    persistent_load: Callable[[Any], Any]
+    stack: list[Any]
+    memo: dict[int, Any]
+    pop_mark: Callable[[], list[Any]]
 
     def __init__(self, file: Any, **options: Any) -> None:
-        self._file = file
-        self._stack: list[Any] = []
-        self._below: list[list[Any]] = []  # the stacks below MARK instructions
-        self._memo: dict[int, Any] = {}
-        self._own = _stand_ins()
+        super().__init__(file, encoding="latin1")
         users = torch_allows._get_user_allowed_globals()  # type: ignore[no-untyped-call]
-        self._allowed = {**torch_allows._get_allowed_globals(), **users}
-        self._callable = {id(value) for value in self._allowed.values()}
+        allowed = {**torch_allows._get_allowed_globals(), **users}
+        self._objects = allowed | _STAND_INS
+        self._callable = {id(value) for value in allowed.values()}
         self._buildable = [value for value in users.values() if isinstance(value, type)]
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the object for a name in the file; never an object from the module of that name."""
         path = f"{_RENAMED.get(module, module)}.{name}"
         if path not in self.known:
-            if path in self._own:
-                self.known[path] = self._own[path]
-            elif path in self._allowed:
-                self.known[path] = self._allowed[path]
-            else:
-                self.known[path] = type("Placeholder", (Placeholder,), {"path": path})
+            is_known = path in self._objects
+            self.known[path] = self._objects[path] if is_known else type("Placeholder", (Placeholder,), {"path": path})
         return self.known[path]
-
-    def load(self) -> Any:
-        """Interpret one pickle; the file is positioned after its last byte."""
-        argument: Any
-        for opcode, argument, _ in pickletools.genops(self._file):
-            name = opcode.name
-            if name in _PUSHES:
-                self._stack.append(argument)
-            elif name in _MAKES:
-                self._stack.append(_MAKES[name]())
-            elif name in _REMEMBERS:
-                self._memo[len(self._memo) if name == "MEMOIZE" else argument] = self._stack[-1]
-            elif name in _RECALLS:
-                self._stack.append(self._memo[argument])
-            elif name not in ("PROTO", "FRAME", "STOP"):
-                step = getattr(self, f"_{name.lower()}", None)
-                if step is None:
-                    raise pickle.UnpicklingError(f"the instruction {name} is not needed for plain data")
-                step(argument) if name == "GLOBAL" else step()
-        return self._stack.pop()
-
-    # ---- the stack ---------------------------------------------------------------------------------------------------
-
-    def _mark(self) -> None:
-        self._below.append(self._stack)
-        self._stack = []
-
-    def _since_mark(self) -> list[Any]:
-        items, self._stack = self._stack, self._below.pop()
-        return items
-
-    def _pop(self) -> None:
-        if self._stack:
-            self._stack.pop()
-        else:
-            self._since_mark()
-
-    def _pop_mark(self) -> None:
-        self._since_mark()
-
-    def _dup(self) -> None:
-        self._stack.append(self._stack[-1])
 
     # ---- containers: only of exactly these types, because a subclass could run code ----------------------------------
 
-    def _tuple(self) -> None:
-        items = tuple(self._since_mark())
-        self._stack.append(items)
-
-    def _tuple1(self) -> None:
-        self._stack[-1:] = [tuple(self._stack[-1:])]
-
-    def _tuple2(self) -> None:
-        self._stack[-2:] = [tuple(self._stack[-2:])]
-
-    def _tuple3(self) -> None:
-        self._stack[-3:] = [tuple(self._stack[-3:])]
-
-    def _list(self) -> None:
-        items = self._since_mark()
-        self._stack.append(items)
-
-    def _dict(self) -> None:
-        items = self._since_mark()
-        self._stack.append(dict(zip(items[::2], items[1::2], strict=True)))
-
-    def _frozenset(self) -> None:
-        items = frozenset(self._since_mark())
-        self._stack.append(items)
-
-    def _append(self) -> None:
-        item = self._stack.pop()
+    def load_append(self) -> None:
+        item = self.stack.pop()
         if self._accepts(list):
-            self._stack[-1].append(item)
+            self.stack[-1].append(item)
 
-    def _appends(self) -> None:
-        items = self._since_mark()
+    def load_appends(self) -> None:
+        items = self.pop_mark()
         if self._accepts(list):
-            self._stack[-1].extend(items)
+            self.stack[-1].extend(items)
 
-    def _additems(self) -> None:
-        items = self._since_mark()
+    def load_additems(self) -> None:
+        items = self.pop_mark()
         if self._accepts(set):
-            self._stack[-1].update(items)
+            self.stack[-1].update(items)
 
-    def _setitem(self) -> None:
-        value, key = self._stack.pop(), self._stack.pop()
+    def load_setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
         if self._accepts(dict, OrderedDict, Counter):
-            self._stack[-1][key] = value
+            self.stack[-1][key] = value
 
-    def _setitems(self) -> None:
-        items = self._since_mark()
+    def load_setitems(self) -> None:
+        items = self.pop_mark()
         if self._accepts(dict, OrderedDict, Counter):
             for key, value in zip(items[::2], items[1::2], strict=True):
-                self._stack[-1][key] = value
+                self.stack[-1][key] = value
 
     def _accepts(self, *kinds: type) -> bool:
         """Return whether items can be added to the object on top of the stack; a placeholder ignores them."""
-        target = self._stack[-1]
+        target = self.stack[-1]
         if _placeholder_class(target) is None and type(target) not in kinds:
             raise pickle.UnpicklingError(f"a {type(target).__name__} is no container to put items into")
         return type(target) in kinds
 
     # ---- objects -----------------------------------------------------------------------------------------------------
 
-    def _global(self, argument: str) -> None:
-        module, _, name = argument.partition(" ")
-        self._stack.append(self.find_class(module, name))
-
-    def _stack_global(self) -> None:
-        name, module = self._stack.pop(), self._stack.pop()
-        if not (isinstance(name, str) and isinstance(module, str)):
-            raise pickle.UnpicklingError("a name is a text")
-        self._stack.append(self.find_class(module, name))
-
-    def _reduce(self) -> None:
-        args, function = self._stack.pop(), self._stack.pop()
-        self._stack.append(self._called(function, args))
+    def load_reduce(self) -> None:
+        args, function = self.stack.pop(), self.stack.pop()
+        self.stack.append(self._called(function, args))
 
     def _called(self, function: Any, args: Any) -> Any:
         if (kind := _placeholder_class(function)) is not None:
             return kind()
         if not isinstance(args, tuple):
             raise pickle.UnpicklingError("arguments are a tuple")
-        if any(function is own for own in self._own.values()):
+        if any(function is own for own in _STAND_INS.values()):
             return function(*args)
         if id(function) not in self._callable or _is_old_sparse(function):
             raise pickle.UnpicklingError(f"{type(function).__name__} is nothing to be called")
@@ -328,33 +248,33 @@ class _Unpickler:
                 return kind()  # for example a tensor of an unknown class, which needs missing data
         return function(*args)
 
-    def _newobj(self) -> None:
-        args, kind = self._stack.pop(), self._stack.pop()
+    def load_newobj(self) -> None:
+        args, kind = self.stack.pop(), self.stack.pop()
         # Without __init__, as in pickle; but a Parameter created so would not share memory with its tensor.
         if (
             isinstance(kind, type)
             and id(kind) in self._callable - {id(torch.nn.Parameter)}
             and not _is_old_sparse(kind)
         ):
-            self._stack.append(kind.__new__(kind, *args))
+            self.stack.append(kind.__new__(kind, *args))
         else:
-            self._stack.append(self._called(kind, args))
+            self.stack.append(self._called(kind, args))
 
-    def _newobj_ex(self) -> None:
-        keywords = self._stack.pop()
-        if _placeholder_class(self._stack[-2]) is None and keywords:
+    def load_newobj_ex(self) -> None:
+        keywords = self.stack.pop()
+        if _placeholder_class(self.stack[-2]) is None and keywords:
             raise pickle.UnpicklingError("plain data is made without keyword arguments")
-        self._newobj()
+        self.load_newobj()
 
-    def _build(self) -> None:
-        state, target = self._stack.pop(), self._stack[-1]
+    def load_build(self) -> None:
+        state, target = self.stack.pop(), self.stack[-1]
         kind = type(target)
         if isinstance(target, _NumpyPart):
             if (built := target.built(state)) is not target:
-                self._stack[-1] = built
-                for key, value in self._memo.items():
+                self.stack[-1] = built
+                for key, value in self.memo.items():
                     if value is target:
-                        self._memo[key] = built
+                        self.memo[key] = built
         elif _placeholder_class(target) is not None or kind is dict:
             pass  # attributes of an object that is left out, or that is a plain dictionary here
         elif kind is OrderedDict or kind is argparse.Namespace:
@@ -368,24 +288,36 @@ class _Unpickler:
         else:
             raise pickle.UnpicklingError(f"a {kind.__name__} has no state to be given")
 
-    def _binpersid(self) -> None:
-        pid = self._stack.pop()
+    def load_binpersid(self) -> None:
+        pid = self.stack.pop()
         if not (isinstance(pid, tuple) and pid and pid[0] in ("storage", b"storage")):
             raise pickle.UnpicklingError("only the storage of a tensor may lie outside of the pickle")
-        self._stack.append(self.persistent_load(pid))
+        self.stack.append(self.persistent_load(pid))
 
 
-_PUSHES = frozenset({
+_AS_IN_PYTHON = frozenset({
+    "PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "DUP", "GLOBAL", "STACK_GLOBAL", "NONE", "NEWTRUE", "NEWFALSE",
     "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
     "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES",
-    "BINBYTES8", "BYTEARRAY8",
+    "BINBYTES8", "BYTEARRAY8", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_TUPLE", "EMPTY_SET", "LIST", "DICT", "FROZENSET",
+    "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET",
 })  # fmt: skip
-_MAKES: dict[str, Callable[[], Any]] = {
-    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
-    "EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_TUPLE": tuple, "EMPTY_SET": set,
-}  # fmt: skip
-_REMEMBERS = frozenset({"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"})
-_RECALLS = frozenset({"GET", "BINGET", "LONG_BINGET"})
+"""Instructions that only move plain data. Those that do more are methods of :class:`_Unpickler`, or refused."""
+
+
+def _instruction(name: str, code: int) -> Callable[[Any], None]:
+    """Return the function that interprets an instruction."""
+    if name in _AS_IN_PYTHON:
+        return pickle._Unpickler.dispatch[code]
+    own: Callable[[Any], None] | None = vars(_Unpickler).get(f"load_{name.lower()}")
+
+    def refuse(unpickler: Any) -> None:
+        raise pickle.UnpicklingError(f"the instruction {name} is not needed for plain data")
+
+    return own or refuse
+
+
+_Unpickler.dispatch = {ord(each.code): _instruction(each.name, ord(each.code)) for each in pickletools.opcodes}
 _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # Python 2's names, which old pickle protocols use
 
 
@@ -401,29 +333,6 @@ def _is_old_sparse(kind: Any) -> bool:
 
 
 # ---- plain data that is pickled by name ------------------------------------------------------------------------------
-
-
-def _stand_ins() -> dict[str, Any]:
-    """Return the replacements for objects with these names."""
-    return {
-        "argparse.Namespace": argparse.Namespace,
-        "_codecs.encode": _encode,
-        "numpy.dtype": _dtype,
-        "numpy.ndarray": _NdArray,
-        "numpy.core.multiarray.scalar": _scalar,
-        "numpy._core.multiarray.scalar": _scalar,
-        "numpy.core.multiarray._reconstruct": _array,
-        "numpy._core.multiarray._reconstruct": _array,
-        **{f"{module}.AttributeDict": dict for module in _WITH_ATTRIBUTE_DICT},
-    }
-
-
-_WITH_ATTRIBUTE_DICT = (
-    "pytorch_lightning.utilities.parsing",
-    "lightning.pytorch.utilities.parsing",
-    "lightning.fabric.utilities.data",
-    "lightning_fabric.utilities.data",
-)
 
 
 def _encode(text: str, encoding: str) -> bytes:
@@ -492,5 +401,18 @@ def _scalar(dtype: Any, content: Any = None) -> Any:
     return sys.modules["numpy"].frombuffer(content, real)[0]
 
 
-def _array(*_: Any) -> _NdArray:
-    return _NdArray()
+_STAND_INS: dict[str, Any] = {
+    "argparse.Namespace": argparse.Namespace,
+    "_codecs.encode": _encode,
+    "numpy.dtype": _dtype,
+    "numpy.ndarray": _NdArray,
+    "numpy.core.multiarray.scalar": _scalar,
+    "numpy._core.multiarray.scalar": _scalar,
+    "numpy.core.multiarray._reconstruct": _NdArray,
+    "numpy._core.multiarray._reconstruct": _NdArray,
+    "pytorch_lightning.utilities.parsing.AttributeDict": dict,
+    "lightning.pytorch.utilities.parsing.AttributeDict": dict,
+    "lightning.fabric.utilities.data.AttributeDict": dict,
+    "lightning_fabric.utilities.data.AttributeDict": dict,
+}
+"""By name, what replaces an object of that name."""

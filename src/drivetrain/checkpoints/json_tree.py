@@ -17,6 +17,12 @@ from drivetrain.errors import CheckpointError, described
 _AS_IS = frozenset({type(None), bool, int, str})
 _TYPES: dict[type, str] = {tuple: "tuple", set: "set", torch.Size: "size"}
 _MAPPINGS: dict[type, str] = {OrderedDict: "ordered", Counter: "counter"}
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "$float": float, "$complex": lambda parts: complex(*parts), "$bytes": base64.b64decode,
+    "$bytearray": lambda text: bytearray(base64.b64decode(text)), "$dtype": lambda name: getattr(torch, name),
+    "$device": torch.device, "$tuple": tuple, "$set": set, "$size": torch.Size, "$dict": dict, "$ordered": OrderedDict,
+    "$counter": lambda pairs: Counter(dict(pairs)),
+}  # fmt: skip
 
 
 def encode(value: Any, name_of: Callable[[tuple[Any, ...], Tensor], str], path: tuple[Any, ...] = ()) -> Any:
@@ -85,20 +91,6 @@ def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
     inner = value[mark]
     if mark == "$tensor":
         return tensor(inner)
-    decoders: dict[str, Callable[[Any], Any]] = {
-        "$float": float, "$complex": lambda parts: complex(*(decode(each, tensor) for each in parts)),
-        "$bytes": base64.b64decode, "$bytearray": lambda text: bytearray(base64.b64decode(text)),
-        "$dtype": lambda name: getattr(torch, name), "$device": torch.device,
-        "$tuple": lambda items: tuple(decode(items, tensor)), "$set": lambda items: set(decode(items, tensor)),
-        "$size": lambda items: torch.Size(decode(items, tensor)),
-        "$dict": lambda pairs: dict(_pairs(pairs, tensor)),
-        "$ordered": lambda pairs: OrderedDict(_pairs(pairs, tensor)),
-        "$counter": lambda pairs: Counter(dict(_pairs(pairs, tensor))),
-    }  # fmt: skip
-    if mark not in decoders:
+    if mark not in _DECODERS:
         raise WrongForm("", f"has the unknown mark {mark!r}")
-    return decoders[mark](inner)
-
-
-def _pairs(pairs: Any, tensor: Callable[[str], Tensor]) -> list[tuple[Any, Any]]:
-    return [(decode(key, tensor), decode(item, tensor)) for key, item in pairs]
+    return _DECODERS[mark](decode(inner, tensor))

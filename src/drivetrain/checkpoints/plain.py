@@ -285,8 +285,10 @@ class _Encoder(_Walk):
             return _marked("slice", self.items((value.start, value.stop, value.step)))
         if kind is Described:
             return _marked("described", (value.type, value.text))
-        if isinstance(value, Tensor) and self._is_tensor_that_loads(value):
-            return value
+        if isinstance(value, Tensor):
+            kinds = sorted((key, repr(type(item))) for key, item in vars(value).items())
+            if self._loads(value, (kind, *kinds)):
+                return value
         return self._rest(value)
 
     def _rest(self, value: Any) -> Any:
@@ -294,9 +296,7 @@ class _Encoder(_Walk):
             if type(value.tzinfo) in (type(None), timezone):  # other time zones are objects with their own rules
                 return _marked(type(value).__name__, (value.isoformat(), value.fold))
         elif isinstance(value, _NAMED_BY_TORCH):
-            if value not in self._tried:
-                self._tried[value] = _loads_again(value)
-            return value if self._tried[value] else _marked("torch", str(value).removeprefix("torch."))
+            return value if self._loads(value, value) else _marked("torch", str(value).removeprefix("torch."))
         elif (encoded := values.encode_numpy(value)) is not None:
             return _marked(encoded[0], self.items(encoded[1]))
         return self._refused(value)
@@ -351,12 +351,10 @@ class _Encoder(_Walk):
             return _marked("namedtuple", [name, items])
         return self._refused(collection)
 
-    def _is_tensor_that_loads(self, tensor: Tensor) -> bool:
-        # The test writes it to memory, once for tensors of one class whose attributes have the same types.
-        attributes = tuple(sorted((key, repr(type(item))) for key, item in vars(tensor).items()))
-        sort = (type(tensor), attributes)
+    def _loads(self, value: Any, sort: Any) -> bool:
+        """Return whether torch reads ``value``. The test writes it to memory, once for values of one sort."""
         if sort not in self._tried:
-            self._tried[sort] = _loads_again(tensor)
+            self._tried[sort] = _loads_again(value)
         return self._tried[sort]
 
 

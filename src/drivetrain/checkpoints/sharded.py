@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import tempfile
 import zlib
@@ -109,16 +110,14 @@ def prepare(path: Folder, new: bool) -> None:
             raise OSError(f"a file has this name: {path}")
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    if new:
-        path.mkdir()
-    elif path.is_symlink():
+    if not new and path.is_symlink():
         path.unlink()  # a link to another checkpoint, which is kept
-        path.mkdir()
-    else:
-        try:
-            path.mkdir(exist_ok=True)
-        except FileExistsError:
-            raise OSError(f"a file has this name: {path}") from None
+    try:
+        path.mkdir(exist_ok=not new)
+    except FileExistsError:
+        if new:
+            raise
+        raise OSError(f"a file has this name: {path}") from None
 
 
 def write_tensors(folder: Folder, name: str, parts: Iterable[tuple[str, Tensor, tuple[int, ...], Box]]) -> Written:
@@ -274,7 +273,10 @@ def read(path: Folder, lazy: tuple[str, ...] = ()) -> Any:
     for name, record in manifest["files"].items() if "" in lazy else ():
         if _size(_in(path, name)) != record["size"]:
             raise CheckpointError(f"{_in(path, name)} is missing or was cut short. Use another checkpoint.")
-    content = _content(path, manifest, entry(manifest, "state", str))
+    state = _in(path, entry(manifest, "state", str))
+    with _reading(state):
+        content = files.read(state)
+    _check(state, manifest["files"].get(manifest["state"], {}), len(content), zlib.crc32(content))
     with restoring(f"{os.path.basename(path)}/{manifest['state']}"):
         tree = json.loads(content)
         return json_tree.decode(
@@ -289,12 +291,8 @@ _TENSORS: Form = (dict, {str: {
 
 
 def _manifest(path: Folder) -> dict[str, Any]:
-    try:
-        content = _read(_in(path, MANIFEST))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{path} is a folder without {MANIFEST}, so no save to it was finished. Use another checkpoint."
-        ) from None
+    with _reading(_in(path, MANIFEST), f"{path} is a folder without {MANIFEST}, so no save to it was finished"):
+        content = files.read(_in(path, MANIFEST))
     with restoring(f"{os.path.basename(path)}/{MANIFEST}"):
         manifest: dict[str, Any] = expect(json.loads(content), dict)
         if entry(manifest, "format", str) != _FORMAT:
@@ -323,28 +321,27 @@ def _tensors(path: Folder, manifest: Mapping[str, Any]) -> dict[str, Stored]:
         }  # fmt: skip
 
 
-def _read(file: Path | str, at: int = 0, length: int | None = None) -> bytes:
-    """Return bytes of a file; if there are none, raise FileNotFoundError."""
+@contextlib.contextmanager
+def _reading(file: Path | str, missing: str = "") -> Iterator[None]:
+    """Context that reads ``file``; ``missing`` describes the checkpoint without it.
+
+    Raises:
+        CheckpointError: there is no such file, or the server of an address cannot be reached.
+    """
     try:
-        return files.read(file, at, length)
+        yield
     except FileNotFoundError:
-        raise
+        raise CheckpointError(f"{missing or f'{file} is missing'}. Use another checkpoint.") from None
     except OSError as error:
         if not files.is_remote(file):
             raise
         raise CheckpointError(f"{error}. Check the credentials and the connection.") from error
 
 
-def _content(path: Folder, manifest: Mapping[str, Any], name: str) -> bytes:
-    """Return a complete file, after a check of its size and checksum."""
-    record = manifest["files"].get(name, {})
-    try:
-        content = _read(_in(path, name))
-    except FileNotFoundError:
-        raise CheckpointError(f"{_in(path, name)} is missing. Use another checkpoint.") from None
-    if len(content) != record.get("size") or zlib.crc32(content) != record.get("crc32"):
-        raise CheckpointError(f"{_in(path, name)} is damaged: its checksum is wrong. Use another checkpoint.")
-    return content
+def _check(file: Path | str, record: Mapping[str, int], size: int, checksum: int) -> None:
+    """Compare a file with its entry in the manifest."""
+    if (record.get("size"), record.get("crc32")) != (size, checksum):
+        raise CheckpointError(f"{file} is damaged: its size or checksum is wrong. Use another checkpoint.")
 
 
 def verify(path: Folder) -> None:
@@ -360,14 +357,10 @@ def verify(path: Folder) -> None:
     manifest = _manifest(path)
     for name, record in manifest["files"].items():
         size = checksum = 0
-        try:
-            with open(path / name, "rb") as stream:
-                while chunk := stream.read(_CHUNK):
-                    size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
-        except FileNotFoundError:
-            raise CheckpointError(f"{path / name} is missing. Use another checkpoint.") from None
-        if (size, checksum) != (record["size"], record["crc32"]):
-            raise CheckpointError(f"{path / name} is damaged: its size or checksum is wrong. Use another checkpoint.")
+        with _reading(path / name), open(path / name, "rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
+        _check(path / name, record, size, checksum)
 
 
 @contextlib.contextmanager
@@ -382,12 +375,8 @@ def fetched(address: str) -> Iterator[Path]:
         local = Path(folder) / os.path.basename(address)
         local.mkdir()
         for name in [*manifest["files"], MANIFEST]:
-            try:
+            with _reading(_in(address, name)):
                 files.copy(_in(address, name), local / name)
-            except FileNotFoundError:
-                raise CheckpointError(f"{_in(address, name)} is missing. Use another checkpoint.") from None
-            except OSError as error:
-                raise CheckpointError(f"{error}. Check the credentials and the connection.") from error
         yield local
 
 
@@ -455,22 +444,17 @@ class StoredTensor(Tensor):
         return found
 
     def _read(self, piece: Piece) -> Tensor:
-        numel = 1
-        for extent in piece.shape:
-            numel *= extent
-        content = bytearray(numel * self.dtype.itemsize)
+        size = math.prod(piece.shape) * self.dtype.itemsize
         file = _in(self.folder, piece.file)
-        try:
+        with _reading(file):
             if isinstance(file, str):
-                found = _read(file, piece.at, len(content))
-                content, read = bytearray(found), len(found)
+                content = bytearray(files.read(file, piece.at, size))
             else:
+                content = bytearray(size)
                 with open(file, "rb") as stream:
                     stream.seek(piece.at)
-                    read = stream.readinto(content)
-        except FileNotFoundError:
-            raise CheckpointError(f"{file} is missing. Use another checkpoint.") from None
-        if read != numel * self.dtype.itemsize or zlib.crc32(content) != piece.crc32:
+                    del content[stream.readinto(content) :]
+        if len(content) != size or zlib.crc32(content) != piece.crc32:
             raise CheckpointError(f"{file} is damaged: the checksum of {self.called} is wrong. Use another checkpoint.")
         return torch.frombuffer(content, dtype=torch.uint8).view(self.dtype).reshape(piece.shape)
 

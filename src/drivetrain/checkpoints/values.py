@@ -36,15 +36,7 @@ class Described:
         return f"<only described: {self.type}: {self.text}>"
 
 
-_PATHS: dict[str, type[Any]] = {
-    "Path": Path,
-    "PurePosixPath": PurePosixPath,
-    "PureWindowsPath": PureWindowsPath,
-}
-
-
-def _offset(value: timezone) -> tuple[int, int, int]:
-    return _elapsed(value.utcoffset(None))
+_PATHS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Path, PurePosixPath, PureWindowsPath)}
 
 
 def _elapsed(value: timedelta) -> tuple[int, int, int]:
@@ -62,7 +54,7 @@ ENCODERS: dict[type, tuple[str, Callable[[Any], Any]]] = {
     int: ("int", hex),
     range: ("range", lambda value: tuple(hex(part) for part in (value.start, value.stop, value.step))),
     timedelta: ("timedelta", _elapsed),
-    timezone: ("timezone", _offset),
+    timezone: ("timezone", lambda value: _elapsed(value.utcoffset(None))),
     UUID: ("uuid", lambda value: value.hex),
 }
 

@@ -141,9 +141,10 @@ def feed(
         yield batch, position == num_batches
     if position < num_batches < float("inf"):
         loader = _behind(batches)
-        promise = "has a length that promised" if sized_length(loader) is not None else "was limited to"
-        cure = "Correct its __len__." if sized_length(loader) is not None else "Limit it to the batches that it has."
-        if any(map(_is_its_own_iterator, parts_of(loader))):
+        promise, cure = "was limited to", "Limit it to the batches that it has."
+        if sized_length(loader) is not None:
+            promise, cure = "has a length that promised", "Correct its __len__."
+        if _is_its_own_iterator(loader):
             cure = "Pass the loader itself instead of its iterator, or correct its __len__."
         rank_zero_warn(
             f"The loader {type(loader).__name__} {promise} {num_batches:.0f} batches, and "
@@ -164,7 +165,7 @@ def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None
     An object that is its own iterator is not exhausted: it would lose the first batch of its next pass.
     """
     loader = _behind(batches)
-    if sized_length(batches) != num_batches or any(map(_is_its_own_iterator, parts_of(loader))):
+    if sized_length(batches) != num_batches or _is_its_own_iterator(loader):
         return
     end = object()
     try:
@@ -191,7 +192,7 @@ def gives_up(loader: Any, num_batches: float) -> bool:
     """
     length = sized_length(loader)
     left = num_batches < (float("inf") if length is None else length)
-    return left and not any(map(_is_its_own_iterator, parts_of(loader)))
+    return left and not _is_its_own_iterator(loader)
 
 
 def position_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) -> dict[str, Any]:
@@ -211,7 +212,9 @@ def position_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) 
 
 
 def _is_its_own_iterator(loader: Any) -> bool:
-    return hasattr(loader, "__next__") or hasattr(getattr(loader, "dataset", None), "__next__")
+    """Whether a loader, or one of those in a CombinedLoader, continues at its position when it is iterated again."""
+    parts = parts_of(loader)
+    return any(hasattr(each, "__next__") for each in (*parts, *(getattr(part, "dataset", None) for part in parts)))
 
 
 @dataclass(frozen=True)

@@ -43,18 +43,8 @@ def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
         sampler: yields indices of single samples.
 
     Raises:
-        ConfigurationError: a sampler cannot be set: it is not a DataLoader, has an iterable-style dataset, or a batch
-            sampler without a ``sampler``.
+        ConfigurationError: its batch sampler has no ``sampler`` that can be set.
     """
-    if not isinstance(loader, DataLoader):
-        raise ConfigurationError(
-            f"A {type(loader).__name__} draws from no sampler that could be replaced. Give a torch DataLoader."
-        )
-    if isinstance(loader.dataset, IterableDataset):
-        raise ConfigurationError(
-            f"The dataset {type(loader.dataset).__name__} is iterable-style: it chooses its samples itself, and no "
-            "sampler can. Use a map-style dataset, with __getitem__ and __len__."
-        )
     if loader.batch_sampler is not None:
         return replaced(loader, sampler=sampler, batch_sampler=_drawing_from(loader.batch_sampler, sampler))
     if isinstance(loader.sampler, BatchSampler):

@@ -149,11 +149,17 @@ def order_of(loader: Any) -> dict[str, Any] | None:
 
 
 class RankBatches(SamplerProxy, ABC):
-    """This rank's batches, as a batch sampler; see the notes above."""
+    """This rank's batches, as a batch sampler; see the notes above.
 
-    def __init__(self, order: Any, rank: int, world_size: int, agree: Agree) -> None:
+    Args:
+        order: yields what the ranks divide, samples or complete batches; with a length.
+        size: the number of these in a global batch.
+        rank, world_size, agree: as for :func:`share`.
+    """
+
+    def __init__(self, order: Any, size: int, rank: int, world_size: int, agree: Agree) -> None:
         super().__init__(order)
-        self._rank, self._world_size, self._agree = rank, world_size, agree
+        self._size, self._rank, self._world_size, self._agree = size, rank, world_size, agree
         self.draws = rank == 0
         """Whether the order comes from this process's random state, which then moves on."""
 
@@ -161,13 +167,25 @@ class RankBatches(SamplerProxy, ABC):
     def shares(self) -> Iterator[Share]:
         """Yield one share per global batch."""
 
-    @abstractmethod
+    def __len__(self) -> int:
+        return -(-self._total() // self._size)
+
+    def _total(self) -> int:
+        """Return the number of samples or complete batches that all ranks together have."""
+        return len(self._sampler)
+
     def uneven_from(self) -> float:
         """Return the first global batch whose parts may have unequal sizes; ``inf`` if there is none."""
+        if self._size % self._world_size:
+            return 0
+        whole, rest = divmod(self._total(), self._size)
+        return whole if rest else float("inf")
 
-    @abstractmethod
     def factor_of(self, number: int) -> float:
         """Return the factor of global batch ``number``, counted from 0: see :class:`Share`."""
+        there = min(self._size, self._total() - number * self._size)
+        begin, end = slice_of(there, self._rank, self._world_size)
+        return (end - begin) * self._world_size / there
 
     def __iter__(self) -> Iterator[list[Any]]:
         return (share.indices for share in self.shares())
@@ -223,13 +241,13 @@ class SlicedBatches(RankBatches):
     def __init__(
         self, order: Any, size: int, drop_last: bool, rank: int, world_size: int, agree: Agree, pads: bool
     ) -> None:
-        super().__init__(order, rank, world_size, agree)
+        super().__init__(order, size, rank, world_size, agree)
         if size < world_size:
             raise ConfigurationError(
                 f"A batch size of {size} cannot be split over {world_size} processes. Write batch_size={world_size} "
                 "or more, or leave split_batches out."
             )
-        self._size, self._drop_last, self._pads = size, drop_last, pads
+        self._drop_last, self._pads = drop_last, pads
         self.batch_size = size // world_size  # the batch size of one rank
         self.drop_last = drop_last
 
@@ -239,8 +257,7 @@ class SlicedBatches(RankBatches):
         return self._sampler
 
     def __len__(self) -> int:
-        total = self._total()
-        return total // self._size if self._drop_last else -(-total // self._size)
+        return self._total() // self._size if self._drop_last else super().__len__()
 
     def _total(self) -> int:
         total = len(self._sampler)
@@ -262,20 +279,9 @@ class SlicedBatches(RankBatches):
             last = _listed(batch[begin:end]) or last or _listed(batch[:1])
             yield Share(last, self.factor_of(number))
 
-    def uneven_from(self) -> float:
-        if self._size % self._world_size:
-            return 0
-        whole, rest = divmod(self._total(), self._size)
-        return whole if rest else float("inf")
-
     def samples_in(self, batches: int) -> int:
         """Return the number of samples in the first ``batches`` global batches."""
         return min(batches * self._size, self._total())
-
-    def factor_of(self, number: int) -> float:
-        there = min(self._size, self._total() - number * self._size)
-        begin, end = slice_of(there, self._rank, self._world_size)
-        return (end - begin) * self._world_size / there
 
 
 class DealtBatches(RankBatches):
@@ -286,8 +292,8 @@ class DealtBatches(RankBatches):
         rank, world_size, agree: as for :func:`share`.
     """
 
-    def __len__(self) -> int:
-        return -(-len(self._sampler) // self._world_size)
+    def __init__(self, order: Any, rank: int, world_size: int, agree: Agree) -> None:
+        super().__init__(order, world_size, rank, world_size, agree)
 
     def shares(self) -> Iterator[Share]:
         order = _iterated(self._order())
@@ -296,14 +302,6 @@ class DealtBatches(RankBatches):
             dealt = list(itertools.islice(order, self._world_size))
             last = dealt[self._rank] if self._rank < len(dealt) else dealt[-1] if last is None else last
             yield Share(last, self.factor_of(number))
-
-    def uneven_from(self) -> float:
-        whole, rest = divmod(len(self._sampler), self._world_size)
-        return whole if rest else float("inf")
-
-    def factor_of(self, number: int) -> float:
-        there = min(self._world_size, len(self._sampler) - number * self._world_size)
-        return self._world_size / there if self._rank < there else 0.0
 
 
 def _permutation(sampler: Any) -> Tensor | None:
