@@ -391,6 +391,8 @@ def _compile(name: str, value: Any) -> None:
 
 
 _RULES: dict[str, Callable[[str, Any], None]] = {
+    **{field.name: _one_of(True, False) for field in dataclasses.fields(Settings) if field.type == "bool"},
+    **{field.name: _one_of(True, False, None) for field in dataclasses.fields(Settings) if field.type == "bool | None"},
     "num_nodes": _count(1, optional=False),
     "fast_dev_run": _fast_dev_run,
     "max_epochs": _count(-1, optional=True),
@@ -408,29 +410,15 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "check_val_every_n_epoch": _count(1, optional=True),
     "num_sanity_val_steps": _count(-1, optional=True),
     "log_every_n_steps": _count(0, optional=True),
-    "enable_checkpointing": _one_of(True, False, None),
-    "enable_progress_bar": _one_of(True, False, None),
-    "enable_model_summary": _one_of(True, False, None),
     "accumulate_grad_batches": _accumulation,
     "gradient_clip_val": functools.partial(_amount, "1.0"),
     "gradient_clip_algorithm": _one_of("norm", "value", None),
     "deterministic": _one_of(True, False, "warn", None),
-    "benchmark": _one_of(True, False, None),
-    "inference_mode": _one_of(True, False),
-    "use_distributed_sampler": _one_of(True, False),
-    "split_batches": _one_of(True, False),
-    "detect_anomaly": _one_of(True, False),
-    "barebones": _one_of(True, False),
-    "sync_batchnorm": _one_of(True, False),
-    "check_collectives": _one_of(True, False, None),
     "stall_timeout_s": functools.partial(_amount, "300.0"),
     "reload_dataloaders_every_n_epochs": _count(0, optional=False),
     "default_root_dir": _folder,
-    "enable_autolog_hparams": _one_of(True, False),
     "compile": _compile,
-    "split_on_oom": _one_of(True, False),
     "cuda_graphs": _one_of("auto", True, False),
-    "save_trainable_only": _one_of(True, False),
 }
 
 
