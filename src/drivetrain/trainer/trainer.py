@@ -19,7 +19,7 @@ from drivetrain.base.compiled import compiled_in_place, context_of
 from drivetrain.base.files import spelled
 from drivetrain.base.introspect import is_own_class, overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.registry import Entry, load
+from drivetrain.base.registry import load
 from drivetrain.callback import Callback
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -170,9 +170,8 @@ class Trainer(TrainerView):
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = Settings(**_without_configs(arguments))
         plan = resolve(self.settings)
-        strategy_class = plan.strategy.cls if isinstance(plan.strategy, Entry) else type(plan.strategy)
-        if strategy_class.facts.engine_verbs is not None:
-            strategy_class.facts.engine_verbs.refuse_trainer(strategy_class)
+        if (verbs := plan.strategy_class.facts.engine_verbs) is not None:
+            verbs.refuse_trainer(plan.strategy_class)
         self.limits = Limits.of(self.settings)
         self.progress = Progress()
         self.default_root_dir = spelled(self.settings.default_root_dir or Path.cwd())
@@ -180,7 +179,9 @@ class Trainer(TrainerView):
         self._callbacks: list[Callback] = attach.callbacks_of(self.settings, plan.environment)
         self._loggers: list[Logger] = attach.loggers_of(self.settings, plan, self.default_root_dir)
         self._failed_loggers: list[Logger] = []
-        self._profiler: Any = attach.profiler_of(self.settings)
+        self._profiler: Any = None
+        if self.settings.profiler is not None:
+            self._profiler = load("drivetrain.trainer.profiling:profiler_of")(self.settings.profiler)
         self.engine = Engine(plan=plan, check_collectives=self.settings.check_collectives)
         self.engine.stall_timeout_s = None  # each run is watched from its beginning to its end
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
