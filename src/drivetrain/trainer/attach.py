@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -330,33 +330,29 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
             own = getattr(type(party), hook)  # on the class: a property may not work yet
             if _CALLED_BY_THE_LOOPS.fullmatch(hook) and (isinstance(own, property) or overrides(party, hook, base)):
                 _check_hook(name, hook, own if isinstance(own, property) else getattr(party, hook), getattr(base, hook))
-        told = {*_RENAMED, *(_GONE_FROM_CALLBACKS if base is Callback else ())}
-        for method, hook in near_misses(type(party), base, hooks):
-            if method in _RENAMED:
-                continue  # check_module has refused it, or the strategy calls it
-            told.add(method)
-            rank_zero_warn(
-                f"{name}.{method} is never called by the Trainer. Did you mean {hook}? "
-                "If the name is meant, nothing is wrong.",
-                about=getattr(type(party), method),
-            )
         if base is Callback:
             field_members().warn_of_uncalled(type(party))
-        looks_like = _LIKE_A_HOOK_OF_A_CALLBACK if base is Callback else _LIKE_A_HOOK
-        for method, meant in uncalled_hooks(type(party), base, hooks, looks_like):
-            if method not in told:
-                rank_zero_warn(
-                    f"{name}.{method} is never called by the Trainer, which has no hook of this name. "
-                    f"{f'Did you mean {meant}? ' if meant else ''}If other code calls it, nothing is wrong.",
-                    about=getattr(type(party), method),
-                )
-        for gone, instead in _GONE_FROM_CALLBACKS.items() if base is Callback else ():
-            if gone not in called and defined_by_user(party, gone) and callable(getattr(party, gone)):
-                rank_zero_warn(
-                    f"{name}.{gone} is never called by the Trainer: this hook no longer exists. Do its work in "
-                    f"{instead}.",
-                    about=getattr(type(party), gone, None),
-                )
+        for method, cure in _uncalled(party, base, hooks, called):
+            rank_zero_warn(
+                f"{name}.{method} is never called by the Trainer{cure}", about=getattr(type(party), method, None)
+            )
+
+
+def _uncalled(party: Any, base: type, hooks: set[str], called: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Yield each method of ``party`` that looks like a hook and is none, with the rest of the warning."""
+    told = {*_RENAMED, *(_GONE_FROM_CALLBACKS if base is Callback else ())}
+    for method, hook in near_misses(type(party), base, hooks):
+        if method not in _RENAMED:  # check_module has refused it, or the strategy calls it
+            told.add(method)
+            yield method, f". Did you mean {hook}? If the name is meant, nothing is wrong."
+    looks_like = _LIKE_A_HOOK_OF_A_CALLBACK if base is Callback else _LIKE_A_HOOK
+    for method, meant in uncalled_hooks(type(party), base, hooks, looks_like):
+        if method not in told:
+            likely = f"Did you mean {meant}? " if meant else ""
+            yield method, f", which has no hook of this name. {likely}If other code calls it, nothing is wrong."
+    for gone, instead in _GONE_FROM_CALLBACKS.items() if base is Callback else ():
+        if gone not in called and defined_by_user(party, gone) and callable(getattr(party, gone)):
+            yield gone, f": this hook no longer exists. Do its work in {instead}."
 
 
 _LIKE_A_HOOK = re.compile(r"on_\w+|[a-z]\w*_(step|dataloader)|(train|val|valid|validation|test|predict)_loader")
