@@ -84,11 +84,12 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
     return complete_and_init
 
 
-def _unknown(fn: TrainerFn, unknown: Mapping[str, Any]) -> UnknownArgumentError:
-    """Return the error for an argument that the entry point of ``fn`` does not have."""
-    from drivetrain.advice.overlooked import unknown_of
+def _check_unknown(fn: TrainerFn, unknown: Mapping[str, Any]) -> None:
+    """Raise a helpful error for an argument that the entry point of ``fn`` does not have."""
+    if unknown:
+        from drivetrain.advice.overlooked import unknown_of
 
-    return unknown_of(fn, unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:])
+        raise unknown_of(fn, unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:])
 
 
 @documents_arguments
@@ -221,8 +222,7 @@ class Trainer(TrainerView):
             SystemExit: after Ctrl-C with code 130, after SIGTERM with code 143 as a SIGTERMException, when everything
                 is saved and cleaned up; in a notebook, Ctrl-C raises KeyboardInterrupt instead.
         """
-        if unknown:
-            raise _unknown(TrainerFn.FITTING, unknown)
+        _check_unknown(TrainerFn.FITTING, unknown)
         passed = {"fit": train_dataloaders, "validate": val_dataloaders}
         self.run_job(self._job(TrainerFn.FITTING, model, passed, datamodule, ckpt_path, weights_only))
         from drivetrain.trainer import last
@@ -253,8 +253,7 @@ class Trainer(TrainerView):
         Returns:
             One dictionary of metrics per loader.
         """
-        if unknown:
-            raise _unknown(TrainerFn.VALIDATING, unknown)
+        _check_unknown(TrainerFn.VALIDATING, unknown)
         return self._evaluate(TrainerFn.VALIDATING, model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     @accepts_no_more
@@ -269,8 +268,7 @@ class Trainer(TrainerView):
         **unknown: Unpack[NoMore],
     ) -> list[dict[str, float]]:
         """Run one pass over the test loaders, with the arguments of :meth:`validate`."""
-        if unknown:
-            raise _unknown(TrainerFn.TESTING, unknown)
+        _check_unknown(TrainerFn.TESTING, unknown)
         return self._evaluate(TrainerFn.TESTING, model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     @accepts_no_more
@@ -297,8 +295,7 @@ class Trainer(TrainerView):
             One output per batch; with several loaders, a list of outputs for each. Empty with
             ``return_predictions=False``.
         """
-        if unknown:
-            raise _unknown(TrainerFn.PREDICTING, unknown)
+        _check_unknown(TrainerFn.PREDICTING, unknown)
         fn = TrainerFn.PREDICTING
         model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
         self.predictions = Predictions(keeps=return_predictions is not False)
