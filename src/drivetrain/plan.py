@@ -56,7 +56,7 @@ from drivetrain.launchers.launcher import LauncherRegistry, in_notebook, was_sta
 from drivetrain.precision.precision import Precision, PrecisionRegistry, precision_meant
 from drivetrain.settings import Settings
 from drivetrain.strategies.layer_sync import LayerSync, LayerSyncRegistry
-from drivetrain.strategies.strategy import Strategy, StrategyRegistry
+from drivetrain.strategies.strategy import OwnParts, Strategy, StrategyRegistry
 
 _CLAIMS: dict[torch.dtype | None, tuple[str, str]] = {
     torch.float64: ("supports_float64", "64-bit floats"),
@@ -129,6 +129,11 @@ class Plan:
     layer_sync: LayerSync | None = None
 
     @property
+    def strategy_class(self) -> type[Strategy]:
+        """The class of the strategy."""
+        return _class_of(self.strategy)
+
+    @property
     def num_processes(self) -> int:
         """Of this machine."""
         return _processes_for(self.strategy, self.devices)
@@ -151,38 +156,34 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
     """
     machine = machine or Machine.detect()
     plugins = _plugins(settings.plugins)
-    given, why_strategy = _strategy(settings)
-    accelerator, why_accelerator = _accelerator(settings, given)
-    environment, why_environment = _environment(plugins.get(ClusterEnvironment), given, machine)
-    devices, why_devices = _devices(settings, accelerator, given, environment)
-    strategy: Entry[Strategy] | Strategy
-    if given is None:
+    strategy, why_strategy = _strategy(settings)
+    own = strategy.own_parts if isinstance(strategy, Strategy) else OwnParts()
+    accelerator, why_accelerator = _accelerator(settings, own)
+    environment, why_environment = _environment(plugins.get(ClusterEnvironment), own, machine)
+    devices, why_devices = _devices(settings, accelerator, strategy, own, environment)
+    if strategy is None:
         strategy, why_strategy = _auto_strategy(accelerator, devices, settings.num_nodes, environment, machine)
-    else:
-        strategy = given
-    check_strategy(accelerator, (cls := _class_of(strategy)).__name__, cls.facts.accelerators)
+    cls, nodes = _class_of(strategy), settings.num_nodes
+    check_strategy(accelerator, cls.__name__, cls.facts.accelerators)
     start_method = _start_method(settings, strategy, accelerator, devices, environment)
-    count, nodes = _processes_for(strategy, devices), settings.num_nodes
-    processes = _processes(environment, why_environment, strategy, count, nodes, start_method)
-    precision, why_precision = _precision(settings, plugins.get(Precision), strategy, accelerator)
-    checkpoint_io: CheckpointIO | None = plugins.get(CheckpointIO)
-    layer_sync = _layer_sync(settings, plugins.get(LayerSync))
+    processes = _processes(environment, why_environment, cls, _processes_for(strategy, devices), nodes, start_method)
+    precision, why_precision = _precision(settings, plugins.get(Precision), own, accelerator)
     logger, why_logger = _logger(settings, machine)
     return Plan(
         accelerator=accelerator,
         devices=devices,
         strategy=strategy,
         environment=environment,
-        num_nodes=settings.num_nodes,
+        num_nodes=nodes,
         start_method=start_method,
         precision=precision,
-        checkpoint_io=checkpoint_io,
+        checkpoint_io=plugins.get(CheckpointIO),
         default_logger=logger,
-        layer_sync=layer_sync,
+        layer_sync=_layer_sync(settings, plugins.get(LayerSync)),
         decisions=(
             Decision("accelerator", accelerator.name, why_accelerator),
             Decision("devices", ", ".join(map(str, devices)), why_devices),
-            Decision("strategy", _class_of(strategy).__name__, why_strategy),
+            Decision("strategy", cls.__name__, why_strategy),
             Decision("processes", *processes),
             Decision("precision", precision.name, why_precision),
             Decision("logger", logger or "none", why_logger),
@@ -200,17 +201,12 @@ def _processes_for(strategy: Entry[Strategy] | Strategy, devices: Sequence[torch
 
 
 def _processes(
-    environment: ClusterEnvironment,
-    why: str,
-    strategy: Entry[Strategy] | Strategy,
-    count: int,
-    num_nodes: int,
-    start_method: str | None,
+    environment: ClusterEnvironment, why: str, cls: type[Strategy], count: int, num_nodes: int, start_method: str | None
 ) -> tuple[str, str]:
     """Return which processes the job has, and the reason; both are true in all of them and in the one that starts."""
     if start_method is not None:
         each = f"{count}, started" if num_nodes == 1 else f"{count} on each of {num_nodes} machines, started"
-        return f"{each} by {start_method}", f"{why}; {_class_of(strategy).__name__} starts them so"
+        return f"{each} by {start_method}", f"{why}; {cls.__name__} starts them so"
     if not environment.creates_processes_externally:
         return "this one" if num_nodes == 1 else f"one on each of {num_nodes} machines", why
     if isinstance(environment, LocalEnvironment):
@@ -285,10 +281,8 @@ def _auto_strategy(
     return StrategyRegistry.entry(parallel), f"there are {count}"
 
 
-def _environment(
-    plugin: ClusterEnvironment | None, strategy: Entry[Strategy] | Strategy | None, machine: Machine
-) -> tuple[ClusterEnvironment, str]:
-    carried = strategy.own_parts.environment if isinstance(strategy, Strategy) else None
+def _environment(plugin: ClusterEnvironment | None, own: OwnParts, machine: Machine) -> tuple[ClusterEnvironment, str]:
+    carried = own.environment
     if carried is not None and plugin is not None and carried is not plugin:
         raise ConfigurationError(
             f"The strategy carries a {type(carried).__name__}, and plugins a {type(plugin).__name__}. "
@@ -302,13 +296,6 @@ def _environment(
         who = "the program" if machine.is_rank_of_program else "a launcher"
         evidence = f"LOCAL_RANK={environment.local_rank()} says that {who} has started this process"
     return environment, evidence
-
-
-def _start_of(strategy: Entry[Strategy] | Strategy) -> str | None:
-    if isinstance(strategy, Strategy):
-        return strategy.facts.start_method
-    start: str | None = strategy.init_params.get("start_method", strategy.cls.facts.start_method)
-    return start
 
 
 def _start_method(
@@ -343,7 +330,9 @@ def _start_method(
             f"{cls.__name__} trains on several devices, and those of the accelerator {accelerator.name!r} cannot "
             f'exchange gradients: devices={settings.devices!r} means {len(devices)}. Write devices=1, strategy="auto".'
         )
-    start = _start_of(strategy)
+    facts = strategy.facts if isinstance(strategy, Strategy) else cls.facts
+    named = strategy.init_params if isinstance(strategy, Entry) else {}
+    start: str | None = named.get("start_method", facts.start_method)
     launcher = None if start is None else LauncherRegistry.of(start, cls.__name__).cls
     if launcher is not None and launcher.scheduler is not None and not environment.creates_processes_externally:
         if any(device.index not in (None, position) for position, device in enumerate(devices)):
@@ -360,10 +349,9 @@ def _start_method(
     return None if processes == 1 and remains else start  # there is no other process on this machine
 
 
-def _accelerator(settings: Settings, strategy: Entry[Strategy] | Strategy | None) -> tuple[Accelerator, str]:
+def _accelerator(settings: Settings, own: OwnParts) -> tuple[Accelerator, str]:
     given: Any = settings.accelerator
-    carried = strategy.own_parts.accelerator if isinstance(strategy, Strategy) else None
-    if carried is not None:
+    if (carried := own.accelerator) is not None:
         if given != "auto" and given is not carried:
             raise ConfigurationError(
                 f"The strategy carries a {type(carried).__name__}, and accelerator={shown(given)} names another. "
@@ -382,16 +370,17 @@ def _devices(
     settings: Settings,
     accelerator: Accelerator,
     strategy: Entry[Strategy] | Strategy | None,
+    own: OwnParts,
     environment: ClusterEnvironment,
 ) -> tuple[tuple[torch.device, ...], str]:
     given: Any = settings.devices
-    if isinstance(strategy, Strategy) and (own := strategy.own_parts.devices):
-        if given != "auto" or own[0].type != accelerator.autocast_device_type:
+    if own.devices:
+        if given != "auto" or own.devices[0].type != accelerator.autocast_device_type:
             raise ConfigurationError(
-                f"The strategy names the device {own[0]}, which contradicts devices={given!r} on the "
+                f"The strategy names the device {own.devices[0]}, which contradicts devices={given!r} on the "
                 f"accelerator {accelerator.name!r}. Name the device once, with its accelerator."
             )
-        return own, "the strategy names it"
+        return own.devices, "the strategy names it"
     if given in (0, "0", [], "", None) or isinstance(given, bool):
         raise WrongTypeError(f'devices={given!r} names no device. Write devices=1 or devices="auto".')
     parsed: Any
@@ -416,11 +405,9 @@ def _devices(
             raise ConfigurationError(
                 f'devices={given!r} is no list of device numbers. Write devices=1, "0,1" or "auto".'
             )
-        counted = False
         if isinstance(parsed, int):
             parsed = list(range(accelerator.auto_device_count() if parsed == -1 else parsed))
-            counted = True
-        if not counted:
+        else:
             check_numbers(given, parsed, accelerator)
         why = f"devices={given!r}"
     devices = tuple(accelerator.get_parallel_devices(parsed))
@@ -433,11 +420,10 @@ def _devices(
 
 
 def _precision(
-    settings: Settings, plugin: Precision | None, strategy: Entry[Strategy] | Strategy, accelerator: Accelerator
+    settings: Settings, plugin: Precision | None, own: OwnParts, accelerator: Accelerator
 ) -> tuple[Precision, str]:
     given = settings.precision
-    carried = strategy.own_parts.precision if isinstance(strategy, Strategy) else None
-    if carried is not None:
+    if (carried := own.precision) is not None:
         if given is not None or (plugin is not None and plugin is not carried):
             other = f"precision={given!r}" if given is not None else f"a {type(plugin).__name__} in plugins"
             raise ConfigurationError(

@@ -10,9 +10,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import inspect
 import numbers
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -70,82 +73,109 @@ class Callback(Protocol):
     ends_training: bool
 
 
-def _argument(default: Any, doc: str) -> Any:
-    return dataclasses.field(default=default, metadata={"doc": doc})
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Settings:
     """The Trainer's arguments as passed, each checked separately.
+
+    Args:
+        accelerator: hardware: "auto", "gpu", a device type, or an Accelerator.
+        strategy: how the model is spread over devices: "auto", a name, or a Strategy.
+        devices: a number of devices, a list of their indices, or "auto" or -1 for all.
+        num_nodes: number of machines.
+        precision: "32-true" (the default), "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true" or "float8".
+        logger: loggers or their names ("csv"); True or None: TensorBoard if it is installed, else CSV; False: none.
+        callbacks: callbacks, in the order in which they run.
+        fast_dev_run: run n (True: 1) batches of every stage, without loggers and checkpoints.
+        max_epochs: stop after this many epochs; None: 1000 if there is no other limit; -1: no limit.
+        min_epochs: train at least this many epochs, even if a callback asks to stop.
+        max_steps: stop after this many optimizer steps; -1: no limit.
+        min_steps: train at least this many optimizer steps, even if a callback asks to stop.
+        max_time: stop training after this time: "DD:HH:MM:SS", a timedelta or its arguments.
+        stop_timeout_s: seconds to save and to end after SIGTERM, Ctrl-C or a time limit.
+        limit_train_batches: batches per training epoch: a count or a fraction.
+        limit_val_batches: batches per validation loader: a count or a fraction.
+        limit_test_batches: batches per test loader: a count or a fraction.
+        limit_predict_batches: batches per prediction loader: a count or a fraction.
+        overfit_batches: train and validate on the same few batches: a number or a fraction; 0.0: off.
+        val_check_interval: validate every n batches, after a fraction of the epoch, or after a time; None: at the end
+            of the epoch.
+        check_val_every_n_epoch: validate in every n-th epoch; None: count batches across epochs.
+        num_sanity_val_steps: validation batches that the sanity check runs before training; None: 2; -1: all.
+        log_every_n_steps: log values per step every n optimizer steps; None: 50.
+        enable_checkpointing: add a ModelCheckpoint if none is given; None: yes.
+        enable_progress_bar: show a progress bar; None: yes.
+        enable_model_summary: print a table of the model; None: yes.
+        accumulate_grad_batches: batches of one optimizer step; their gradients are averaged.
+        gradient_clip_val: clip gradients to this norm or value; None: do not clip.
+        gradient_clip_algorithm: "norm" (the default) or "value".
+        deterministic: torch.use_deterministic_algorithms during the run; None: unchanged.
+        benchmark: torch.backends.cudnn.benchmark during the run; None: unchanged.
+        inference_mode: validate and test under torch.inference_mode instead of no_grad.
+        use_distributed_sampler: split the data over the processes; no effect with one process.
+        split_batches: a loader's batch_size is that of all processes together, not of each.
+        profiler: what measures the run: a profiler, or "simple", "advanced", "pytorch", "memory" or "xla"; None:
+            nothing.
+        detect_anomaly: torch.autograd.set_detect_anomaly during training.
+        barebones: switch off logging, checkpoints, progress bar, summary and sanity check.
+        plugins: a Precision, CheckpointIO, ClusterEnvironment or LayerSync of your own, or their names.
+        sync_batchnorm: batch norm over the batches of all processes; no effect with one process.
+        check_collectives: check that all processes make the same collective on tensors; None: the first 100 of a run.
+        stall_timeout_s: say which rank waits where after this time without progress; None: never.
+        reload_dataloaders_every_n_epochs: call the loader hooks again every n epochs; 0: never.
+        default_root_dir: folder of logs and checkpoints; None: the working directory.
+        enable_autolog_hparams: log the hyperparameters of module and datamodule.
+        model_registry: name of a model registry.
+        compile: torch.compile: True: the model; "blocks" or classes: these layers; a dict: its arguments; None:
+            nothing.
+        split_on_oom: run batches that do not fit into memory again, in parts, with the gradients of the whole batch.
+        cuda_graphs: replay training steps as graphs of the device: "auto": where that is possible and faster; True:
+            always.
+        optimizer_kernels: faster kernels of optimizers on the host: "equal": with the same numbers; "fastest": any; None:
+            none.
+        save_trainable_only: checkpoints leave out frozen weights, and keep their fingerprints.
 
     Raises:
         ConfigurationError: an argument does not accept its value.
         NotSupportedError: this version does not support a valid value.
     """
 
-    accelerator: str | Accelerator = _argument("auto", 'hardware: "auto", "gpu", a device type, or an Accelerator')
-    strategy: StrategyName | Strategy = _argument(
-        "auto", 'how the model is spread over devices: "auto", a name, or a Strategy'
-    )
-    devices: int | list[int] | str = _argument(
-        "auto", 'a number of devices, a list of their indices, or "auto" or -1 for all'
-    )
-    num_nodes: int = _argument(1, "number of machines")
-    precision: PrecisionName | None = _argument(
-        None, '"32-true" (the default), "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true" or "float8"'
-    )
-    logger: Logger | Iterable[Logger | str] | bool | None = _argument(
-        None, 'loggers or their names ("csv"); True or None: TensorBoard if it is installed, else CSV; False: none'
-    )
-    callbacks: list[Callback] | Callback | None = _argument(None, "callbacks, in the order in which they run")
-    fast_dev_run: int | bool = _argument(
-        False, "run n (True: 1) batches of every stage, without loggers and checkpoints"
-    )
-    max_epochs: int | None = _argument(
-        None, "stop after this many epochs; None: 1000 if there is no other limit; -1: no limit"
-    )
-    min_epochs: int | None = _argument(None, "train at least this many epochs, even if a callback asks to stop")
-    max_steps: int = _argument(-1, "stop after this many optimizer steps; -1: no limit")
-    min_steps: int | None = _argument(None, "train at least this many optimizer steps, even if a callback asks to stop")
-    max_time: str | timedelta | dict[str, int] | None = _argument(
-        None, 'stop training after this time: "DD:HH:MM:SS", a timedelta or its arguments'
-    )
-    stop_timeout_s: float = _argument(600.0, "seconds to save and to end after SIGTERM, Ctrl-C or a time limit")
-    limit_train_batches: int | float | None = _argument(None, "batches per training epoch: a count or a fraction")
-    limit_val_batches: int | float | None = _argument(None, "batches per validation loader: a count or a fraction")
-    limit_test_batches: int | float | None = _argument(None, "batches per test loader: a count or a fraction")
-    limit_predict_batches: int | float | None = _argument(None, "batches per prediction loader: a count or a fraction")
-    overfit_batches: int | float = _argument(
-        0.0, "train and validate on the same few batches: a number or a fraction; 0.0: off"
-    )
-    val_check_interval: int | float | str | timedelta | dict[str, int] | None = _argument(
-        None, "validate every n batches, after a fraction of the epoch, or after a time; None: at the end of the epoch"
-    )
-    check_val_every_n_epoch: int | None = _argument(
-        1, "validate in every n-th epoch; None: count batches across epochs"
-    )
-    num_sanity_val_steps: int | None = _argument(
-        None, "validation batches that the sanity check runs before training; None: 2; -1: all"
-    )
-    log_every_n_steps: int | None = _argument(None, "log values per step every n optimizer steps; None: 50")
-    enable_checkpointing: bool | None = _argument(None, "add a ModelCheckpoint if none is given; None: yes")
-    enable_progress_bar: bool | None = _argument(None, "show a progress bar; None: yes")
-    enable_model_summary: bool | None = _argument(None, "print a table of the model; None: yes")
-    accumulate_grad_batches: int = _argument(1, "batches of one optimizer step; their gradients are averaged")
-    gradient_clip_val: int | float | None = _argument(None, "clip gradients to this norm or value; None: do not clip")
-    gradient_clip_algorithm: str | None = _argument(None, '"norm" (the default) or "value"')
-    deterministic: bool | Literal["warn"] | None = _argument(
-        None, "torch.use_deterministic_algorithms during the run; None: unchanged"
-    )
-    benchmark: bool | None = _argument(None, "torch.backends.cudnn.benchmark during the run; None: unchanged")
-    inference_mode: bool = _argument(True, "validate and test under torch.inference_mode instead of no_grad")
-    use_distributed_sampler: bool = _argument(True, "split the data over the processes; no effect with one process")
-    split_batches: bool = _argument(False, "a loader's batch_size is that of all processes together, not of each")
-    profiler: Profiler | str | None = _argument(
-        None, 'what measures the run: a profiler, or "simple", "advanced", "pytorch", "memory" or "xla"; None: nothing'
-    )
-    detect_anomaly: bool = _argument(False, "torch.autograd.set_detect_anomaly during training")
-    barebones: bool = _argument(False, "switch off logging, checkpoints, progress bar, summary and sanity check")
+    accelerator: str | Accelerator = "auto"
+    strategy: StrategyName | Strategy = "auto"
+    devices: int | list[int] | str = "auto"
+    num_nodes: int = 1
+    precision: PrecisionName | None = None
+    logger: Logger | Iterable[Logger | str] | bool | None = None
+    callbacks: list[Callback] | Callback | None = None
+    fast_dev_run: int | bool = False
+    max_epochs: int | None = None
+    min_epochs: int | None = None
+    max_steps: int = -1
+    min_steps: int | None = None
+    max_time: str | timedelta | dict[str, int] | None = None
+    stop_timeout_s: float = 600.0
+    limit_train_batches: int | float | None = None
+    limit_val_batches: int | float | None = None
+    limit_test_batches: int | float | None = None
+    limit_predict_batches: int | float | None = None
+    overfit_batches: int | float = 0.0
+    val_check_interval: int | float | str | timedelta | dict[str, int] | None = None
+    check_val_every_n_epoch: int | None = 1
+    num_sanity_val_steps: int | None = None
+    log_every_n_steps: int | None = None
+    enable_checkpointing: bool | None = None
+    enable_progress_bar: bool | None = None
+    enable_model_summary: bool | None = None
+    accumulate_grad_batches: int = 1
+    gradient_clip_val: int | float | None = None
+    gradient_clip_algorithm: str | None = None
+    deterministic: bool | Literal["warn"] | None = None
+    benchmark: bool | None = None
+    inference_mode: bool = True
+    use_distributed_sampler: bool = True
+    split_batches: bool = False
+    profiler: Profiler | str | None = None
+    detect_anomaly: bool = False
+    barebones: bool = False
     plugins: (
         Precision
         | CheckpointIO
@@ -154,31 +184,19 @@ class Settings:
         | str
         | list[Precision | CheckpointIO | ClusterEnvironment | LayerSync | str]
         | None
-    ) = _argument(None, "a Precision, CheckpointIO, ClusterEnvironment or LayerSync of your own, or their names")
-    sync_batchnorm: bool = _argument(False, "batch norm over the batches of all processes; no effect with one process")
-    check_collectives: bool | None = _argument(
-        None, "check that all processes make the same collective on tensors; None: the first 100 of a run"
-    )
-    stall_timeout_s: float | None = _argument(
-        300.0, "say which rank waits where after this time without progress; None: never"
-    )
-    reload_dataloaders_every_n_epochs: int = _argument(0, "call the loader hooks again every n epochs; 0: never")
-    default_root_dir: str | Path | None = _argument(None, "folder of logs and checkpoints; None: the working directory")
-    enable_autolog_hparams: bool = _argument(True, "log the hyperparameters of module and datamodule")
-    model_registry: str | None = _argument(None, "name of a model registry")
-    compile: bool | str | type | list[str | type] | dict[str, Any] | None = _argument(
-        None, 'torch.compile: True: the model; "blocks" or classes: these layers; a dict: its arguments; None: nothing'
-    )
-    split_on_oom: bool = _argument(
-        False, "run batches that do not fit into memory again, in parts, with the gradients of the whole batch"
-    )
-    cuda_graphs: bool | Literal["auto"] = _argument(
-        False, 'replay training steps as graphs of the device: "auto": where that is possible and faster; True: always'
-    )
-    optimizer_kernels: Literal["equal", "fastest"] | None = _argument(
-        "equal", 'faster kernels of optimizers on the host: "equal": with the same numbers; "fastest": any; None: none'
-    )
-    save_trainable_only: bool = _argument(False, "checkpoints leave out frozen weights, and keep their fingerprints")
+    ) = None
+    sync_batchnorm: bool = False
+    check_collectives: bool | None = None
+    stall_timeout_s: float | None = 300.0
+    reload_dataloaders_every_n_epochs: int = 0
+    default_root_dir: str | Path | None = None
+    enable_autolog_hparams: bool = True
+    model_registry: str | None = None
+    compile: bool | str | type | list[str | type] | dict[str, Any] | None = None
+    split_on_oom: bool = False
+    cuda_graphs: bool | Literal["auto"] = False
+    optimizer_kernels: Literal["equal", "fastest"] | None = "equal"
+    save_trainable_only: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.logger, Iterator):  # so that it can be iterated more than once
@@ -191,7 +209,12 @@ class Settings:
                     f"Trainer({name}={shown(value)}) is not supported by this version of drivetrain, which only knows "
                     f"{name}={only!r}. Leave {name} out."
                 )
-        self._check_barebones()
+        for name, harmless in _NOT_IN_BAREBONES.items() if self.barebones else ():
+            if (value := getattr(self, name)) not in harmless:
+                raise ConfigurationError(
+                    f"Trainer(barebones=True, {name}={shown(value)}): barebones switches {name} off. "
+                    "Leave one of them out."
+                )
         if self.overfit_batches and self.fast_dev_run:
             raise ConfigurationError(
                 f"Trainer(overfit_batches={self.overfit_batches!r}, fast_dev_run={self.fast_dev_run!r}) both say how "
@@ -212,26 +235,18 @@ class Settings:
     def has_own_end(self) -> bool:
         """Whether a callback limits training itself."""
         given = self.callbacks or []
-        return any(
-            getattr(callback, "ends_training", False)
-            for callback in (given if isinstance(given, (list, tuple)) else [given])
-        )
+        callbacks = given if isinstance(given, (list, tuple)) else [given]
+        return any(getattr(callback, "ends_training", False) for callback in callbacks)
 
-    def _check_barebones(self) -> None:
-        """Check that ``barebones``, which disables everything that costs time beyond the step, is not contradicted."""
-        if not self.barebones:
-            return
-        for name, harmless in _NOT_IN_BAREBONES.items():
-            if (value := getattr(self, name)) not in harmless:
-                raise ConfigurationError(
-                    f"Trainer(barebones=True, {name}={shown(value)}): barebones switches {name} off. "
-                    "Leave one of them out."
-                )
+
+_ENTRIES = re.compile(r"^    ([a-z]\w*): (.+(?:\n        .+)*)", re.MULTILINE)
+DOCS = {name: " ".join(text.split())[:-1] for name, text in _ENTRIES.findall(inspect.getdoc(Settings) or "")}
+"""By argument, its line in the docstring of :class:`Settings`."""
 
 
 def doc_of(field: dataclasses.Field[Any]) -> str:
     """Return the line that documents an argument."""
-    doc: str = field.metadata["doc"]
+    doc = DOCS.get(field.name, "")  # without docstrings, under ``python -OO``, there is none
     return f"{doc}; not supported yet: only the default is accepted" if field.name in NOT_YET else doc
 
 
@@ -260,7 +275,7 @@ def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
         ConfigurationError: it has another form, or is not positive.
     """
     seconds = 0.0
-    try:
+    with suppress(ValueError, TypeError):
         if isinstance(value, str):
             days, hours, minutes, rest = (int(part) for part in value.split(":"))
             seconds = timedelta(days=days, hours=hours, minutes=minutes, seconds=rest).total_seconds()
@@ -268,8 +283,6 @@ def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
             seconds = timedelta(**value).total_seconds()
         elif isinstance(value, timedelta):
             seconds = value.total_seconds()
-    except (ValueError, TypeError):
-        pass
     if seconds <= 0:
         raise _wrong(
             name, value, 'a duration: "DD:HH:MM:SS", a timedelta or a dictionary of its arguments',
@@ -281,9 +294,7 @@ def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
 def val_interval_of(
     value: int | float | str | timedelta | Mapping[str, int] | None,
 ) -> tuple[int | float, float | None]:
-    """Return ``val_check_interval`` in batches (int) or as a fraction (float), and in seconds if it is a duration, else
-    ``None``.
-    """
+    """Return ``val_check_interval``: batches (int) or a fraction (float), and seconds if it is a duration."""
     if value is None:
         return 1.0, None
     return (value, None) if isinstance(value, (int, float)) else (1.0, seconds_of("val_check_interval", value))
@@ -394,6 +405,8 @@ def _compile(name: str, value: Any) -> None:
 
 
 _RULES: dict[str, Callable[[str, Any], None]] = {
+    **{field.name: _one_of(True, False) for field in dataclasses.fields(Settings) if field.type == "bool"},
+    **{field.name: _one_of(True, False, None) for field in dataclasses.fields(Settings) if field.type == "bool | None"},
     "num_nodes": _count(1, optional=False),
     "fast_dev_run": _fast_dev_run,
     "max_epochs": _count(-1, optional=True),
@@ -411,30 +424,16 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "check_val_every_n_epoch": _count(1, optional=True),
     "num_sanity_val_steps": _count(-1, optional=True),
     "log_every_n_steps": _count(0, optional=True),
-    "enable_checkpointing": _one_of(True, False, None),
-    "enable_progress_bar": _one_of(True, False, None),
-    "enable_model_summary": _one_of(True, False, None),
     "accumulate_grad_batches": _accumulation,
     "gradient_clip_val": functools.partial(_amount, "1.0"),
     "gradient_clip_algorithm": _one_of("norm", "value", None),
     "deterministic": _one_of(True, False, "warn", None),
-    "benchmark": _one_of(True, False, None),
-    "inference_mode": _one_of(True, False),
-    "use_distributed_sampler": _one_of(True, False),
-    "split_batches": _one_of(True, False),
-    "detect_anomaly": _one_of(True, False),
-    "barebones": _one_of(True, False),
-    "sync_batchnorm": _one_of(True, False),
-    "check_collectives": _one_of(True, False, None),
     "stall_timeout_s": functools.partial(_amount, "300.0"),
     "reload_dataloaders_every_n_epochs": _count(0, optional=False),
     "default_root_dir": _folder,
-    "enable_autolog_hparams": _one_of(True, False),
     "compile": _compile,
-    "split_on_oom": _one_of(True, False),
     "cuda_graphs": _one_of("auto", True, False),
     "optimizer_kernels": _one_of("equal", "fastest", None),
-    "save_trainable_only": _one_of(True, False),
 }
 
 

@@ -17,7 +17,7 @@ from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.cli import LightningArgumentParser
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import CSVLogger
-from drivetrain.settings import Settings
+from drivetrain.settings import DOCS, Settings
 
 Make = Callable[..., Any]
 
@@ -100,7 +100,7 @@ def test_every_argument_of_the_trainer_is_an_option_with_its_documentation(parse
     shown = " ".join(parser.format_help().split())
     for field in dataclasses.fields(Settings):
         assert f"--trainer.{field.name} " in shown
-        assert " ".join(field.metadata["doc"].split()) in shown
+        assert " ".join(DOCS[field.name].split()) in shown
         assert parser.get_default(f"trainer.{field.name}") == field.default
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +39,7 @@ from drivetrain.cli.hints import with_hint
 from drivetrain.errors import ConfigurationError, described, did_you_mean, shown
 from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.module import LightningModule
-from drivetrain.settings import Settings
+from drivetrain.settings import DOCS
 from drivetrain.trainer.trainer import Trainer
 
 AUTOMATIC = "AUTOMATIC"
@@ -185,7 +184,7 @@ class LightningArgumentParser(ArgumentParser):
     def _add_trainer(self, cls: type[Trainer], key: str) -> list[str]:
         _import_public_names()
         names: list[str] = self.add_class_arguments(cls, key, instantiate=False, fail_untyped=False, sub_configs=True)
-        docs = {f"{key}.{field.name}": field.metadata["doc"] for field in dataclasses.fields(Settings)}
+        docs = {f"{key}.{name}": doc for name, doc in DOCS.items()}
         for action in self._actions:
             if action.dest in docs and action.help != argparse.SUPPRESS:
                 action.help = docs[action.dest].replace("%", "%%")

@@ -31,6 +31,7 @@ from drivetrain.engine.parts import (
     strategy_of,
     verbs_of,
 )
+from drivetrain.engine.ranks import view
 from drivetrain.engine.state_files import StateFiles
 from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, unwrapped
 from drivetrain.errors import ConfigurationError, MissingAttributeError, WrongTypeError, arguments_checked, described
@@ -151,15 +152,8 @@ class Engine(StateFiles):
         assert self.strategy.accelerator is not None  # set by the constructor
         return self.strategy.accelerator
 
-    @property
-    def precision(self) -> Precision:
-        """The numeric precision."""
-        return self.strategy.precision_plugin
-
-    @property
-    def device(self) -> torch.device:
-        """The device this process computes on."""
-        return self.strategy.root_device
+    precision: Precision = view("strategy.precision_plugin", "The numeric precision.")
+    device: torch.device = view("strategy.root_device", "The device this process computes on.")
 
     @property
     def rng(self) -> Generators:
@@ -349,10 +343,10 @@ class Engine(StateFiles):
         """Return that context for a ``with`` statement, for operations outside wrapped modules, such as a loss."""
         return self.precision.forward_context() or nullcontext()
 
-    @property
-    def calls_through_forward(self) -> bool:
-        """Whether the strategy works in place, through the module's ``__call__``."""
-        return self.strategy.facts.calls_through_forward
+    calls_through_forward: bool = view(
+        "strategy.facts.calls_through_forward",
+        "Whether the strategy works in place, through the module's ``__call__``.",
+    )
 
     def input_conversion(self) -> Callable[[Any], Any] | None:
         """Converts a batch's numbers to this precision; ``None`` if they are not converted."""

@@ -50,8 +50,7 @@ def check_parts(plan: Plan) -> None:
     Raises:
         ConfigurationError: a part overrides a method that would never be called.
     """
-    given = plan.strategy
-    cls = type(given) if isinstance(given, Strategy) else given.cls
+    given, cls = plan.strategy, plan.strategy_class
     if cls.facts.engine_verbs is None:
         check_part(cls)
     elif not is_own_class(cls):

@@ -6,7 +6,8 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -21,42 +22,25 @@ from drivetrain.strategies.strategy import Strategy
 R = TypeVar("R")
 
 
-class _HasStrategy(Protocol):
-    @property
-    def strategy(self) -> Strategy: ...
+def view(path: str, doc: str) -> Any:  # a property; the class body that uses it declares its type
+    """Return a read-only property: the attribute at ``path`` of the object, such as "strategy.global_rank"."""
+    return property(attrgetter(path), doc=doc)
 
 
 class RankFacts:
     """Ranks and sizes of the job as properties, for classes with a ``strategy``: the Engine and the Trainer."""
 
-    @property
-    def global_rank(self: _HasStrategy) -> int:
-        """Index of this process in the job."""
-        return self.strategy.global_rank
+    strategy: Strategy
 
-    @property
-    def local_rank(self: _HasStrategy) -> int:
-        """Index of this process on its machine."""
-        return self.strategy.local_rank
+    global_rank: int = view("strategy.global_rank", "Index of this process in the job.")
+    local_rank: int = view("strategy.local_rank", "Index of this process on its machine.")
+    node_rank: int = view("strategy.node_rank", "Index of this machine in the job.")
+    world_size: int = view("strategy.world_size", "Number of processes in the job.")
+    is_global_zero: bool = view("strategy.is_global_zero", "Whether this process is global rank 0.")
 
-    @property
-    def node_rank(self: _HasStrategy) -> int:
-        """Index of this machine in the job."""
-        return self.strategy.node_rank
-
-    @property
-    def world_size(self: _HasStrategy) -> int:
-        """Number of processes in the job."""
-        return self.strategy.world_size
-
-    @property
-    def is_global_zero(self: _HasStrategy) -> bool:
-        """Whether this process is global rank 0."""
-        return self.strategy.is_global_zero
-
-    def print(self: _HasStrategy, *args: Any, **kwargs: Any) -> None:
+    def print(self, *args: Any, **kwargs: Any) -> None:
         """``print`` on global rank 0 only."""
-        if self.strategy.is_global_zero:
+        if self.is_global_zero:
             print(*args, **kwargs)
 
 
@@ -72,7 +56,6 @@ class Ranks(RankFacts):
     """
 
     plan: Plan
-    strategy: Strategy
     launcher: Launcher
     stall_timeout_s: float | None = 300.0
     _launched: bool = False

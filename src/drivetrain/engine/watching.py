@@ -85,13 +85,9 @@ def _make(strategy: Any) -> Sheet:
     first = strategy.global_rank - strategy.local_rank
     Board(folder, range(first, first + strategy.num_processes), strategy.world_size)
     sheet = join_board(folder, 0)
-    _start(folder)
-    return sheet
-
-
-def _start(folder: Path) -> None:
     try:
         watcher.start(folder)
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    return sheet

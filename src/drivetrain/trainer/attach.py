@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -136,8 +136,9 @@ def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
     given: Any = settings.logger
     by_default = given is None or isinstance(given, bool)
     found = [] if by_default else list(given) if isinstance(given, (list, tuple)) else [given]
-    contract = load("drivetrain.loggers:Logger")
-    found = [_logger_named(each, root_dir) if isinstance(each, str) else each for each in found]
+    contract, registry = load("drivetrain.loggers:Logger"), load("drivetrain.loggers:LoggerRegistry")
+    named = load("drivetrain.loggers.logger:logger_named")
+    found = [named(each, root_dir) if isinstance(each, str) and each in registry else each for each in found]
     for logger in found:
         if isinstance(logger, contract) and not is_own_class(type(logger)):
             load("drivetrain.base.members:check_members")(type(logger))
@@ -150,17 +151,6 @@ def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
     if plan.default_logger is not None and (by_default or settings.fast_dev_run):
         return [load(f"drivetrain.loggers:{plan.default_logger}")(root_dir)]
     return found
-
-
-def _logger_named(name: str, root_dir: str) -> Any:
-    """Return a new logger of this name, or the name itself if there is none."""
-    registry = load("drivetrain.loggers:LoggerRegistry")
-    return load("drivetrain.loggers.logger:logger_named")(name, root_dir) if name in registry else name
-
-
-def profiler_of(settings: Settings) -> Any:
-    """Return the profiler for the Trainer's argument, or ``None``."""
-    return None if settings.profiler is None else load("drivetrain.trainer.profiling:profiler_of")(settings.profiler)
 
 
 _RENAMED = {
@@ -186,12 +176,9 @@ _STEP_END = ("training_step_end", "validation_step_end", "test_step_end")
 _GONE_FROM_CALLBACKS = {
     "on_batch_start": "on_train_batch_start",
     "on_batch_end": "on_train_batch_end",
-    "on_epoch_start": "on_train_epoch_start",
-    "on_epoch_end": "on_train_epoch_end",
+    **{name: instead for name, (instead, arguments) in _RENAMED.items() if arguments == 0 and name.startswith("on_")},
     "on_init_start": "setup",
     "on_init_end": "setup",
-    "on_pretrain_routine_start": "on_fit_start",
-    "on_pretrain_routine_end": "on_fit_start",
     "on_keyboard_interrupt": "on_exception",
 }
 """The same for callbacks; these are warned of, because a callback may be written for several libraries."""
@@ -274,12 +261,8 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
                 f"{name}.{hook} is never called by {type(strategy).__name__}, which does not split batches. Do its "
                 f'work in {hook.removesuffix("_end")}, or write strategy="dp".'
             )
-    needed = {
-        TrainerFn.FITTING: ("training_step", "configure_optimizers"),
-        TrainerFn.VALIDATING: ("validation_step",),
-        TrainerFn.TESTING: ("test_step",),
-        TrainerFn.PREDICTING: (),
-    }[fn]
+    needed = [] if fn is TrainerFn.PREDICTING else [_STEPS[fn][0]]  # predict_step has a default
+    needed += ["configure_optimizers"] if fn is TrainerFn.FITTING else []
     for method in needed:
         if not overrides(module, method, LightningModule):
             near = next(near_misses(type(module), LightningModule, [method], alike=0.8), None)
@@ -347,33 +330,29 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
             own = getattr(type(party), hook)  # on the class: a property may not work yet
             if _CALLED_BY_THE_LOOPS.fullmatch(hook) and (isinstance(own, property) or overrides(party, hook, base)):
                 _check_hook(name, hook, own if isinstance(own, property) else getattr(party, hook), getattr(base, hook))
-        told = {*_RENAMED, *(_GONE_FROM_CALLBACKS if base is Callback else ())}
-        for method, hook in near_misses(type(party), base, hooks):
-            if method in _RENAMED:
-                continue  # check_module has refused it, or the strategy calls it
-            told.add(method)
-            rank_zero_warn(
-                f"{name}.{method} is never called by the Trainer. Did you mean {hook}? "
-                "If the name is meant, nothing is wrong.",
-                about=getattr(type(party), method),
-            )
         if base is Callback:
             field_members().warn_of_uncalled(type(party))
-        looks_like = _LIKE_A_HOOK_OF_A_CALLBACK if base is Callback else _LIKE_A_HOOK
-        for method, meant in uncalled_hooks(type(party), base, hooks, looks_like):
-            if method not in told:
-                rank_zero_warn(
-                    f"{name}.{method} is never called by the Trainer, which has no hook of this name. "
-                    f"{f'Did you mean {meant}? ' if meant else ''}If other code calls it, nothing is wrong.",
-                    about=getattr(type(party), method),
-                )
-        for gone, instead in _GONE_FROM_CALLBACKS.items() if base is Callback else ():
-            if gone not in called and defined_by_user(party, gone) and callable(getattr(party, gone)):
-                rank_zero_warn(
-                    f"{name}.{gone} is never called by the Trainer: this hook no longer exists. Do its work in "
-                    f"{instead}.",
-                    about=getattr(type(party), gone, None),
-                )
+        for method, cure in _uncalled(party, base, hooks, called):
+            rank_zero_warn(
+                f"{name}.{method} is never called by the Trainer{cure}", about=getattr(type(party), method, None)
+            )
+
+
+def _uncalled(party: Any, base: type, hooks: set[str], called: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Yield each method of ``party`` that looks like a hook and is none, with the rest of the warning."""
+    told = {*_RENAMED, *(_GONE_FROM_CALLBACKS if base is Callback else ())}
+    for method, hook in near_misses(type(party), base, hooks):
+        if method not in _RENAMED:  # check_module has refused it, or the strategy calls it
+            told.add(method)
+            yield method, f". Did you mean {hook}? If the name is meant, nothing is wrong."
+    looks_like = _LIKE_A_HOOK_OF_A_CALLBACK if base is Callback else _LIKE_A_HOOK
+    for method, meant in uncalled_hooks(type(party), base, hooks, looks_like):
+        if method not in told:
+            likely = f"Did you mean {meant}? " if meant else ""
+            yield method, f", which has no hook of this name. {likely}If other code calls it, nothing is wrong."
+    for gone, instead in _GONE_FROM_CALLBACKS.items() if base is Callback else ():
+        if gone not in called and defined_by_user(party, gone) and callable(getattr(party, gone)):
+            yield gone, f": this hook no longer exists. Do its work in {instead}."
 
 
 _LIKE_A_HOOK = re.compile(r"on_\w+|[a-z]\w*_(step|dataloader)|(train|val|valid|validation|test|predict)_loader")

@@ -43,13 +43,6 @@ MAY_DIFFER = {
 }
 """Arguments that the ranks of a job may be given differently, with the reason; all others are compared in each run."""
 
-_STAGES = {
-    TrainerFn.FITTING: ("fit", "validate"),
-    TrainerFn.VALIDATING: ("validate",),
-    TrainerFn.TESTING: ("test",),
-    TrainerFn.PREDICTING: ("predict",),
-}
-
 
 def compare_start(
     trainer: Any,
@@ -73,6 +66,7 @@ def compare_start(
         ConfigurationError: on all ranks, if they differ.
     """
     strategy = trainer.strategy
+    stages = ("fit", "validate") if fn is TrainerFn.FITTING else (fn.value,)
     changes = _may_change(trainer, datamodule)
     facts = Facts(
         job={
@@ -81,7 +75,7 @@ def compare_start(
             **_settings(trainer),
             **_callbacks(trainer),
             "ckpt_path": "a checkpoint" if resumes else "None",
-            **{f"loaders of the stage {stage!r}": _loaders(passed.get(stage), loaders, stage) for stage in _STAGES[fn]},
+            **{f"loaders of the stage {stage!r}": _loaders(passed.get(stage), loaders, stage) for stage in stages},
         },
         model={} if changes else of_module(trainer.lightning_module),
         seed=seed(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from drivetrain.engine.parts import listed
 from drivetrain.errors import ConfigurationError, shown
 
 _MAY_BE_FOREIGN = ("accelerator", "strategy")
@@ -32,7 +33,7 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
         if is_foreign(value):
             del arguments[name]
             _add(arguments, value, value.as_settings())
-    plugins = _as_list(arguments.get("plugins"))
+    plugins = listed(arguments.get("plugins"))
     if foreign := [each for each in plugins if is_foreign(each)]:
         arguments["plugins"] = [each for each in plugins if not is_foreign(each)]
         for each in foreign:
@@ -43,7 +44,7 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
 def _add(arguments: dict[str, Any], owner: Any, meant: Mapping[str, Any]) -> None:
     for name, value in meant.items():
         if name in _LISTS:
-            arguments[name] = [*_as_list(arguments.get(name)), *_as_list(value)]
+            arguments[name] = [*listed(arguments.get(name)), *listed(value)]
         elif name not in arguments or arguments[name] == "auto":
             arguments[name] = value
         elif value != "auto" and arguments[name] != value:
@@ -51,9 +52,3 @@ def _add(arguments: dict[str, Any], owner: Any, meant: Mapping[str, Any]) -> Non
                 f"Trainer got {name}={shown(arguments[name])} and a {type(owner).__name__}, which means "
                 f"{name}={shown(value)}. Leave one of them out."
             )
-
-
-def _as_list(value: Any) -> list[Any]:
-    if value is None:
-        return []
-    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -70,6 +70,12 @@ def _or(default: Any) -> Callable[[Any], Any]:
     return lambda value: default if value is None else value
 
 
+def _batches(stage: str, part: str) -> Any:
+    """Return the property ``limit_<stage>_batches``, which limits the batches of ``part``."""
+    doc = f"Batches of {part}: a count (int) or a fraction (float)."
+    return _limit(f"limit_{stage}_batches", doc, f"{stage}_batches", _or(1.0))
+
+
 class LimitsView:
     """The Trainer's arguments as properties.
 
@@ -99,22 +105,10 @@ class LimitsView:
     check_val_every_n_epoch: int | None = _limit(
         "check_val_every_n_epoch", "Validation runs in every n-th epoch; ``None``: batches are counted across epochs."
     )
-    limit_train_batches: int | float = _limit(
-        "limit_train_batches", "Batches of a training epoch: a count (int) or a fraction (float).",
-        "train_batches", _or(1.0),
-    )  # fmt: skip
-    limit_val_batches: int | float = _limit(
-        "limit_val_batches", "Batches of each validation loader: a count (int) or a fraction (float).",
-        "val_batches", _or(1.0),
-    )  # fmt: skip
-    limit_test_batches: int | float = _limit(
-        "limit_test_batches", "Batches of each test loader: a count (int) or a fraction (float).",
-        "test_batches", _or(1.0),
-    )  # fmt: skip
-    limit_predict_batches: int | float = _limit(
-        "limit_predict_batches", "Batches of each prediction loader: a count (int) or a fraction (float).",
-        "predict_batches", _or(1.0),
-    )  # fmt: skip
+    limit_train_batches: int | float = _batches("train", "a training epoch")
+    limit_val_batches: int | float = _batches("val", "each validation loader")
+    limit_test_batches: int | float = _batches("test", "each test loader")
+    limit_predict_batches: int | float = _batches("predict", "each prediction loader")
     reload_dataloaders_every_n_epochs: int = _limit(
         "reload_dataloaders_every_n_epochs",
         "Loaders that a hook returns are built again every so many epochs; 0: never.", "reload_every",
@@ -168,12 +162,8 @@ class LimitsView:
     @accumulate_grad_batches.setter
     def accumulate_grad_batches(self, value: int) -> None:
         run = self._run_parts
-        if (
-            value != 1
-            and run is not None
-            and run.progress.loop_stage is not None
-            and not run.module.automatic_optimization
-        ):
+        by_hand = run is not None and run.progress.loop_stage is not None and not run.module.automatic_optimization
+        if by_hand and value != 1:
             raise ConfigurationError(
                 f"trainer.accumulate_grad_batches = {value!r} would do nothing under manual optimization. "
                 "Call optimizer.step() in every n-th training_step only."

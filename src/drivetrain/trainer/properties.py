@@ -17,7 +17,7 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.engine.engine import Engine
-from drivetrain.engine.ranks import RankFacts
+from drivetrain.engine.ranks import RankFacts, view
 from drivetrain.engine.wrappers import unwrapped
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions, validation_follows
@@ -34,6 +34,23 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from drivetrain.loggers.logger import Logger
+
+
+# What these return are properties; the class body declares their types.
+
+
+def _is_running(stage: RunningStage, doc: str) -> Any:
+    return property(lambda trainer: trainer.progress.stage is stage, doc=doc)
+
+
+def _made_loaders(stage: str, doc: str) -> Any:
+    return property(
+        lambda trainer: None if trainer._run_parts is None else trainer._run_parts.loaders.made(stage), doc=doc
+    )
+
+
+def _batch_counts(stage: str, doc: str) -> Any:
+    return property(lambda trainer: trainer.num_eval_batches(stage), doc=doc)
 
 
 class TrainerView(LimitsView, RankFacts):
@@ -74,15 +91,14 @@ class TrainerView(LimitsView, RankFacts):
         assert self._hooks is not None  # a run has begun
         return self._hooks
 
-    @property
-    def plan(self) -> Plan:
-        """What was decided for this Trainer, with the reasons: ``print(trainer.plan)``."""
-        return self.engine.plan
-
-    @property
-    def strategy(self) -> Strategy:
-        """The strategy."""
-        return self.engine.strategy
+    plan: Plan = view("engine.plan", "What was decided for this Trainer, with the reasons: ``print(trainer.plan)``.")
+    strategy: Strategy = view("engine.strategy", "The strategy.")
+    precision_plugin: Any = view("strategy.precision_plugin", "The numeric precision.")
+    lightning_module: Any = view("strategy.lightning_module", "The user's module, or ``None`` before the first run.")
+    model: torch.nn.Module | None = view("strategy.model", "The module as wrapped by the strategy.")
+    current_run: Run | None = view(
+        "_run_parts", "The parts of the current run, or of the last; ``None`` before the first."
+    )
 
     @property
     def accelerator(self) -> Accelerator:
@@ -90,30 +106,10 @@ class TrainerView(LimitsView, RankFacts):
         return self.engine.accelerator
 
     @property
-    def precision_plugin(self) -> Any:
-        """The numeric precision."""
-        return self.strategy.precision_plugin
-
-    @property
     def precision(self) -> str:
-        """Its name, for example "32-true"."""
+        """The name of the numeric precision, for example "32-true"."""
         name: str = self.strategy.precision_plugin.name
         return name
-
-    @property
-    def lightning_module(self) -> Any:
-        """The user's module, or ``None`` before the first run."""
-        return self.strategy.lightning_module
-
-    @property
-    def model(self) -> torch.nn.Module | None:
-        """The module as wrapped by the strategy."""
-        return self.strategy.model
-
-    @property
-    def current_run(self) -> Run | None:
-        """The parts of the current run, or of the last; ``None`` before the first."""
-        return self._run_parts
 
     @property
     def callbacks(self) -> list[Callback]:
@@ -168,20 +164,14 @@ class TrainerView(LimitsView, RankFacts):
         self._set_ckpt_path = value
         self._ckpt_path = None if value is None else str(value)
 
-    @property
-    def scaler(self) -> Any:
-        """The gradient scaler of "16-mixed"; ``None`` otherwise."""
-        return self.strategy.precision_plugin.scaler
+    scaler: Any = view("strategy.precision_plugin.scaler", 'The gradient scaler of "16-mixed"; ``None`` otherwise.')
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any] | None:
         """Arguments of a DistributedSampler for this process; ``None`` with one process."""
         return self.strategy.distributed_sampler_kwargs if self.strategy.facts.is_distributed else None
 
-    @property
-    def num_nodes(self) -> int:
-        """The number of machines in the job."""
-        return self.settings.num_nodes
+    num_nodes: int = view("settings.num_nodes", "The number of machines in the job.")
 
     @property
     def num_devices(self) -> int:
@@ -273,10 +263,9 @@ class TrainerView(LimitsView, RankFacts):
         self.logbook.refresh()
         return self.logbook.logged_metrics
 
-    @property
-    def progress_bar_metrics(self) -> dict[str, float]:
-        """Values logged with ``prog_bar=True``, from the last flush."""
-        return self.logbook.bar_metrics
+    progress_bar_metrics: dict[str, float] = view(
+        "logbook.bar_metrics", "Values logged with ``prog_bar=True``, from the last flush."
+    )
 
     @property
     def current_epoch(self) -> int:
@@ -319,10 +308,7 @@ class TrainerView(LimitsView, RankFacts):
             )
         self.progress.ask_to_stop(value)
 
-    @property
-    def is_last_batch(self) -> bool:
-        """Whether the current training batch is the last of its epoch."""
-        return self.progress.is_last_batch
+    is_last_batch: bool = view("progress.is_last_batch", "Whether the current training batch is the last of its epoch.")
 
     @property
     def num_training_batches(self) -> float:
@@ -341,20 +327,9 @@ class TrainerView(LimitsView, RankFacts):
             return run.loaders.count_training()
         return ENDLESS if run.loaders.made_training is None else count
 
-    @property
-    def num_val_batches(self) -> list[float]:
-        """Validation batches of each loader."""
-        return self.num_eval_batches("validate")
-
-    @property
-    def num_test_batches(self) -> list[float]:
-        """Test batches of each loader."""
-        return self.num_eval_batches("test")
-
-    @property
-    def num_predict_batches(self) -> list[float]:
-        """Prediction batches of each loader."""
-        return self.num_eval_batches("predict")
+    num_val_batches: list[float] = _batch_counts("validate", "Validation batches of each loader.")
+    num_test_batches: list[float] = _batch_counts("test", "Test batches of each loader.")
+    num_predict_batches: list[float] = _batch_counts("predict", "Prediction batches of each loader.")
 
     @property
     def num_sanity_val_batches(self) -> list[float]:
@@ -367,28 +342,12 @@ class TrainerView(LimitsView, RankFacts):
             return []
         return [source.num_batches for source in self._run_parts.loaders.made_evaluation.get(stage, [])]
 
-    @property
-    def train_dataloader(self) -> Any:
-        """The training loader, or several in the nesting in which they were passed, once they exist."""
-        return self._made_loaders("fit")
-
-    @property
-    def val_dataloaders(self) -> Any:
-        """The validation loaders, once they exist."""
-        return self._made_loaders("validate")
-
-    @property
-    def test_dataloaders(self) -> Any:
-        """The test loaders, once they exist."""
-        return self._made_loaders("test")
-
-    @property
-    def predict_dataloaders(self) -> Any:
-        """The prediction loaders, once they exist."""
-        return self._made_loaders("predict")
-
-    def _made_loaders(self, stage: str) -> Any:
-        return None if self._run_parts is None else self._run_parts.loaders.made(stage)
+    train_dataloader: Any = _made_loaders(
+        "fit", "The training loader, or several in the nesting in which they were passed, once they exist."
+    )
+    val_dataloaders: Any = _made_loaders("validate", "The validation loaders, once they exist.")
+    test_dataloaders: Any = _made_loaders("test", "The test loaders, once they exist.")
+    predict_dataloaders: Any = _made_loaders("predict", "The prediction loaders, once they exist.")
 
     @property
     def enable_validation(self) -> bool:
@@ -447,35 +406,12 @@ class TrainerView(LimitsView, RankFacts):
             steps = sum(ceil(batches / schedule.get_accumulate_grad_batches(epoch)) for epoch in epochs)
         return min(steps, self.limits.max_steps)
 
-    @property
-    def state(self) -> Progress:
-        """The run's ``fn``, ``status`` and ``stage``, and its counters."""
-        return self.progress
-
-    @property
-    def training(self) -> bool:
-        """Whether a training epoch is running."""
-        return self.progress.stage is RunningStage.TRAINING
-
-    @property
-    def validating(self) -> bool:
-        """Whether validation is running; False in the sanity check."""
-        return self.progress.stage is RunningStage.VALIDATING
-
-    @property
-    def testing(self) -> bool:
-        """Whether testing is running."""
-        return self.progress.stage is RunningStage.TESTING
-
-    @property
-    def predicting(self) -> bool:
-        """Whether prediction is running."""
-        return self.progress.stage is RunningStage.PREDICTING
-
-    @property
-    def sanity_checking(self) -> bool:
-        """Whether the sanity check is running."""
-        return self.progress.stage is RunningStage.SANITY_CHECKING
+    state: Progress = view("progress", "The run's ``fn``, ``status`` and ``stage``, and its counters.")
+    training: bool = _is_running(RunningStage.TRAINING, "Whether a training epoch is running.")
+    validating: bool = _is_running(RunningStage.VALIDATING, "Whether validation is running; False in the sanity check.")
+    testing: bool = _is_running(RunningStage.TESTING, "Whether testing is running.")
+    predicting: bool = _is_running(RunningStage.PREDICTING, "Whether prediction is running.")
+    sanity_checking: bool = _is_running(RunningStage.SANITY_CHECKING, "Whether the sanity check is running.")
 
     @property
     def evaluating(self) -> bool:

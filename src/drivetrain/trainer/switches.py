@@ -24,7 +24,8 @@ def torch_switches(settings: Settings, training: bool) -> Iterator[None]:
         if benchmark is None and settings.deterministic:
             benchmark = False  # its choice of algorithm depends on timings
         if benchmark is not None:
-            stack.enter_context(_cudnn_benchmark(benchmark))
+            stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+            torch.backends.cudnn.benchmark = benchmark  # cudnn.flags() would turn cuDNN off, by its other defaults
         if training:
             stack.enter_context(torch.set_grad_enabled(True))
             if settings.detect_anomaly:
@@ -44,16 +45,6 @@ def interrupts_ignored() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _cudnn_benchmark(benchmark: bool) -> Iterator[None]:
-    before = torch.backends.cudnn.benchmark  # cudnn.flags() would turn cuDNN off, by its other defaults
-    torch.backends.cudnn.benchmark = benchmark
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 @contextmanager

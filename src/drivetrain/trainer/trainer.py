@@ -19,7 +19,7 @@ from drivetrain.base.compiled import compiled_in_place, context_of
 from drivetrain.base.files import spelled
 from drivetrain.base.introspect import is_own_class, overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.registry import Entry, load
+from drivetrain.base.registry import load
 from drivetrain.callback import Callback
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -84,11 +84,12 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
     return complete_and_init
 
 
-def _unknown(fn: TrainerFn, unknown: Mapping[str, Any]) -> UnknownArgumentError:
-    """Return the error for an argument that the entry point of ``fn`` does not have."""
-    from drivetrain.advice.overlooked import unknown_of
+def _check_unknown(fn: TrainerFn, unknown: Mapping[str, Any]) -> None:
+    """Raise a helpful error for an argument that the entry point of ``fn`` does not have."""
+    if unknown:
+        from drivetrain.advice.overlooked import unknown_of
 
-    return unknown_of(fn, unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:])
+        raise unknown_of(fn, unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:])
 
 
 @documents_arguments
@@ -171,9 +172,8 @@ class Trainer(TrainerView):
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = Settings(**_without_configs(arguments))
         plan = resolve(self.settings)
-        strategy_class = plan.strategy.cls if isinstance(plan.strategy, Entry) else type(plan.strategy)
-        if strategy_class.facts.engine_verbs is not None:
-            strategy_class.facts.engine_verbs.refuse_trainer(strategy_class)
+        if (verbs := plan.strategy_class.facts.engine_verbs) is not None:
+            verbs.refuse_trainer(plan.strategy_class)
         self.limits = Limits.of(self.settings)
         self.progress = Progress()
         self.default_root_dir = spelled(self.settings.default_root_dir or Path.cwd())
@@ -181,7 +181,9 @@ class Trainer(TrainerView):
         self._callbacks: list[Callback] = attach.callbacks_of(self.settings, plan.environment)
         self._loggers: list[Logger] = attach.loggers_of(self.settings, plan, self.default_root_dir)
         self._failed_loggers: list[Logger] = []
-        self._profiler: Any = attach.profiler_of(self.settings)
+        self._profiler: Any = None
+        if self.settings.profiler is not None:
+            self._profiler = load("drivetrain.trainer.profiling:profiler_of")(self.settings.profiler)
         self.engine = Engine(plan=plan, check_collectives=self.settings.check_collectives)
         self.engine.stall_timeout_s = None  # each run is watched from its beginning to its end
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
@@ -221,8 +223,7 @@ class Trainer(TrainerView):
             SystemExit: after Ctrl-C with code 130, after SIGTERM with code 143 as a SIGTERMException, when everything
                 is saved and cleaned up; in a notebook, Ctrl-C raises KeyboardInterrupt instead.
         """
-        if unknown:
-            raise _unknown(TrainerFn.FITTING, unknown)
+        _check_unknown(TrainerFn.FITTING, unknown)
         passed = {"fit": train_dataloaders, "validate": val_dataloaders}
         self.run_job(self._job(TrainerFn.FITTING, model, passed, datamodule, ckpt_path, weights_only))
         from drivetrain.trainer import last
@@ -253,8 +254,7 @@ class Trainer(TrainerView):
         Returns:
             One dictionary of metrics per loader.
         """
-        if unknown:
-            raise _unknown(TrainerFn.VALIDATING, unknown)
+        _check_unknown(TrainerFn.VALIDATING, unknown)
         return self._evaluate(TrainerFn.VALIDATING, model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     @accepts_no_more
@@ -269,8 +269,7 @@ class Trainer(TrainerView):
         **unknown: Unpack[NoMore],
     ) -> list[dict[str, float]]:
         """Run one pass over the test loaders, with the arguments of :meth:`validate`."""
-        if unknown:
-            raise _unknown(TrainerFn.TESTING, unknown)
+        _check_unknown(TrainerFn.TESTING, unknown)
         return self._evaluate(TrainerFn.TESTING, model, dataloaders, ckpt_path, verbose, datamodule, weights_only)
 
     @accepts_no_more
@@ -297,8 +296,7 @@ class Trainer(TrainerView):
             One output per batch; with several loaders, a list of outputs for each. Empty with
             ``return_predictions=False``.
         """
-        if unknown:
-            raise _unknown(TrainerFn.PREDICTING, unknown)
+        _check_unknown(TrainerFn.PREDICTING, unknown)
         fn = TrainerFn.PREDICTING
         model, ckpt_path = self._model_or_last(fn, model, ckpt_path)
         self.predictions = Predictions(keeps=return_predictions is not False)
