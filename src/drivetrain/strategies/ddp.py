@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.compiled import compiled_method
-from drivetrain.base.registry import Entry, Registry, first_line
+from drivetrain.base.registry import Entry, first_line
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
@@ -27,7 +27,7 @@ from drivetrain.strategies.model_averaging import ModelAveraging, model_averagin
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy, until_thawed
 from drivetrain.strategies.peers import some
 from drivetrain.strategies.placement import optimizer_to
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -86,10 +86,6 @@ class DDPStrategy(ParallelStrategy):
     """The class of the object around the module, for a subclass that runs the module in another way."""
 
     _averaging: ModelAveraging | None = None
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.derive(lambda installed: _entries(installed))
 
     def __init__(
         self,
@@ -369,6 +365,9 @@ def _entries(installed: bool) -> dict[str, Entry[Strategy]]:
         for name, start in _starts(installed).items()
         for form, arguments in forms.items()
     }
+
+
+StrategyRegistry.derive(_entries)
 
 
 def _static_from_first_exchange(model: DistributedDataParallel) -> None:

@@ -9,13 +9,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drivetrain.base.registry import Registry
 from drivetrain.strategies.batch_parts import split_batch
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.dp import bound_to, check_run
 from drivetrain.strategies.facts import Earlier
 from drivetrain.strategies.replicas import Replicas
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import StrategyRegistry
 
 
 class _BetweenMachines(DistributedDataParallel):
@@ -32,6 +31,7 @@ class _BetweenMachines(DistributedDataParallel):
         return through
 
 
+@StrategyRegistry.register("ddp2")
 class DDP2Strategy(DDPStrategy):
     """``dp`` on the devices of each machine, and ``ddp`` between machines.
 
@@ -48,10 +48,6 @@ class DDP2Strategy(DDPStrategy):
     wrapper = _BetweenMachines
 
     _made: Sequence[Replicas] = ()
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("ddp2", cls)
 
     def split_batch(self, batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any], list[int]]:
         """Return the parts of a machine's batch; see :meth:`DataParallelStrategy.split_batch`."""

@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_method
-from drivetrain.base.registry import Registry
 from drivetrain.base.restoring import restoring
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -36,7 +35,7 @@ from drivetrain.strategies import (
 )
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.step_parts import OwnStep, StepParts
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import StrategyRegistry
 
 _NAMES: dict[str, dict[str, Any]] = {
     "deepspeed": {},
@@ -84,11 +83,6 @@ class DeepSpeedStrategy(ParallelStrategy):
     facts = ParallelStrategy.facts.but(
         honoured_hooks=StepParts.HOOKS, engine_class="drivetrain.compat.fabric_deepspeed:FabricDeepSpeedStrategy"
     )
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        for name, arguments in _NAMES.items():
-            strategy_registry.register(name, cls, **arguments)
 
     def __init__(
         self,
@@ -487,3 +481,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         trainer = getattr(self.lightning_module, "_trainer", None)
         resumes = trainer is not None and trainer.progress.fn == "fit"
         return {"state_dict": _deepspeed_folder.weights_in(Path(checkpoint_path), resumes, weights_only)}
+
+
+for _name, _arguments in _NAMES.items():
+    StrategyRegistry.register(_name, DeepSpeedStrategy, **_arguments)

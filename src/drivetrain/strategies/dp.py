@@ -11,16 +11,16 @@ from torch import nn
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_method
 from drivetrain.base.introspect import takes_iterator
-from drivetrain.base.registry import Registry
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.batch_parts import split_batch
 from drivetrain.strategies.facts import Earlier
 from drivetrain.strategies.replicas import Replicas
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
+@StrategyRegistry.register("dp")
 class DataParallelStrategy(Strategy):
     """Runs each step on all devices of this machine in one process, each on its part of the batch.
 
@@ -38,10 +38,6 @@ class DataParallelStrategy(Strategy):
     """
 
     facts = Strategy.facts.but(drives_all_devices=True, earlier=Earlier(step_ends=True))
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("dp", cls)
 
     def __init__(
         self,

@@ -11,7 +11,6 @@ from torch import nn
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.rank_zero import lightning_deprecation
-from drivetrain.base.registry import Registry
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
@@ -28,13 +27,15 @@ from drivetrain.strategies.fsdp_options import (
 )
 from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import StrategyRegistry
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Unpack
 
 
+@StrategyRegistry.register("fsdp")
+@StrategyRegistry.register("fsdp_cpu_offload", cpu_offload=True)
 class FSDPStrategy(FullySharded, ParallelStrategy):
     """torch's ``fully_shard`` around the blocks of the model, and around the model for its other parameters.
 
@@ -73,11 +74,6 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
 
     strategy_name = "fsdp"
     facts = FullySharded.facts.but(local_passes="drivetrain.strategies.local_passes:of_fsdp")
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("fsdp", cls)
-        strategy_registry.register("fsdp_cpu_offload", cls, cpu_offload=True)
 
     def __init__(
         self,

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.registry import Registry
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -31,7 +30,7 @@ from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 from drivetrain.strategies.tp_plan import declared_plan, split
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ def torch_version() -> tuple[int, ...]:
     return tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 
 
+@StrategyRegistry.register("model_parallel")
 class ModelParallelStrategy(FullySharded, ParallelStrategy):
     """Split layers over the ranks of a tensor-parallel group, and shard each rank's part over the data-parallel ranks.
 
@@ -85,10 +85,6 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     """
 
     strategy_name = "modelparallelstrategy"  # without a registered name, libraries use the class name
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("model_parallel", cls)
 
     def __init__(
         self,

@@ -15,7 +15,6 @@ from torch.optim import LBFGS, Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.base.registry import Registry
 from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import move_to_host
 from drivetrain.checkpoints.io import CheckpointIO
@@ -38,13 +37,14 @@ from drivetrain.strategies.pipeline_stages import (
 )
 from drivetrain.strategies.sharded_gradients import clip_factor, total_norm
 from drivetrain.strategies.step_parts import OwnStep, StepParts
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import StrategyRegistry
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
 
 _SPREAD: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that an earlier run has reduced to this rank's stages
 
 
+@StrategyRegistry.register("pipeline")
 class PipelineStrategy(ParallelStrategy):
     """torch.distributed.pipelining: the ranks of a pipeline hold the stages of one model and see the same samples.
 
@@ -72,10 +72,6 @@ class PipelineStrategy(ParallelStrategy):
         restores_after_setup=True,  # each rank loads its own stages
         honoured_hooks=StepParts.HOOKS - {"on_before_backward", "backward", "on_after_backward"},
     )
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("pipeline", cls)
 
     def __init__(
         self,
