@@ -128,7 +128,6 @@ TESTS_OF = {
     "profilers/passthrough.py": "profilers/test_profiler.py",
     "profilers/xla.py": "xla/test_profiler.py",
     "strategies/_deepspeed_config.py": "strategies/test_deepspeed.py extras/test_deepspeed.py",
-    "strategies/_deepspeed_folder.py": "extras/test_deepspeed.py",
     "strategies/_deepspeed_optimizers.py": "strategies/test_deepspeed.py",
     "strategies/_deepspeed_scaler.py": "extras/test_deepspeed.py",
     "strategies/_deepspeed_state.py": "extras/test_deepspeed.py",
