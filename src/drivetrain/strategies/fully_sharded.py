@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -25,7 +26,7 @@ from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies import fsdp_blocks, fsdp_kept, sharded_gradients
 from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.alone import STATE_VERBS, Alone, alone
-from drivetrain.strategies.fsdp_options import Options, checkpointed
+from drivetrain.strategies.fsdp_options import Options, checkpoint_activations
 from drivetrain.strategies.meta import materialise
 from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import ParallelStrategy
@@ -39,7 +40,7 @@ LARGE = ("model.", "optimizers.")
 """How the names of tensors begin of which each rank reads its own shards."""
 
 
-class FullySharded(Strategy):
+class FullySharded(ParallelStrategy):
     """Base of the strategies that shard a model with ``fully_shard``; they say over which mesh."""
 
     facts = ParallelStrategy.facts.but(
@@ -72,13 +73,27 @@ class FullySharded(Strategy):
         return {**super().__getstate__(), "_mesh": None}
 
     @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh over which the model is divided; a module reads it as ``self.device_mesh``."""
+        self._check_met()
+        world = dist.group.WORLD
+        if self._mesh is None or self._mesh[0] is not world:  # of an earlier process group
+            self._mesh = world, self._make_mesh(self.root_device.type)
+        return self._mesh[1]
+
+    def _make_mesh(self, kind: str) -> DeviceMesh:
+        """Return the mesh of all ranks, whose devices have the type ``kind``."""
+        raise NotImplementedError
+
+    @property
     def sharding_mesh(self) -> DeviceMesh:
         """The part of the mesh that ``fully_shard`` gets."""
-        raise NotImplementedError
+        return self.device_mesh
 
     def _share(self, block: nn.Module) -> None:
         """Broadcast the first rank's weights, as DDP does: ranks may have drawn different ones."""
-        raise NotImplementedError
+        tensors = [*block.parameters(), *block.buffers()]
+        self.share_from_rank_zero([each for each in tensors if not each.is_meta and not sharded.is_dtensor(each)])
 
     # ---- the model -----------------------------------------------------------------------------------------------
 
@@ -131,23 +146,16 @@ class FullySharded(Strategy):
                     f"{type(module).__name__} has sharded layers itself, and FSDPStrategy got an auto_wrap_policy. "
                     "Use one of the two."
                 )
-        elif options.auto_wrap_policy is None:
-            blocks = fsdp_blocks.find_blocks(module)
         else:
-            blocks = fsdp_blocks.matching(module, options.auto_wrap_policy, "auto_wrap_policy")
+            blocks = options.blocks_of(module)
         blocks = fsdp_blocks.apart_from_tied(module, blocks)
         fsdp_blocks.make_contiguous(module)
-        again = ""
-        if options.activation_checkpointing_policy is not None:
-            found = fsdp_blocks.matching(
-                module, options.activation_checkpointing_policy, "activation_checkpointing_policy"
-            )
-            again = f" Activations are computed again in {checkpointed(found, module)}."
+        again = checkpoint_activations(module, options.activation_checkpointing_policy)
         text = fsdp_blocks.summary(module, own or blocks)
         mesh = self.sharding_mesh
         rank_zero_info(
             f"{type(self).__name__} shards {type(module).__name__} over {options.described(mesh)}, in these blocks"
-            f"{' of its own' if own else ''}: {text}.{again}"
+            f"{' of its own' if own else ''}: {text}. {again}".rstrip()
         )
         if not own and not blocks and options.auto_wrap_policy is None:
             rank_zero_warn(_ONE_BLOCK.format(*2 * [type(module).__name__]))

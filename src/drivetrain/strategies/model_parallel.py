@@ -25,11 +25,11 @@ from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.context_parallel import Context, Dims, Kind, leave_all
 from drivetrain.strategies.context_parallel import split as split_sequences
 from drivetrain.strategies.context_parts import CONTEXT, SequenceParts
-from drivetrain.strategies.fsdp_options import Options, checkpointed, precision_policy
+from drivetrain.strategies.fsdp_options import Options, checkpoint_activations, precision_policy
 from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.optimizer_states import parameters_of
-from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 from drivetrain.strategies.tp_plan import declared_plan, split
 
@@ -50,7 +50,7 @@ def torch_version() -> tuple[int, ...]:
 
 
 @StrategyRegistry.register("model_parallel")
-class ModelParallelStrategy(FullySharded, ParallelStrategy):
+class ModelParallelStrategy(FullySharded):
     """Split layers over the ranks of a tensor-parallel group, and shard each rank's part over the data-parallel ranks.
 
     ``configure_model`` splits the layers, with torch's ``parallelize_module(..., self.device_mesh["tensor_parallel"],
@@ -136,11 +136,11 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             why = f"{type(self).__name__}(compile=...) compiles layers already."
             self.facts = self.facts.but(refuses={**self.facts.refuses, "compile": why})
         self._checkpointing = activation_checkpointing_policy  # applied here, because compilation comes after it
-        self._hooks: list[Any] = []  # of parameters, for this run
+        self._hooks: dict[nn.Parameter, Any] = {}  # of parameters, for this run
         self._scaler: Any = None  # with unscaling replaced for this run
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_hooks": [], "_scaler": None}
+        state = {**super().__getstate__(), "_hooks": {}, "_scaler": None}
         state.pop(_TO_DEVICE, None)
         return state
 
@@ -205,19 +205,11 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         _, tensor = self.sizes
         return world if tensor == 1 else world.new(range(world.rank % tensor, world.size, tensor))
 
-    @property
-    def device_mesh(self) -> DeviceMesh:
-        """The mesh with the dimensions "data_parallel" and "tensor_parallel"; a module reads it as
-        ``self.device_mesh``.
-        """
-        import torch.distributed as dist
+    def _make_mesh(self, kind: str) -> DeviceMesh:
+        """Return the mesh with the dimensions "data_parallel" and "tensor_parallel"."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        self._check_met()
-        world = dist.group.WORLD
-        if self._mesh is None or self._mesh[0] is not world:  # of an earlier process group
-            self._mesh = world, init_device_mesh(self.root_device.type, self.sizes, mesh_dim_names=(DATA, TENSOR))
-        return self._mesh[1]
+        return init_device_mesh(kind, self.sizes, mesh_dim_names=(DATA, TENSOR))
 
     @property
     def sharding_mesh(self) -> DeviceMesh:
@@ -282,9 +274,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         """Apply tensor parallelism, activation checkpointing, compilation and FSDP, in this order."""
         if module not in _PREPARED:
             self._split(module)
-            if self._checkpointing is not None:
-                chosen = fsdp_blocks.matching(module, self._checkpointing, "activation_checkpointing_policy")
-                rank_zero_info(f"Activations are computed again in {checkpointed(chosen, module)}.")
+            if again := checkpoint_activations(module, self._checkpointing):
+                rank_zero_info(again)
             if self._compile is not None:
                 self._compile_blocks(module, self._compile)
             _PREPARED.add(module)
@@ -328,11 +319,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         rank_zero_info(f"ModelParallelStrategy splits over {tensor} processes: {split(module, mesh[TENSOR], plan)}.")
 
     def _compile_blocks(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
-        policy = self.options.auto_wrap_policy
-        found = fsdp_blocks.find_blocks(module) if policy is None else fsdp_blocks.matching(
-            module, policy, "auto_wrap_policy"
-        )  # fmt: skip
-        blocks = [each for each in found if each is not module]
+        blocks = [each for each in self.options.blocks_of(module) if each is not module]
         if not blocks:
             raise ConfigurationError(
                 f"ModelParallelStrategy(compile=...) compiles blocks, and {type(module).__name__} has no repeated "
@@ -355,13 +342,9 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
 
         If every rank has a layer and computes on a part of the activations, its gradient is a sum over these ranks.
         """
-        parameters: list[Any] = list(module.parameters())
-        for parameter in parameters:
-            if sharded.is_dtensor(parameter) and parameter.requires_grad and not self._hooked(parameter):
-                self._hooks.append((parameter, parameter.register_hook(_placed_like(parameter))))
-
-    def _hooked(self, parameter: Tensor) -> bool:
-        return any(each is parameter for each, _ in self._hooks)
+        for parameter in module.parameters():
+            if sharded.is_dtensor(parameter) and parameter.requires_grad and parameter not in self._hooks:
+                self._hooks[parameter] = parameter.register_hook(_placed_like(parameter))  # type: ignore[no-untyped-call]
 
     def _unscale_shards(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
@@ -381,7 +364,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
 
     def teardown(self) -> None:
         while self._hooks:
-            self._hooks.pop()[1].remove()
+            self._hooks.popitem()[1].remove()
         if self._scaler is not None:
             del vars(self._scaler)["_unscale_grads_"]
             self._scaler = None
