@@ -5,18 +5,15 @@ A rank whose pass has failed can then run it again: no other rank waits in the m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from drivetrain.strategies.gradient_exchange import Bucket, alike
 
 if TYPE_CHECKING:
     from drivetrain.strategies.ddp import DDPStrategy
     from drivetrain.strategies.strategy import Strategy
-
-_BUCKET = 32 * 2**20  # bytes per exchange, and of its buffer
 
 
 class LocalPasses:
@@ -66,24 +63,11 @@ class DDPPasses(LocalPasses):
             yield
 
     def exchange(self) -> None:
-        parameters = [*self._model.module.parameters()]  # a parameter frozen inside the window may have a gradient too
-        used = torch.tensor([each.grad is not None for each in parameters], device=parameters[0].device)
-        everywhere = self._group.all_gather(used.to(torch.uint8)).amax(0).tolist()
-        with torch.no_grad():
-            gradients: list[Tensor] = []
-            for parameter, has_one in zip(parameters, everywhere, strict=True):
-                if has_one:
-                    if parameter.grad is None:
-                        parameter.grad = torch.zeros_like(parameter)
-                    gradients.append(parameter.grad)
-            for bucket in _buckets(gradients):
-                self._average(bucket)
-
-    def _average(self, bucket: Sequence[Tensor]) -> None:
-        flat = torch.cat([each.reshape(-1) for each in bucket]).div_(self._group.size)
-        reduced = self._group.all_reduce(flat, "sum")
-        for gradient, part in zip(bucket, torch.split(reduced, [each.numel() for each in bucket]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+        # also of those that were frozen inside the window
+        averaged = [each for each in self._model.parameters() if id(each) in self._strategy._averaged]
+        for bucket in map(Bucket, alike(averaged)):
+            bucket.flat = self._group.all_reduce(bucket.pack().div_(self._group.size), "sum")
+            bucket.unpack()
 
 
 class FSDPPasses(LocalPasses):
@@ -148,21 +132,6 @@ class FSDPPasses(LocalPasses):
 
 def _stay() -> None:
     """Replace the function that shards a group of parameters again."""
-
-
-def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield ``gradients`` in lists of one dtype and device, each with a limited number of bytes."""
-    bucket: list[Tensor] = []
-    size = 0
-    for each in gradients:
-        fits = not bucket or (each.dtype, each.device) == (bucket[0].dtype, bucket[0].device)
-        if bucket and (not fits or size + each.nbytes > _BUCKET):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(each)
-        size += each.nbytes
-    if bucket:
-        yield bucket
 
 
 def alone(strategy: Strategy) -> LocalPasses:

@@ -21,6 +21,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, RunError
 from drivetrain.precision.precision import Precision
+from drivetrain.strategies.gradient_exchange import alike
 from drivetrain.strategies.group import Group, LoneGroup, TorchGroup, WaitingGroup
 from drivetrain.strategies.meeting import forget_interface, meet
 from drivetrain.strategies.sharded_state import is_dtensor
@@ -28,7 +29,7 @@ from drivetrain.strategies.strategy import Strategy
 
 _FOR_HOST = "gloo"
 _LET_GO_S = 0.05
-_TOGETHER = 2**24  # elements per exchange: a higher limit needs much memory and is not faster
+_TOGETHER = 2**26  # bytes per exchange: a higher limit needs much memory and is not faster
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 _GROUP: list[Any] = []  # the last process group that this module has created, its timeout and its backend
@@ -263,20 +264,10 @@ class ParallelStrategy(Strategy):
             group: ``None``: the data group; its first rank is rank 0 with plain DDP.
         """
         group = self.data if group is None else group
-        kinds: dict[torch.dtype, list[torch.Tensor]] = {}
-        for tensor in tensors:
-            alike = kinds.setdefault(tensor.dtype, [])
-            alike.append(tensor.detach())
-            if sum(each.numel() for each in alike) > _TOGETHER:
-                _share_alike(kinds.pop(tensor.dtype), group)
-        for alike in kinds.values():
-            _share_alike(alike, group)
-
-
-def _share_alike(tensors: Sequence[torch.Tensor], group: Group) -> None:
-    flat = group.broadcast(torch.cat([tensor.reshape(-1) for tensor in tensors]))
-    for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(values.view_as(tensor))
+        for together in alike([tensor.detach() for tensor in tensors], _TOGETHER):
+            flat = group.broadcast(torch.cat([tensor.reshape(-1) for tensor in together]))
+            for tensor, values in zip(together, flat.split([tensor.numel() for tensor in together]), strict=True):
+                tensor.copy_(values.view_as(tensor))
 
 
 def until_thawed(

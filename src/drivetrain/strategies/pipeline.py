@@ -21,7 +21,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, described, did_you_mean
 from drivetrain.precision.precision import ClipAlgorithm, Precision
-from drivetrain.strategies.gradient_exchange import Bucket
+from drivetrain.strategies.gradient_exchange import Bucket, alike
 from drivetrain.strategies.group import Group
 from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
@@ -119,11 +119,11 @@ class PipelineStrategy(ParallelStrategy):
         # the rank of a pipeline that holds each parameter or buffer; all ranks hold the others
         self._owners: dict[str, int] = {}
         self._schedules: dict[Any, Schedule] = {}
-        self._kind: tuple[type | None] | None = None  # the class of weighted losses, as the last stage returns them
+        self._form: Callable[[Tensor, Tensor], Any] | None = None  # (loss, weight) as the last stage returns them
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_pipeline": None, "_schedules": {}, "_stages": [], "_kind": None}
-        return {**state, "_loss": None}
+        own: dict[str, Any] = {"_pipeline": None, "_schedules": {}, "_stages": [], "_loss": None, "_form": None}
+        return {**super().__getstate__(), **own}
 
     # ---- sizes and groups ----------------------------------------------------------------------------------------
 
@@ -245,32 +245,25 @@ class PipelineStrategy(ParallelStrategy):
             held = [each.grad for each in parameters]  # gradients of the window so far
             for parameter in parameters:
                 parameter.grad = None
-            loss, weight = self._run_schedule(batch)
+            form, loss, weight = self._run_schedule(batch)
             gradients = [each.grad for each in parameters]
             for parameter, gradient in zip(parameters, held, strict=True):
                 parameter.grad = gradient
-            output = loss if self._kind == (None,) else self._weighted(loss, weight)
-            one = torch.ones_like(loss)
-            unit = one if self._kind == (None,) else self._weighted(one, weight)
             with nullcontext() if last else parts.accumulating():
-                share = parts.loss_of(unit, index, last)  # this batch's share of the window; rescales earlier gradients
+                # this batch's share of the window; rescales earlier gradients
+                share = parts.loss_of(form(torch.ones_like(loss), weight), index, last)
             if share is not None:
                 _add(parameters, gradients, share.detach() / weight.clamp(min=torch.finfo(weight.dtype).tiny))
             if last:
                 self._average(parameters)
                 parts.before_step()
-            return output, int(last and parts.optimizer_step())
+            return form(loss, weight), int(last and parts.optimizer_step())
 
         return step
 
-    def _weighted(self, loss: Tensor, weight: Tensor) -> Any:
-        assert self._kind is not None
-        kind = self._kind[0]
-        assert kind is not None
-        return kind(loss, weight)
-
-    def _run_schedule(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Train on one batch: gradients are sums over micro-batches. Return its mean loss and its weight, on all ranks.
+    def _run_schedule(self, batch: Any) -> tuple[Callable[[Tensor, Tensor], Any], Tensor, Tensor]:
+        """Train on one batch: gradients are sums over micro-batches. Return its mean loss and its weight, on all ranks,
+        after the function that makes of both what the user's loss function returns.
 
         With plain losses, the weight is 1.
         """
@@ -278,14 +271,10 @@ class PipelineStrategy(ParallelStrategy):
         pipeline = self.pipeline
         losses = self._schedule_for(inputs, trains=True).train(inputs, target)
         last = self._rank_of_loss
-        if self._kind is None:
-            self._kind = (pipeline.broadcast(losses.kind if losses is not None else None, src=last),)
-        if losses is None:
-            found = pipeline.broadcast(None, src=last)
-        else:
-            found = pipeline.broadcast(torch.stack(losses.sums()), src=last)
-        weight = found[1]
-        return found[0] / weight.clamp(min=torch.finfo(weight.dtype).tiny), weight
+        if self._form is None:
+            self._form = pipeline.broadcast(None if losses is None else losses.form, src=last)
+        total, weight = pipeline.broadcast(None if losses is None else torch.stack(losses.sums()), src=last)
+        return self._form, total / weight.clamp(min=torch.finfo(weight.dtype).tiny), weight
 
     def _average(self, parameters: Sequence[Tensor]) -> None:
         """Replace gradients by their means over the ranks that hold the same stages and see different samples.
@@ -294,12 +283,8 @@ class PipelineStrategy(ParallelStrategy):
         """
         if self.data.size == 1:
             return
-        kinds: dict[torch.dtype, list[Tensor]] = {}
-        for parameter in parameters:
-            if parameter.requires_grad or parameter.grad is not None:
-                kinds.setdefault(parameter.dtype, []).append(parameter)
-        for alike in kinds.values():
-            bucket = Bucket(alike)
+        trained = [each for each in parameters if each.requires_grad or each.grad is not None]
+        for bucket in map(Bucket, alike(trained)):
             bucket.flat = self.data.all_reduce(bucket.pack())
             bucket.unpack()
 
@@ -312,9 +297,8 @@ class PipelineStrategy(ParallelStrategy):
         trained = trained_stages(self._stages) if trains else ()
         key = trains, trained, tuple((tuple(each.shape), each.dtype) for each in inputs)
         if key not in self._schedules:
-            own = {
-                number: stage for number, stage in enumerate(self._stages) if number % self.size == self.pipeline.index
-            }
+            numbers = range(self.pipeline.index, self.num_stages, self.size)
+            own = {number: self._stages[number] for number in numbers}
             count = microbatches(len(inputs[0]), self.num_microbatches, self.size)
             self._schedules[key] = Schedule(
                 self.schedule, own, self.num_stages, count, self._loss if trains else None, self.root_device,
@@ -410,7 +394,8 @@ class PipelineStrategy(ParallelStrategy):
         if 0 not in self.pipeline.ranks:
             return {}
         state = optimizer.state_dict()
-        owners = self._owners_by_identity()
+        there = named(self.lightning_module)
+        owners = {id(there[name]): owner for name, owner in self._owners.items()}
         found = {
             number: self._from_owner(state["state"].get(number), owners.get(id(parameter)))
             for number, parameter in enumerate(parameters_of(optimizer))
@@ -429,10 +414,6 @@ class PipelineStrategy(ParallelStrategy):
             return move_to_host(value)
         mine = self.pipeline.index == owner
         return self.pipeline.broadcast(move_to_host(value) if mine else None, src=self.pipeline.ranks[owner])
-
-    def _owners_by_identity(self) -> dict[int, int]:
-        there = named(self.lightning_module)
-        return {id(there[name]): owner for name, owner in self._owners.items()}
 
 
 def _add(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], factor: Tensor) -> None:

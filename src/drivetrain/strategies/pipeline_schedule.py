@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,15 +48,11 @@ class Schedule:
 
         self.count, self.has_first, self.has_last = count, 0 in own, num_stages - 1 in own
         self.user_loss, self.context, self.targets = loss, context, list[Any]()
-        self.weights: list[tuple[type | None, float | Tensor]] = []
+        self.weights: list[float | Tensor] = []
+        self.form: Callable[[Tensor, Tensor], Any] = plain_loss
+        trained = trained or [False] * num_stages
         stages: list[Any] = [
-            pipelining.PipelineStage(
-                _Stage(stage, context, number < len(trained) and trained[number]),
-                number,
-                num_stages,
-                device,
-                group=group,
-            )
+            pipelining.PipelineStage(_Stage(stage, context, trained[number]), number, num_stages, device, group=group)
             for number, stage in own.items()
         ]
         arguments: dict[str, Any] = {"loss_fn": None if loss is None else self._loss, "scale_grads": False}
@@ -73,12 +70,13 @@ class Schedule:
         arguments: dict[str, Any] = {"losses": losses}
         if self.has_last:
             self.targets = [_part(target, number, self.count) for number in range(self.count)]
-            self.weights = []
+            self.weights, self.form = [], plain_loss
             arguments["target"] = torch.arange(self.count)  # torch splits only tensors, so it splits their indices
         self.schedule.step(*(inputs if self.has_first else ()), **arguments)
         if not self.has_last:
             return None
-        return Losses(losses, self.weights[-self.count :])  # torch may have called the loss function on a trial before
+        # torch may have called the loss function on a trial before
+        return Losses(losses, self.weights[-self.count :], self.form)
 
     def evaluate(self, inputs: tuple[Tensor, ...]) -> Any:
         """Run forward passes; return the output on the rank that has the last stage."""
@@ -92,7 +90,7 @@ class Schedule:
         with self.context() or nullcontext():
             value = self.user_loss(output, *target) if isinstance(target, tuple) else self.user_loss(output, target)
         if isinstance(value, Tensor):
-            self.weights.append((None, 1 / self.count))
+            self.weights.append(1 / self.count)
             return value / self.count
         if not isinstance(value, tuple) or getattr(value, "_fields", ()) != ("loss", "weight"):
             raise ConfigurationError(
@@ -100,28 +98,36 @@ class Schedule:
                 "or a WeightedLoss."
             )
         loss, weight = value
-        self.weights.append((type(value), weight))
+        self.weights.append(weight)
+        self.form = type(value)
         return loss * weight  # type: ignore[no-any-return]
 
 
-class Losses:
-    """The sums over the micro-batches of one batch.
+def plain_loss(loss: Tensor, weight: Tensor) -> Tensor:
+    """Return ``loss``: the form of losses without weights."""
+    return loss
 
-    Args:
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of the micro-batches of one batch.
+
+    Attributes:
         losses: the losses, each multiplied by its weight.
-        weights: for each loss, its class if it is a weighted loss, else ``None``; and its weight.
+        weights: the weights.
+        form: makes of a loss and its weight what the user's loss function returns.
     """
 
-    def __init__(self, losses: Sequence[Tensor], weights: Sequence[tuple[type | None, float | Tensor]]) -> None:
-        self.kind = weights[0][0]
-        self.losses, self.weights = losses, [weight for _, weight in weights]
+    losses: Sequence[Tensor]
+    weights: Sequence[float | Tensor]
+    form: Callable[[Tensor, Tensor], Any]
 
     def sums(self) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses and the sum of the weights."""
         total = torch.stack([each.detach() for each in self.losses]).sum()
         total = total.to(torch.promote_types(total.dtype, torch.float32))
         weights = [torch.as_tensor(each, dtype=total.dtype, device=total.device) for each in self.weights]
-        return total, torch.stack(weights).sum() if self.kind is not None else torch.ones_like(total)
+        return total, torch.stack(weights).sum() if self.form is not plain_loss else torch.ones_like(total)
 
 
 class _Stage(nn.Module):
