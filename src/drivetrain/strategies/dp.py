@@ -20,8 +20,68 @@ from drivetrain.strategies.replicas import Replicas
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
+class ReplicaStrategy(Strategy):
+    """Base of the strategies whose process trains on several devices, with a replica of the module on each."""
+
+    _made: tuple[Replicas, ...] = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_made": ()}
+
+    @property
+    def _devices(self) -> Sequence[torch.device]:
+        if devices := self.parallel_devices or self.own_parts.devices:
+            return devices
+        assert self.accelerator is not None  # without a plan, the caller has passed one
+        return self.accelerator.get_parallel_devices([0])
+
+    def split_batch(self, batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any], list[int]]:
+        """Return the parts of a batch, one for each device and on it, and the number of samples in each.
+
+        Override it for batches that cannot be split along the first dimension of their tensors. There may be fewer
+        parts than devices.
+        """
+        return split_batch(batch, devices)
+
+    def setup(self, trainer: Any) -> None:
+        if trainer is not None and trainer.progress.fn == "fit" and len(self._devices) > 1:
+            self._check_fit(trainer)
+        super().setup(trainer)
+
+    def _check_fit(self, trainer: Any) -> None:
+        """Check that replicas can run this fit.
+
+        Raises:
+            NotSupportedError: the module uses manual optimization.
+            ConfigurationError: batch norm is to be synchronised.
+        """
+        name, module = type(self).__name__, self.lightning_module
+        if not module.automatic_optimization:
+            raise NotSupportedError(
+                f"{type(module).__name__}.automatic_optimization is False, and {name} runs training_step on "
+                f"{len(self._devices)} devices at once, so each would step the optimizers with the gradients of its "
+                'own part of the batch. Write strategy="ddp", or automatic_optimization = True.'
+            )
+        if trainer.settings.sync_batchnorm or self.layer_sync is not None:
+            raise ConfigurationError(
+                f"Trainer(sync_batchnorm=True), or a LayerSync in plugins, asks for layers whose statistics are those "
+                f'of all devices, and with {name} each device has its own. Leave it out, or write strategy="ddp".'
+            )
+
+    def _replicas(self, module: nn.Module) -> Replicas:
+        made = Replicas(module, self._devices, self.accelerator, self.split_batch)
+        self._made = (*self._made, made)
+        return made
+
+    def teardown(self) -> None:
+        for replicas in self._made:
+            replicas.close()
+        self._made = ()
+        super().teardown()
+
+
 @StrategyRegistry.register("dp")
-class DataParallelStrategy(Strategy):
+class DataParallelStrategy(ReplicaStrategy):
     """Runs each step on all devices of this machine in one process, each on its part of the batch.
 
     A batch is split along its first dimension. The outputs of the parts are joined: means are weighted by samples, so
@@ -48,38 +108,13 @@ class DataParallelStrategy(Strategy):
     ) -> None:
         super().__init__(accelerator, checkpoint_io, precision_plugin)
         self.own_parts.devices = tuple(torch.device(device) for device in parallel_devices or ())
-        self._made: list[Replicas] = []
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_made": []}
 
     @property
     def root_device(self) -> torch.device:
         return self._devices[0]
 
-    @property
-    def _devices(self) -> Sequence[torch.device]:
-        if devices := self.parallel_devices or self.own_parts.devices:
-            return devices
-        assert self.accelerator is not None  # without a plan, the caller has passed one
-        return self.accelerator.get_parallel_devices([0])
-
-    def split_batch(self, batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any], list[int]]:
-        """Return the parts of a batch, one for each device and on it, and the number of samples in each.
-
-        Override it for batches that cannot be split along the first dimension of their tensors. There may be fewer
-        parts than devices.
-        """
-        return split_batch(batch, devices)
-
-    def setup(self, trainer: Any) -> None:
-        check_run(self, trainer, len(self._devices))
-        super().setup(trainer)
-
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
-        module = super().setup_module(module, move_to_device)
-        self._made.append(Replicas(module, self._devices, self.accelerator, self.split_batch))
-        return self._made[-1]
+        return self._replicas(super().setup_module(module, move_to_device))
 
     def bind(self, name: str) -> Callable[..., Any]:
         assert isinstance(self.model, Replicas)  # setup() has run
@@ -87,9 +122,6 @@ class DataParallelStrategy(Strategy):
 
     def teardown(self) -> None:
         self.model = self.lightning_module  # the replicas exist only during the run
-        for replicas in self._made:
-            replicas.close()
-        self._made.clear()
         super().teardown()
 
 
@@ -106,26 +138,3 @@ def bound_to(replicas: Replicas, module: nn.Module, name: str, devices: int) -> 
             f"devices must get them first. Write def {name}(self, batch, batch_idx), or devices=1."
         )
     return replicas.runs(method, name)
-
-
-def check_run(strategy: Strategy, trainer: Any, devices: int) -> None:
-    """Check that replicas can run this fit.
-
-    Raises:
-        NotSupportedError: there are several devices, and the module uses manual optimization or batch norm is to be
-            synchronised.
-    """
-    if trainer is None or trainer.progress.fn != "fit" or devices == 1:
-        return
-    name = type(strategy).__name__
-    if not strategy.lightning_module.automatic_optimization:
-        raise NotSupportedError(
-            f"{type(strategy.lightning_module).__name__}.automatic_optimization is False, and {name} runs "
-            f"training_step on {devices} devices at once, so each would step the optimizers with the gradients of its "
-            'own part of the batch. Write strategy="ddp", or automatic_optimization = True.'
-        )
-    if trainer.settings.sync_batchnorm or strategy.layer_sync is not None:
-        raise ConfigurationError(
-            f"Trainer(sync_batchnorm=True), or a LayerSync in plugins, asks for layers whose statistics are those of "
-            f'all devices, and with {name} each device has its own. Leave it out, or write strategy="ddp".'
-        )
