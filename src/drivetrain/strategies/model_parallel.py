@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,14 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.seed import rng_state, set_rng_state
-from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.mixed import torch_scaler
-from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
 from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.context_parallel import Context, Dims, Kind, leave_all
@@ -29,12 +25,13 @@ from drivetrain.strategies.fsdp_options import Options, checkpoint_activations, 
 from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.optimizer_states import parameters_of
-from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelParts
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 from drivetrain.strategies.tp_plan import declared_plan, split
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Unpack
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"
 Size = int | Literal["auto"]
@@ -106,16 +103,9 @@ class ModelParallelStrategy(FullySharded):
         gradient_exchange: Literal["batch", "window"] = "batch",
         init_on_meta: bool = False,
         start_method: str = "popen",
-        accelerator: Accelerator | None = None,
-        parallel_devices: Sequence[torch.device] | None = None,
-        cluster_environment: ClusterEnvironment | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision_plugin: Precision | None = None,
+        **parts: Unpack[ParallelParts],
     ) -> None:
-        super().__init__(
-            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
-            timeout,
-        )  # fmt: skip
+        super().__init__(process_group_backend=process_group_backend, timeout=timeout, **parts)
         options = Options(
             cpu_offload, precision_policy(mixed_precision), auto_wrap_policy,
             state_dict_type="sharded" if save_distributed_checkpoint else "full", gradient_exchange=gradient_exchange,
@@ -127,9 +117,9 @@ class ModelParallelStrategy(FullySharded):
                     f'ModelParallelStrategy({name}_size={size!r}) is no size. Write a number of processes, or "auto".'
                 )
         self._asked = data_parallel_size, tensor_parallel_size
-        self._sequences = SequenceParts(
-            type(self).__name__, context_parallel_size, sequence_dims, context_parallel_attention
-        )
+        self.context_parallel_size, self.sequence_dims = context_parallel_size, sequence_dims
+        owner, kind = type(self).__name__, context_parallel_attention
+        self._sequences = SequenceParts(owner, context_parallel_size, sequence_dims, kind)
         self._own_plan = tp_plan
         self._compile: Mapping[str, Any] | None = {} if compile is True else compile or None
         if self._compile is not None:
@@ -169,16 +159,6 @@ class ModelParallelStrategy(FullySharded):
                 f"job. Write sizes whose product is {world}, or start another number of processes."
             )
         return data * context, tensor
-
-    @property
-    def context_parallel_size(self) -> int:
-        """Over how many neighbouring ranks each sequence is split."""
-        return self._sequences.size
-
-    @property
-    def sequence_dims(self) -> Dims | None:
-        """The constructor's argument."""
-        return self._sequences.dims
 
     @property
     def context(self) -> Context:
