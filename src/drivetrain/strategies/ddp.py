@@ -103,10 +103,8 @@ class DDPStrategy(ParallelStrategy):
         start_method: str = "popen",
         **ddp_arguments: Unpack[DDPArguments],
     ) -> None:
-        super().__init__(
-            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
-            timeout,
-        )  # fmt: skip
+        super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
+        self.process_group_backend, self.timeout = process_group_backend, timeout
         LauncherRegistry.of(start_method, "DDPStrategy")
         self._averaging = model_averaging(model_averaging_period, ddp_comm_state, ddp_comm_hook)
         self.ddp_arguments = ddp_arguments

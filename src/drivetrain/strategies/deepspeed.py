@@ -104,10 +104,8 @@ class DeepSpeedStrategy(ParallelStrategy):
             raise MissingPackageError(
                 f"{type(self).__name__} needs the package deepspeed, which is not installed. Run pip install deepspeed."
             )
-        super().__init__(
-            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
-            timeout,
-        )  # fmt: skip
+        super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
+        self.process_group_backend, self.timeout = process_group_backend, timeout
         offloaded = {
             "offload_optimizer": (offload_optimizer, offload_optimizer_device),
             "offload_param": (offload_parameters, offload_params_device),
@@ -304,16 +302,13 @@ class DeepSpeedStrategy(ParallelStrategy):
                 self._unit = 1.0
             engine.set_gradient_accumulation_boundary(last)
             output = parts.training_step(batch, batch_idx)
-            if output is None:
+            loss = None if output is None else parts.loss_of(output, index, last)
+            if loss is None:
+                found = "None" if output is None else "a WeightedLoss of the number 0"  # with one process
                 raise ConfigurationError(
-                    "training_step returned None, and DeepSpeed's engine counts on a backward pass for every batch. "
-                    "Return a loss of zero that depends on the parameters, or a WeightedLoss of weight 0."
-                )
-            loss = parts.loss_of(output, index, last)
-            if loss is None:  # with one process, a WeightedLoss of weight 0
-                raise ConfigurationError(
-                    "training_step returned a WeightedLoss of the number 0, and DeepSpeed's engine counts on a "
-                    "backward pass for every batch. Give its weight as a tensor."
+                    f"training_step returned {found}, and DeepSpeed's engine counts on a backward pass for every "
+                    "batch. Return a loss of zero that depends on the parameters, or a WeightedLoss whose weight 0 is "
+                    "a tensor."
                 )
             parts.backward(engine.scale(loss if self._unit == 1 else loss / self._unit))
             self._window_open = not last

@@ -72,7 +72,7 @@ class FSDPStrategy(FullySharded):
     """
 
     strategy_name = "fsdp"
-    facts = FullySharded.facts.but(local_passes="drivetrain.strategies.local_passes:of_fsdp")
+    facts = FullySharded.facts.but(local_passes="drivetrain.strategies.local_passes:FSDPPasses")
 
     def __init__(
         self,
@@ -97,10 +97,8 @@ class FSDPStrategy(FullySharded):
         start_method: str = "popen",
         **others: Unpack[FirstFSDPArguments],
     ) -> None:
-        super().__init__(
-            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
-            timeout,
-        )  # fmt: skip
+        super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
+        self.process_group_backend, self.timeout = process_group_backend, timeout
         if activation_checkpointing is not None and activation_checkpointing_policy is not None:
             raise ConfigurationError(
                 "FSDPStrategy got activation_checkpointing and activation_checkpointing_policy, which mean the same. "

@@ -89,10 +89,8 @@ class HorovodStrategy(ParallelStrategy):
         scale_lr: bool = False,
         package: bool | None = None,
     ) -> None:
-        super().__init__(
-            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
-            timeout,
-        )  # fmt: skip
+        super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
+        self.process_group_backend, self.timeout = process_group_backend, timeout
         self.scale_lr, self.package = scale_lr, package
         self._hvd: Any = None
         self._trains = True

@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.strategies.gradient_exchange import Bucket, alike
 
 if TYPE_CHECKING:
-    from drivetrain.strategies.ddp import DDPStrategy
     from drivetrain.strategies.strategy import Strategy
 
 
 class LocalPasses:
-    """The passes of a strategy with one device, which never communicate."""
+    """The passes of a strategy with one device, which never communicate.
+
+    Args:
+        strategy: the strategy of the fit.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy: Any = strategy
 
     def begin(self) -> None:
         """Exchange what the passes of a window need; all ranks call it before the window's first batch."""
@@ -37,18 +43,11 @@ class LocalPasses:
 
 
 class DDPPasses(LocalPasses):
-    """The passes of DistributedDataParallel.
-
-    Args:
-        strategy: the strategy that holds the wrapper; the wrapper may be replaced when layers thaw.
-    """
-
-    def __init__(self, strategy: DDPStrategy) -> None:
-        self._strategy, self._group = strategy, strategy.data
+    """The passes of DistributedDataParallel."""
 
     @property
     def _model(self) -> Any:
-        return self._strategy.model
+        return self._strategy.model  # replaced when layers thaw
 
     def begin(self) -> None:
         model = self._model
@@ -63,22 +62,19 @@ class DDPPasses(LocalPasses):
             yield
 
     def exchange(self) -> None:
-        # also of those that were frozen inside the window
+        group = self._strategy.data
+        # also those that were frozen inside the window
         averaged = [each for each in self._model.parameters() if id(each) in self._strategy._averaged]
         for bucket in map(Bucket, alike(averaged)):
-            bucket.flat = self._group.all_reduce(bucket.pack().div_(self._group.size), "sum")
+            bucket.flat = group.all_reduce(bucket.pack().div_(group.size), "sum")
             bucket.unpack()
 
 
 class FSDPPasses(LocalPasses):
-    """The passes of FSDP2: all parameters are gathered for a window, so that its passes do not communicate.
+    """The passes of FSDP2: all parameters are gathered for a window, so that its passes do not communicate."""
 
-    Args:
-        root: the model.
-    """
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
+    def __init__(self, strategy: Strategy) -> None:
+        self._root: Any = strategy.lightning_module
         self._groups: list[Any] = []
 
     def begin(self) -> None:
@@ -134,16 +130,6 @@ def _stay() -> None:
     """Replace the function that shards a group of parameters again."""
 
 
-def alone(strategy: Strategy) -> LocalPasses:
-    """Return the passes of a strategy with one device."""
-    return LocalPasses()
-
-
-def of_ddp(strategy: DDPStrategy) -> LocalPasses:
+def of_ddp(strategy: Strategy) -> LocalPasses:
     """Return the passes of DDP, whose model is wrapped while it trains."""
-    return LocalPasses() if strategy.model is strategy.lightning_module else DDPPasses(strategy)
-
-
-def of_fsdp(strategy: Strategy) -> LocalPasses:
-    """Return the passes of FSDP."""
-    return FSDPPasses(strategy.lightning_module)
+    return (LocalPasses if strategy.model is strategy.lightning_module else DDPPasses)(strategy)

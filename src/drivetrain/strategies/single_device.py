@@ -18,7 +18,7 @@ class SingleDeviceStrategy(Strategy):
         device: the device of the model; ``None``: the accelerator's first device.
     """
 
-    facts = Strategy.facts.but(local_passes="drivetrain.strategies.local_passes:alone")
+    facts = Strategy.facts.but(local_passes="drivetrain.strategies.local_passes:LocalPasses")
     strategy_name = "single_device"
 
     def __init__(
