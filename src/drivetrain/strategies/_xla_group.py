@@ -78,7 +78,8 @@ class XLAGroup(Group):
         like = obj if isinstance(obj, Tensor) else torch.empty(0, device=self.device)
         # Other replicas send zeros instead of their values: torch_xla sums, and NaN times 0 is NaN.
         mine = like.detach() if self.rank == src else torch.zeros(shape, dtype=dtype)
-        sent = mine.to(device=self.device, dtype=_added_up(dtype), copy=True)
+        summed = torch.uint8 if dtype is torch.bool else dtype  # torch_xla does not sum booleans
+        sent = mine.to(device=self.device, dtype=summed, copy=True)
         xla_model.collective_broadcast([sent], root_ordinal=src)
         return sent.to(device=like.device, dtype=dtype)
 
@@ -92,11 +93,6 @@ class XLAGroup(Group):
     def new(self, ranks: Sequence[int]) -> Group:
         why = "the replicas of torch_xla exchange all together. Use the group of all ranks."
         return all_or_alone(self, ranks, why)
-
-
-def _added_up(dtype: torch.dtype) -> torch.dtype:
-    """Return a type in which values of ``dtype`` can be summed if all but one are zero."""
-    return torch.uint8 if dtype is torch.bool else dtype
 
 
 class _Gather(torch.autograd.Function):

@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -173,23 +175,19 @@ class Meeting:
         Raises:
             RuntimeError: the deadline comes first.
         """
-        outcome: list[Any] = []
-        failure: list[BaseException] = []
+        result: Future[Any] = Future()
 
         def call() -> None:
             try:
-                outcome.append(function())
+                result.set_result(function())
             except BaseException as error:
-                failure.append(error)
+                result.set_exception(error)
 
-        thread = threading.Thread(target=call, name="drivetrain meeting", daemon=True)
-        thread.start()
-        thread.join(max(0.0, self._deadline - time.monotonic()))
-        if failure:
-            raise failure[0]
-        if not outcome:
-            raise RuntimeError(f"no answer at {self.name} in time")
-        return outcome[0]
+        threading.Thread(target=call, name="drivetrain meeting", daemon=True).start()
+        try:
+            return result.result(max(0.0, self._deadline - time.monotonic()))
+        except FutureTimeoutError as error:
+            raise RuntimeError(f"no answer at {self.name} in time") from error
 
     # ---- errors --------------------------------------------------------------------------------------------------
 
