@@ -297,7 +297,7 @@ def bind_step_of(strategy: Strategy, name: str) -> Callable[..., Any]:
     if enters_step_contexts(strategy) and not strategy.facts.earlier.enters_contexts:
         step = _in_context(step, getattr(strategy.precision_plugin, _STEP_CONTEXTS[name]))
     if name == "training_step" and overrides(strategy, "post_training_step", Familiar):
-        step = _then(step, strategy.post_training_step)
+        step = then(step, strategy.post_training_step)
     return step
 
 
@@ -317,10 +317,12 @@ def _in_context(step: Callable[..., Any], context: Callable[[], AbstractContextM
     return step_in_context
 
 
-def _then(first: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
+def then(first: Callable[..., Any], second: Callable[[], None]) -> Callable[..., Any]:
+    """Return a function that calls ``first``, then ``second``, and returns what ``first`` returned."""
+
     def both(*args: Any, **kwargs: Any) -> Any:
         output = first(*args, **kwargs)
-        then()
+        second()
         return output
 
     return both

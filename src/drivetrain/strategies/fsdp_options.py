@@ -90,15 +90,12 @@ class Options:
         """
         from torch.distributed.fsdp import CPUOffloadPolicy
 
-        arguments: dict[str, Any] = {"mesh": mesh}
-        if self.offloads:
-            own = isinstance(self.cpu_offload, CPUOffloadPolicy)
-            arguments["offload_policy"] = self.cpu_offload if own else CPUOffloadPolicy(pin_memory=pins)
-        if self.mixed_precision is not None:
-            arguments["mp_policy"] = self.mixed_precision
-        if self.shard_placement_fn is not None:
-            arguments["shard_placement_fn"] = self.shard_placement_fn
-        return arguments
+        policy = self.cpu_offload if isinstance(self.cpu_offload, CPUOffloadPolicy) else CPUOffloadPolicy(pins)
+        arguments = {
+            "mesh": mesh, "offload_policy": policy if self.offloads else None, "mp_policy": self.mixed_precision,
+            "shard_placement_fn": self.shard_placement_fn,
+        }  # fmt: skip
+        return {name: value for name, value in arguments.items() if value is not None}
 
     def described(self, mesh: Any) -> str:
         """Return a text such as "2 processes, replicated 2 times, with shards in host memory"."""

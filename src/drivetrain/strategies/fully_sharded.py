@@ -111,16 +111,16 @@ class FullySharded(ParallelStrategy):
                 'cannot shard. Write strategy="ddp", which keeps all of them in each process.'
             )
         if module in _SHARDED:  # by an earlier run
-            _forget_iteration(module)
+            fsdp_kept.forget_iteration(module)
         module = super().setup_module(module, move_to_device=False)  # the complete module may be larger than the device
         if module not in _SHARDED:
             self._shard(module)
             _SHARDED.add(module)
-        for group in _groups(module):
+        for group in fsdp_kept.groups_in(module):
             self._set_divide_factor(group)
         shards_on = HOST if self.options.offloads else self.root_device
         if materialise(module, self.root_device, shards_on, self.world, self._loads):
-            for _, parameter in _fsdp_parameters(module):
+            for _, parameter in fsdp_kept.parameters_in(module):
                 parameter.reset_sharded_param()
         self._place(module)
         if overrides(self, "model_to_device", Strategy):
@@ -203,7 +203,7 @@ class FullySharded(ParallelStrategy):
 
     def open_gradients(self) -> dict[str, Tensor]:
         found = super().open_gradients()
-        for name, parameter in _fsdp_parameters(self.lightning_module):
+        for name, parameter in fsdp_kept.parameters_in(self.lightning_module):
             held = parameter.unsharded_accumulated_grad
             if held is None and hasattr(parameter, "_unsharded_param"):
                 held = parameter._unsharded_param.grad
@@ -217,7 +217,7 @@ class FullySharded(ParallelStrategy):
         if self.options.gradient_exchange == "batch":
             super().load_open_gradients(gradients)
             return
-        for name, parameter in _fsdp_parameters(self.lightning_module):
+        for name, parameter in fsdp_kept.parameters_in(self.lightning_module):
             if name in gradients:
                 found, expected = tuple(gradients[name].shape), tuple(parameter._orig_size)
                 if found != expected:
@@ -337,31 +337,3 @@ def _without_exchange(model: Any) -> Iterator[None]:
         yield
     finally:
         model.set_requires_gradient_sync(True)
-
-
-def _groups(module: nn.Module) -> Iterator[Any]:
-    """Yield torch's groups of parameters that are gathered together."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for each in module.modules():
-        if isinstance(each, FSDPModule):
-            yield from fsdp_kept.groups_of(each)
-
-
-def _fsdp_parameters(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield torch's object for each sharded parameter, with its name in ``module``."""
-    names = {each: f"{name}." if name else "" for name, each in module.named_modules()}
-    for group in _groups(module):
-        for parameter in group.fsdp_params:
-            info = parameter._module_info
-            yield f"{names[info.module]}{info.param_name}", parameter
-
-
-def _forget_iteration(module: Any) -> None:
-    """Reset the state of an unfinished pass that an exception in an earlier run has left."""
-    if hasattr(module, "reset_iter_state"):
-        module.reset_iter_state()
-    for _, parameter in _fsdp_parameters(module):
-        parameter.unsharded_accumulated_grad = None
-        if hasattr(parameter, "_unsharded_param"):
-            parameter._unsharded_param.grad = None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.strategies.fsdp_kept import forget_iteration, groups_in
 from drivetrain.strategies.gradient_exchange import Bucket, alike
 
 if TYPE_CHECKING:
@@ -80,42 +81,31 @@ class FSDPPasses(LocalPasses):
     def begin(self) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        from drivetrain.strategies.fsdp_kept import groups_of
-
         self.end()
         self._root._get_fsdp_state()._lazy_init()
-        modules: list[Any] = [each for each in self._root.modules() if isinstance(each, FSDPModule)]
-        self._groups = [group for module in modules for group in groups_of(module)]
-        for module in modules:
-            module.unshard()
+        self._groups = list(groups_in(self._root))
+        for module in self._root.modules():
+            if isinstance(module, FSDPModule):
+                module.unshard()
         for group in self._groups:
             # keep the parameters gathered until all batches of the window are done
             group._to_sharded = group._to_sharded_post_forward = _stay
         self._root.set_requires_gradient_sync(False)
 
     def forget(self) -> None:
-        self._root.reset_iter_state()
-        for group in self._groups:
-            for parameter in group.fsdp_params:
-                parameter.unsharded_accumulated_grad = None
-                parameter._unsharded_param.grad = None
+        forget_iteration(self._root)
 
     def exchange(self) -> None:
         self.end()
         state = self._root._get_fsdp_state()
-        for group in self._all_groups():
+        for group in groups_in(self._root):
             group._training_state = type(group._training_state).IDLE
         state._root_post_backward_final_callback()  # reduces the gradients of each group, and shards it again
-        for group in self._all_groups():
+        for group in groups_in(self._root):
             # hooks may have frozen the gathered parameters, which were the module's
             for parameter in group.fsdp_params:
                 parameter.sharded_param.requires_grad_(parameter._unsharded_param.requires_grad)
             group.reshard()
-
-    def _all_groups(self) -> list[Any]:
-        return [
-            group for state in self._root._get_fsdp_state()._state_ctx.all_states for group in state._fsdp_param_groups
-        ]
 
     def end(self) -> None:
         for group in self._groups:
