@@ -134,7 +134,6 @@ TESTS_OF = {
     "strategies/_xla_group.py": "strategies/test_xla.py",
     "strategies/_xla_loader.py": "strategies/test_xla.py",
     "strategies/alone.py": "callbacks/test_on_exception_checkpoint.py faults/test_saved_shards.py",
-    "strategies/context_parts.py": "distributed/test_context_parallel.py",
     "strategies/failing.py": "trainer/test_shown.py trainer/test_votes.py faults/test_faults.py",
     "strategies/familiar.py": "strategies/test_members.py",
     "strategies/fsdp_options.py": "distributed/test_fsdp_policies.py engine/test_wrappers.py",

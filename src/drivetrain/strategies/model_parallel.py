@@ -18,9 +18,8 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.precision.mixed import torch_scaler
 from drivetrain.strategies import fsdp_blocks
 from drivetrain.strategies import sharded_state as sharded
-from drivetrain.strategies.context_parallel import Context, Dims, Kind, leave_all
+from drivetrain.strategies.context_parallel import CONTEXT, Context, Dims, Kind, check_arguments, dims_for, leave_all
 from drivetrain.strategies.context_parallel import split as split_sequences
-from drivetrain.strategies.context_parts import CONTEXT, SequenceParts
 from drivetrain.strategies.fsdp_options import Options, checkpoint_activations, precision_policy
 from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.group import Group, TorchGroup
@@ -118,8 +117,9 @@ class ModelParallelStrategy(FullySharded):
                 )
         self._asked = data_parallel_size, tensor_parallel_size
         self.context_parallel_size, self.sequence_dims = context_parallel_size, sequence_dims
-        owner, kind = type(self).__name__, context_parallel_attention
-        self._sequences = SequenceParts(owner, context_parallel_size, sequence_dims, kind)
+        check_arguments(type(self).__name__, context_parallel_size, sequence_dims, context_parallel_attention)
+        self._attention = context_parallel_attention
+        self._context: tuple[Group, Context] | None = None  # with the data group for which it was made
         self._own_plan = tp_plan
         self._compile: Mapping[str, Any] | None = {} if compile is True else compile or None
         if self._compile is not None:
@@ -130,7 +130,7 @@ class ModelParallelStrategy(FullySharded):
         self._scaler: Any = None  # with unscaling replaced for this run
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_hooks": {}, "_scaler": None}
+        state = {**super().__getstate__(), "_hooks": {}, "_scaler": None, "_context": None}
         state.pop(_TO_DEVICE, None)
         return state
 
@@ -163,11 +163,16 @@ class ModelParallelStrategy(FullySharded):
     @property
     def context(self) -> Context:
         """The group of ranks, including this process, among which sequences are split."""
-        return self._sequences.context(self.world, self.data)
+        data, size = self.data, self.context_parallel_size
+        if self._context is None or self._context[0] is not data:
+            first = data.index - data.index % size
+            self._context = data, Context(self.world.new(data.ranks[first : first + size]), self._attention)
+        return self._context[1]
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        return self._sequences.sampler_kwargs(self.data)
+        data, size = self.data, self.context_parallel_size
+        return {"num_replicas": max(1, data.size // size), "rank": data.index // size}
 
     def setup_environment(self) -> None:
         super().setup_environment()
@@ -231,7 +236,8 @@ class ModelParallelStrategy(FullySharded):
         super().setup(trainer)
         if self.context_parallel_size == 1:
             return
-        dims = self._sequences.dims_for(self.lightning_module)
+        owner = f"{type(self).__name__}({CONTEXT}_size={self.context_parallel_size})"
+        dims = dims_for(self.lightning_module, self.sequence_dims, owner)
 
         def parts_to_device(batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
             return split_sequences(Strategy.batch_to_device(self, batch, device, dataloader_idx), dims)
