@@ -173,21 +173,18 @@ def _set_whole(parameter: Any, value: Tensor, key: str | None = None) -> None:
     from deepspeed import utils
 
     value = value.to(device=parameter.device, dtype=torch.float32)
-    if not is_partitioned(parameter):
-        if key is None:
-            utils.safe_set_full_fp32_param(parameter, value)
-        else:
-            utils.safe_set_full_optimizer_state(parameter, value, key)
-        return
-    # DeepSpeed's own function fails if the number of elements is not divisible by the number of ranks.
-    size = parameter.ds_tensor.ds_numel
-    padded = value.new_zeros(size * parameter.ds_zero_partition_world_size)
-    padded[: value.numel()] = value.flatten()
-    piece = padded.narrow(0, size * parameter.ds_zero_partition_rank, size)
+    set_weights, set_state = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
+    if is_partitioned(parameter):
+        # DeepSpeed's own function fails if the number of elements is not divisible by the number of ranks.
+        size = parameter.ds_tensor.ds_numel
+        padded = value.new_zeros(size * parameter.ds_zero_partition_world_size)
+        padded[: value.numel()] = value.flatten()
+        value = padded.narrow(0, size * parameter.ds_zero_partition_rank, size)
+        set_weights, set_state = utils.safe_set_local_fp32_param, utils.safe_set_local_optimizer_state
     if key is None:
-        utils.safe_set_local_fp32_param(parameter, piece)
+        set_weights(parameter, value)
     else:
-        utils.safe_set_local_optimizer_state(parameter, piece, key)
+        set_state(parameter, value, key)
 
 
 def _is_like(value: Any, shape: torch.Size) -> bool:
