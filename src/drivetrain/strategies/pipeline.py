@@ -262,11 +262,11 @@ class PipelineStrategy(ParallelStrategy):
         """
         inputs, target = split_batch(batch)
         pipeline = self.pipeline
-        losses = self._schedule_for(inputs, trains=True).train(inputs, target)
-        last = self._rank_of_loss
+        schedule, last = self._schedule_for(inputs, trains=True), self._rank_of_loss
+        sums = schedule.train(inputs, target)
         if self._form is None:
-            self._form = pipeline.broadcast(None if losses is None else losses.form, src=last)
-        total, weight = pipeline.broadcast(None if losses is None else torch.stack(losses.sums()), src=last)
+            self._form = pipeline.broadcast(schedule.form, src=last)
+        total, weight = pipeline.broadcast(sums, src=last)
         return self._form, total / weight.clamp(min=torch.finfo(weight.dtype).tiny), weight
 
     def _average(self, parameters: Sequence[Tensor]) -> None:

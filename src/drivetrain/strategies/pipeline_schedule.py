@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,6 +48,7 @@ class Schedule:
         self.count, self.has_first, self.has_last = count, 0 in own, num_stages - 1 in own
         self.user_loss, self.context, self.targets = loss, context, list[Any]()
         self.weights: list[float | Tensor] = []
+        # makes of a loss and its weight what the loss function returns; known after training, with the last stage
         self.form: Callable[[Tensor, Tensor], Any] = plain_loss
         trained = trained or [False] * num_stages
         stages: list[Any] = [
@@ -64,8 +64,13 @@ class Schedule:
         else:  # with fewer micro-batches than stages, passes cannot alternate
             self.schedule = pipelining.ScheduleGPipe(stages[0], count, **arguments)
 
-    def train(self, inputs: tuple[Tensor, ...], target: Any) -> Losses | None:
-        """Run forward and backward passes; return the losses on the rank that has the last stage."""
+    def train(self, inputs: tuple[Tensor, ...], target: Any) -> Tensor | None:
+        """Run forward and backward passes.
+
+        Returns:
+            On the rank that has the last stage, the sum of the losses, each multiplied by its weight, and the sum of
+            the weights, which is 1 for plain losses; ``None`` on the others.
+        """
         losses: list[Tensor] = []
         arguments: dict[str, Any] = {"losses": losses}
         if self.has_last:
@@ -75,8 +80,13 @@ class Schedule:
         self.schedule.step(*(inputs if self.has_first else ()), **arguments)
         if not self.has_last:
             return None
-        # torch may have called the loss function on a trial before
-        return Losses(losses, self.weights[-self.count :], self.form)
+        total = torch.stack([each.detach() for each in losses]).sum()
+        total = total.to(torch.promote_types(total.dtype, torch.float32))
+        if self.form is plain_loss:
+            return torch.stack([total, torch.ones_like(total)])
+        counted = self.weights[-self.count :]  # torch may have called the loss function on a trial before
+        weights = [torch.as_tensor(each, dtype=total.dtype, device=total.device) for each in counted]
+        return torch.stack([total, torch.stack(weights).sum()])
 
     def evaluate(self, inputs: tuple[Tensor, ...]) -> Any:
         """Run forward passes; return the output on the rank that has the last stage."""
@@ -90,7 +100,6 @@ class Schedule:
         with self.context() or nullcontext():
             value = self.user_loss(output, *target) if isinstance(target, tuple) else self.user_loss(output, target)
         if isinstance(value, Tensor):
-            self.weights.append(1 / self.count)
             return value / self.count
         if not isinstance(value, tuple) or getattr(value, "_fields", ()) != ("loss", "weight"):
             raise ConfigurationError(
@@ -106,28 +115,6 @@ class Schedule:
 def plain_loss(loss: Tensor, weight: Tensor) -> Tensor:
     """Return ``loss``: the form of losses without weights."""
     return loss
-
-
-@dataclass(frozen=True)
-class Losses:
-    """The losses of the micro-batches of one batch.
-
-    Attributes:
-        losses: the losses, each multiplied by its weight.
-        weights: the weights.
-        form: makes of a loss and its weight what the user's loss function returns.
-    """
-
-    losses: Sequence[Tensor]
-    weights: Sequence[float | Tensor]
-    form: Callable[[Tensor, Tensor], Any]
-
-    def sums(self) -> tuple[Tensor, Tensor]:
-        """Return the sum of the losses and the sum of the weights."""
-        total = torch.stack([each.detach() for each in self.losses]).sum()
-        total = total.to(torch.promote_types(total.dtype, torch.float32))
-        weights = [torch.as_tensor(each, dtype=total.dtype, device=total.device) for each in self.weights]
-        return total, torch.stack(weights).sum() if self.form is not plain_loss else torch.ones_like(total)
 
 
 class _Stage(nn.Module):
