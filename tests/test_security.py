@@ -105,7 +105,6 @@ RUNS_CODE = {
     "launchers/ray.py": {"pickle.loads": 1},
     "launchers/script.py": {"subprocess.Popen": 1},  # the program's own command, as a list
     "launchers/watcher.py": {"os.posix_spawn": 1},  # this program's Python, with a line that is written there
-    "strategies/_xla_group.py": {"torch.load": 1},  # between replicas of one job
     "strategies/peers.py": {"pickle.loads": 1, "torch.load": 1},  # between ranks of one job
     "testing/strategy_conformance.py": {"pickle.loads": 1},  # its own copy of a strategy, inside a test
 }

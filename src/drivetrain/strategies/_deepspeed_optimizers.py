@@ -53,9 +53,7 @@ def trained_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 def pass_options(source: Sequence[Mapping[str, Any]], target: Sequence[dict[str, Any]]) -> None:
     for theirs, mine in zip(source, target, strict=True):
-        for name, value in theirs.items():
-            if name != "params":
-                mine[name] = value
+        mine.update({name: value for name, value in theirs.items() if name != "params"})
 
 
 def pass_options_to(engine: Any, optimizer: Optimizer) -> None:

@@ -106,22 +106,18 @@ def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict
     from deepspeed.utils import safe_get_full_optimizer_state
 
     state: dict[int, dict[str, Any]] = {}
-    of_pieces = iter(_states_of_pieces(engine, optimizer))
     number = 0
-    for group in optimizer.param_groups:
-        piece, local = (
-            next(of_pieces, (None, {})) if any(each.requires_grad for each in group["params"]) else (None, {})
-        )
+    for group, pieces in zip(optimizer.param_groups, _pieces(engine, optimizer), strict=True):
+        local = engine.basic_optimizer.state.get(pieces[0], {}) if pieces else {}  # {} before the first step
         for parameter in group["params"]:
             if parameter.requires_grad and local:
-                entry: dict[str, Any] = {}
+                entry = state[number] = {}
                 for key, value in local.items():
-                    if isinstance(value, Tensor) and piece is not None and value.shape == piece.shape:
+                    if isinstance(value, Tensor) and value.shape == pieces[0].shape:
                         whole = safe_get_full_optimizer_state(parameter, key)
                         entry[key] = whole.detach().to(HOST).reshape(parameter_shape(parameter)) if keep else None
                     else:
-                        entry[key] = value.clone() if isinstance(value, Tensor) else value
-                state[number] = entry
+                        entry[key] = _copied(value)
             number += 1
     return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]} if keep else {}
 
@@ -177,21 +173,18 @@ def _set_whole(parameter: Any, value: Tensor, key: str | None = None) -> None:
     from deepspeed import utils
 
     value = value.to(device=parameter.device, dtype=torch.float32)
-    if not is_partitioned(parameter):
-        if key is None:
-            utils.safe_set_full_fp32_param(parameter, value)
-        else:
-            utils.safe_set_full_optimizer_state(parameter, value, key)
-        return
-    # DeepSpeed's own function fails if the number of elements is not divisible by the number of ranks.
-    size = parameter.ds_tensor.ds_numel
-    padded = value.new_zeros(size * parameter.ds_zero_partition_world_size)
-    padded[: value.numel()] = value.flatten()
-    piece = padded.narrow(0, size * parameter.ds_zero_partition_rank, size)
+    set_weights, set_state = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
+    if is_partitioned(parameter):
+        # DeepSpeed's own function fails if the number of elements is not divisible by the number of ranks.
+        size = parameter.ds_tensor.ds_numel
+        padded = value.new_zeros(size * parameter.ds_zero_partition_world_size)
+        padded[: value.numel()] = value.flatten()
+        value = padded.narrow(0, size * parameter.ds_zero_partition_rank, size)
+        set_weights, set_state = utils.safe_set_local_fp32_param, utils.safe_set_local_optimizer_state
     if key is None:
-        utils.safe_set_local_fp32_param(parameter, piece)
+        set_weights(parameter, value)
     else:
-        utils.safe_set_local_optimizer_state(parameter, piece, key)
+        set_state(parameter, value, key)
 
 
 def _is_like(value: Any, shape: torch.Size) -> bool:
@@ -222,11 +215,51 @@ def _by_group(zero: Any) -> Iterator[list[Tensor]]:
     return iter([found[group] for group in sorted(found)])
 
 
-def _states_of_pieces(engine: Any, optimizer: Optimizer) -> Iterator[tuple[Tensor, Mapping[str, Any]]]:
-    """Yield a piece of each trained parameter group and the optimizer's state for it: ``{}`` before the first step."""
-    for pieces in _pieces(engine, optimizer):
-        if pieces:
-            yield pieces[0], engine.basic_optimizer.state.get(pieces[0], {})
+# ---- folders of DeepSpeed's own format, for its tools; other strategies cannot read them -----------------------------
+
+
+def is_folder(path: str) -> bool:
+    """Return whether ``path`` is a folder in DeepSpeed's format."""
+    return bool(_files_of_pieces(Path(path), _latest(Path(path))))
+
+
+def _latest(folder: Path) -> str | None:
+    """Return the tag of the subfolder that was written last."""
+    latest = folder / "latest"
+    return latest.read_text(encoding="utf-8").strip() if latest.is_file() else None
+
+
+def _files_of_pieces(folder: Path, tag: str | None) -> list[Path]:
+    """Return the files with the optimizer states, one for each process that wrote the folder."""
+    return [] if tag is None else list((folder / tag).glob("*zero_pp_rank_*_optim_states.pt"))
+
+
+def weights_in(folder: Path, resumes: bool, weights_only: bool | None) -> dict[str, Any]:
+    """Return the complete weights in a folder of DeepSpeed's format.
+
+    Args:
+        folder: a folder that DeepSpeed has written.
+        resumes: whether training resumes from it.
+        weights_only: False allows its files to be unpickled.
+
+    Raises:
+        CheckpointError: unpickling is not allowed, or training is to resume from the folder.
+    """
+    if resumes:
+        raise CheckpointError(
+            f"{folder} is a folder of DeepSpeed's own format, which holds no progress of a Trainer. Call "
+            "trainer.strategy.load_deepspeed_checkpoint(folder) in on_train_start, which restores weights and "
+            "optimizer states, or resume from a file that trainer.save_checkpoint wrote."
+        )
+    if weights_only is not False:
+        raise CheckpointError(
+            f"{folder} is a folder of DeepSpeed's own format, whose files are unpickled, which can run code. If "
+            "you trust them, pass weights_only=False."
+        )
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    found: dict[str, Any] = get_fp32_state_dict_from_zero_checkpoint(str(folder))
+    return found
 
 
 def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int, **options: Any) -> dict[str, Any]:
@@ -243,10 +276,8 @@ def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int, **o
     Raises:
         CheckpointError: the folder does not exist, or another number of processes has written it.
     """
-    latest = folder / "latest"
-    if tag is None and latest.is_file():
-        tag = latest.read_text(encoding="utf-8").strip()
-    pieces = sorted((folder / (tag or "")).glob("*zero_pp_rank_*_optim_states.pt")) if tag is not None else []
+    tag = _latest(folder) if tag is None else tag
+    pieces = _files_of_pieces(folder, tag)
     if not pieces:
         raise CheckpointError(
             f"There is no checkpoint of DeepSpeed in {folder}"
@@ -260,5 +291,4 @@ def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int, **o
             'config={"checkpoint": {"load_universal": True}}.'
         )
     _, besides = engine.load_checkpoint(str(folder), tag=tag, **options)
-    found: dict[str, Any] = besides or {}
-    return found
+    return besides or {}

@@ -19,6 +19,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.checkpoints.xla import XLACheckpointIO
 from drivetrain.errors import ConfigurationError, unknown_argument
 from drivetrain.precision.precision import Precision
+from drivetrain.strategies.familiar import then
 from drivetrain.strategies.strategy import Strategy
 
 _NO_QUEUE = "device_ready_queues_"  # from torch's error if its engine does not know the device
@@ -88,15 +89,7 @@ class XLAExecution(Strategy):
 
     def bind(self, name: str) -> Callable[..., Any]:
         step = super().bind(name)
-        if name == "training_step":
-            return step
-
-        def step_that_runs(*args: Any, **kwargs: Any) -> Any:
-            outputs = step(*args, **kwargs)
-            run_recorded()
-            return outputs
-
-        return step_that_runs
+        return step if name == "training_step" else then(step, run_recorded)
 
 
 def _seed() -> int:

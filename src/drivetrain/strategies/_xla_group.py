@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drivetrain.errors import ConfigurationError
 from drivetrain.strategies.group import Group, all_or_alone
+from drivetrain.strategies.peers import CURES, dumped, loaded
 
 
 class XLAGroup(Group):
@@ -31,25 +32,16 @@ class XLAGroup(Group):
         self.ranks = range(int(runtime.world_size()))
 
     def gather_objects(self, obj: Any) -> list[Any]:
-        stream = io.BytesIO()
-        torch.save(obj, stream)
-        mine = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
+        data, problem = dumped(obj)
+        if problem is not None:
+            raise ConfigurationError(f"gather_objects() got {problem}. {CURES['gather_objects']}")
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         with torch.inference_mode(False):
             sizes = self._stacked(torch.tensor(len(mine), device=self.device)).tolist()
             padded = torch.nn.functional.pad(mine, (0, max(sizes) - len(mine)))
             rows = self._stacked(padded.to(self.device)).cpu()
         each = zip(self.ranks, rows, sizes, strict=True)
-        return [obj if rank == self.rank else self._loaded(row[:size]) for rank, row, size in each]
-
-    def _loaded(self, data: Tensor) -> Any:
-        """Return an object of another replica; its tensors on a device are moved to this replica's device."""
-
-        def here(storage: Any, location: str) -> Any:
-            return storage if location == "cpu" else storage.to(device=self.device)
-
-        packed = bytearray(data.numel())
-        torch.frombuffer(packed, dtype=torch.uint8).copy_(data)
-        return torch.load(io.BytesIO(packed), map_location=here, weights_only=False)
+        return [obj if rank == self.rank else loaded(row[:size], self.device) for rank, row, size in each]
 
     def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
         if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
@@ -86,7 +78,8 @@ class XLAGroup(Group):
         like = obj if isinstance(obj, Tensor) else torch.empty(0, device=self.device)
         # Other replicas send zeros instead of their values: torch_xla sums, and NaN times 0 is NaN.
         mine = like.detach() if self.rank == src else torch.zeros(shape, dtype=dtype)
-        sent = mine.to(device=self.device, dtype=_added_up(dtype), copy=True)
+        summed = torch.uint8 if dtype is torch.bool else dtype  # torch_xla does not sum booleans
+        sent = mine.to(device=self.device, dtype=summed, copy=True)
         xla_model.collective_broadcast([sent], root_ordinal=src)
         return sent.to(device=like.device, dtype=dtype)
 
@@ -100,11 +93,6 @@ class XLAGroup(Group):
     def new(self, ranks: Sequence[int]) -> Group:
         why = "the replicas of torch_xla exchange all together. Use the group of all ranks."
         return all_or_alone(self, ranks, why)
-
-
-def _added_up(dtype: torch.dtype) -> torch.dtype:
-    """Return a type in which values of ``dtype`` can be summed if all but one are zero."""
-    return torch.uint8 if dtype is torch.bool else dtype
 
 
 class _Gather(torch.autograd.Function):

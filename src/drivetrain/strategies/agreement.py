@@ -77,7 +77,7 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
     if world.size == 1:
         return Agreement(facts.changes)
     rows = [text.split() for text in _gathered(world, " ".join(_digests(facts, data.ranks[0])))]
-    _, jobs, parts, models, seeds, loggers, changes = ([row[index] for row in rows] for index in range(7))
+    _, jobs, parts, models, seeds, loggers, changes = zip(*rows, strict=True)
     final = "1" not in changes  # otherwise they are compared when they are final
     same = len(set(jobs)) == 1 and not (final and len(set(zip(parts, models, strict=True))) > len(set(parts)))
     if not same or len(set(seeds)) > 1:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Literal
 from drivetrain.base.introspect import overrides
 from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.group import LoneGroup
-from drivetrain.strategies.state import State
-from drivetrain.strategies.step import Step
 
 if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy
@@ -36,14 +34,13 @@ def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
         strategy._groups = groups
 
 
-def whole_here(strategy: Strategy, *bases: type) -> Alone:
+def whole_here(strategy: Strategy, base: type = Familiar) -> Alone:
     """Return "whole" if each rank has the whole model and the whole states of its optimizers, else "".
 
-    The result is "whole" if the strategy overrides no state method of ``bases`` (default: the contract's classes) and
-    no optimizer's state is spread over the ranks.
+    The result is "whole" if the strategy overrides no state method of ``base`` (default: the contract) and no
+    optimizer's state is spread over the ranks.
     """
-    known = [(base, name) for base in bases or (State, Step, Familiar) for name in STATE_VERBS if hasattr(base, name)]
-    if any(overrides(strategy, name, base) for base, name in known):
+    if any(overrides(strategy, name, base) for name in STATE_VERBS):
         return ""
     spread = any(hasattr(optimizer, "consolidate_state_dict") for optimizer in strategy.optimizers)
     return "" if spread or strategy.data.size != strategy.world_size else "whole"

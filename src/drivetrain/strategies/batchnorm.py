@@ -23,18 +23,14 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError
-from drivetrain.strategies.layer_sync import LayerSync
+from drivetrain.strategies.layer_sync import LayerSync, LayerSyncRegistry
 from drivetrain.strategies.peers import Peers, peers_of
 
 
+@LayerSyncRegistry.register("sync_batchnorm")
 class TorchSyncBatchNorm(LayerSync):
     """The layer synchronisation of ``Trainer(sync_batchnorm=True)``: batch norm with statistics over all ranks."""
-
-    @classmethod
-    def register_layer_syncs(cls, layer_sync_registry: Registry[LayerSync]) -> None:
-        layer_sync_registry.register("sync_batchnorm", cls)
 
     def apply(self, model: nn.Module) -> nn.Module:
         """Return ``model``, with its layers changed in place: see :func:`synchronised`."""

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.tree import map_leaves
@@ -27,6 +27,7 @@ from drivetrain.strategies.group import Group
 
 Kind = Literal["ulysses", "ring"]
 KINDS = ("ulysses", "ring")
+CONTEXT = "context_parallel"
 Part = Callable[[Tensor, int], Tensor]
 Dims = int | Mapping[Any, int] | Callable[[Any, Part], Any]
 """Which dimension of the tensors in a batch is the sequence; see ``ModelParallelStrategy(sequence_dims=...)``."""
@@ -140,6 +141,42 @@ def part(tensor: Tensor, dim: int) -> Tensor:
         ConfigurationError: the length is not divisible by the number of ranks.
     """
     return _ENTERED[-1].part(tensor, dim) if _ENTERED else tensor
+
+
+# ---- arguments of a strategy -----------------------------------------------------------------------------------------
+
+
+def check_arguments(owner: str, size: int, dims: Dims | None, kind: str) -> None:
+    """Check ``context_parallel_size``, ``sequence_dims`` and ``context_parallel_attention`` of the strategy ``owner``.
+
+    Raises:
+        ConfigurationError: an argument is wrong, or two contradict each other.
+    """
+    if type(size) is not int or size < 1:
+        raise ConfigurationError(f"{owner}({CONTEXT}_size={size!r}) is no number of processes. Write one.")
+    if kind not in KINDS:
+        raise ConfigurationError(f"{owner}({CONTEXT}_attention={kind!r}) is unknown. {did_you_mean(str(kind), KINDS)}")
+    if dims is not None and size == 1:
+        raise ConfigurationError(
+            f"{owner}(sequence_dims=...) splits sequences over the ranks of a context-parallel group, and "
+            f"{CONTEXT}_size is 1. Write both, or none."
+        )
+
+
+def dims_for(module: nn.Module, given: Dims | None, owner: str) -> Dims:
+    """Return which dimensions of a batch are sequences: the argument of the strategy ``owner``, or the module's.
+
+    Raises:
+        ConfigurationError: neither names them.
+    """
+    dims: Dims | None = getattr(module, "sequence_dims", None) if given is None else given
+    if dims is None:
+        raise ConfigurationError(
+            f"{owner} is to split sequences, and nothing says where they are. Write "
+            'sequence_dims={"input_ids": 1, "labels": 1} with the fields of a batch, or set sequence_dims in '
+            f"{type(module).__name__}."
+        )
+    return dims
 
 
 # ---- batches ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.compiled import compiled_method
-from drivetrain.base.registry import Entry, Registry, first_line
+from drivetrain.base.registry import Entry, first_line
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
@@ -27,7 +27,7 @@ from drivetrain.strategies.model_averaging import ModelAveraging, model_averagin
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy, until_thawed
 from drivetrain.strategies.peers import some
 from drivetrain.strategies.placement import optimizer_to
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -87,10 +87,6 @@ class DDPStrategy(ParallelStrategy):
 
     _averaging: ModelAveraging | None = None
 
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.derive(lambda installed: _entries(installed))
-
     def __init__(
         self,
         accelerator: Accelerator | None = None,
@@ -107,16 +103,14 @@ class DDPStrategy(ParallelStrategy):
         start_method: str = "popen",
         **ddp_arguments: Unpack[DDPArguments],
     ) -> None:
-        super().__init__(
-            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
-            timeout,
-        )  # fmt: skip
+        super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
+        self.process_group_backend, self.timeout = process_group_backend, timeout
         LauncherRegistry.of(start_method, "DDPStrategy")
         self._averaging = model_averaging(model_averaging_period, ddp_comm_state, ddp_comm_hook)
-        self.facts = self.facts.but(start_method=start_method)
         self.ddp_arguments = ddp_arguments
         self.comm = (ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper)
-        self.facts = self.facts.but(refuses={**self.facts.refuses, **self._refused()})
+        refuses = {**self.facts.refuses, **self._refused()}
+        self.facts = self.facts.but(start_method=start_method, refuses=refuses)
         self._wraps = True
         self._sync: LayerSync | None = None  # of the running fit
         self._averaged: set[int] = set()  # parameters, by identity
@@ -369,6 +363,9 @@ def _entries(installed: bool) -> dict[str, Entry[Strategy]]:
         for name, start in _starts(installed).items()
         for form, arguments in forms.items()
     }
+
+
+StrategyRegistry.derive(_entries)
 
 
 def _static_from_first_exchange(model: DistributedDataParallel) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from drivetrain.base.registry import Registry
-from drivetrain.strategies.batch_parts import split_batch
 from drivetrain.strategies.ddp import DDPStrategy
-from drivetrain.strategies.dp import bound_to, check_run
+from drivetrain.strategies.dp import ReplicaStrategy, bound_to
 from drivetrain.strategies.facts import Earlier
 from drivetrain.strategies.replicas import Replicas
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import StrategyRegistry
 
 
 class _BetweenMachines(DistributedDataParallel):
@@ -32,7 +29,8 @@ class _BetweenMachines(DistributedDataParallel):
         return through
 
 
-class DDP2Strategy(DDPStrategy):
+@StrategyRegistry.register("ddp2")
+class DDP2Strategy(ReplicaStrategy, DDPStrategy):
     """``dp`` on the devices of each machine, and ``ddp`` between machines.
 
     Each machine runs one process, which is one rank: the world size is the number of machines, and a loader yields the
@@ -47,35 +45,12 @@ class DDP2Strategy(DDPStrategy):
     facts = DDPStrategy.facts.but(drives_all_devices=True, local_passes="", earlier=Earlier(step_ends=True))
     wrapper = _BetweenMachines
 
-    _made: Sequence[Replicas] = ()
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("ddp2", cls)
-
-    def split_batch(self, batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any], list[int]]:
-        """Return the parts of a machine's batch; see :meth:`DataParallelStrategy.split_batch`."""
-        return split_batch(batch, devices)
-
-    def setup(self, trainer: Any) -> None:
-        check_run(self, trainer, len(self._devices))
-        super().setup(trainer)
-
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         module = super().setup_module(module, move_to_device)
         return module if isinstance(module, DistributedDataParallel) else self._replicas(module)
 
     def _wrapped(self, module: nn.Module) -> DistributedDataParallel:
         return super()._wrapped(self._replicas(module))
-
-    def _replicas(self, module: nn.Module) -> Replicas:
-        made = Replicas(module, self._devices, self.accelerator, self.split_batch)
-        self._made = (*self._made, made)
-        return made
-
-    @property
-    def _devices(self) -> Sequence[torch.device]:
-        return self.parallel_devices or self.own_parts.devices
 
     def bind(self, name: str) -> Callable[..., Any]:
         model = self.model
@@ -84,9 +59,3 @@ class DDP2Strategy(DDPStrategy):
         bound = bound_to(replicas, self.lightning_module, name, len(self._devices))
         through_ddp = name == "training_step" and isinstance(model, DistributedDataParallel)
         return super().bind(name) if through_ddp else bound
-
-    def teardown(self) -> None:
-        for replicas in self._made:
-            replicas.close()
-        self._made = ()
-        super().teardown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import logging
@@ -21,22 +22,15 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_method
-from drivetrain.base.registry import Registry
-from drivetrain.base.restoring import restoring
+from drivetrain.base.restoring import load_states
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError, MissingPackageError
 from drivetrain.precision.precision import ClipAlgorithm, Precision
-from drivetrain.strategies import (
-    _deepspeed_config,
-    _deepspeed_folder,
-    _deepspeed_optimizers,
-    _deepspeed_scaler,
-    _deepspeed_state,
-)
+from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_scaler, _deepspeed_state
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.step_parts import OwnStep, StepParts
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import StrategyRegistry
 
 _NAMES: dict[str, dict[str, Any]] = {
     "deepspeed": {},
@@ -85,11 +79,6 @@ class DeepSpeedStrategy(ParallelStrategy):
         honoured_hooks=StepParts.HOOKS, engine_class="drivetrain.compat.fabric_deepspeed:FabricDeepSpeedStrategy"
     )
 
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        for name, arguments in _NAMES.items():
-            strategy_registry.register(name, cls, **arguments)
-
     def __init__(
         self,
         accelerator: Accelerator | None = None,
@@ -115,10 +104,8 @@ class DeepSpeedStrategy(ParallelStrategy):
             raise MissingPackageError(
                 f"{type(self).__name__} needs the package deepspeed, which is not installed. Run pip install deepspeed."
             )
-        super().__init__(
-            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
-            timeout,
-        )  # fmt: skip
+        super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
+        self.process_group_backend, self.timeout = process_group_backend, timeout
         offloaded = {
             "offload_optimizer": (offload_optimizer, offload_optimizer_device),
             "offload_param": (offload_parameters, offload_params_device),
@@ -173,8 +160,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         """With stage 3, layers that ``configure_model`` creates are partitioned as soon as each is created."""
         if self.stage < 3:
             return super().model_sharded_context()
-        context: AbstractContextManager[Any] = self._deepspeed().zero.Init(config_dict_or_path=self.engine_config())
-        return context
+        return self._deepspeed().zero.Init(config_dict_or_path=self.engine_config())  # type: ignore[no-any-return]
 
     def setup(self, trainer: Any) -> None:
         fitting = trainer.progress.fn == "fit"
@@ -316,16 +302,13 @@ class DeepSpeedStrategy(ParallelStrategy):
                 self._unit = 1.0
             engine.set_gradient_accumulation_boundary(last)
             output = parts.training_step(batch, batch_idx)
-            if output is None:
+            loss = None if output is None else parts.loss_of(output, index, last)
+            if loss is None:
+                found = "None" if output is None else "a WeightedLoss of the number 0"  # with one process
                 raise ConfigurationError(
-                    "training_step returned None, and DeepSpeed's engine counts on a backward pass for every batch. "
-                    "Return a loss of zero that depends on the parameters, or a WeightedLoss of weight 0."
-                )
-            loss = parts.loss_of(output, index, last)
-            if loss is None:  # with one process, a WeightedLoss of weight 0
-                raise ConfigurationError(
-                    "training_step returned a WeightedLoss of the number 0, and DeepSpeed's engine counts on a "
-                    "backward pass for every batch. Give its weight as a tensor."
+                    f"training_step returned {found}, and DeepSpeed's engine counts on a backward pass for every "
+                    "batch. Return a loss of zero that depends on the parameters, or a WeightedLoss whose weight 0 is "
+                    "a tensor."
                 )
             parts.backward(engine.scale(loss if self._unit == 1 else loss / self._unit))
             self._window_open = not last
@@ -355,9 +338,9 @@ class DeepSpeedStrategy(ParallelStrategy):
         error_if_nonfinite: bool = False,
     ) -> Tensor | None:
         """Let the engine clip in the next step."""
-        if algorithm == "value" and clip_val:  # a limit of 0 means no clipping
-            raise self._no_clipping_by_value()
         if algorithm == "value":
+            if clip_val:  # a limit of 0 means no clipping
+                raise self._no_clipping_by_value()
             return None
         if norm_type != 2 or error_if_nonfinite:
             raise ConfigurationError(
@@ -416,14 +399,8 @@ class DeepSpeedStrategy(ParallelStrategy):
     def load_optimizer_states(
         self, optimizers: Sequence[Optimizer], states: Sequence[Any], module_state: Mapping[str, Any]
     ) -> None:
-        if len(states) != len(optimizers):
-            raise CheckpointError(
-                f"The checkpoint holds {len(states)} optimizer states, and there is {len(optimizers)} optimizer. "
-                "Return the same optimizer from configure_optimizers, or load only the weights."
-            )
-        for index, (optimizer, state) in enumerate(zip(optimizers, states, strict=True)):
-            with restoring(f"optimizer {index} ({type(optimizer).__name__})"):
-                _deepspeed_state.load_optimizer_state(self._engine, optimizer, state)
+        load = functools.partial(_deepspeed_state.load_optimizer_state, self._engine)
+        load_states("optimizer", optimizers, states, lambda state, optimizer: None, load)
         _deepspeed_state.load_master_weights(self.lightning_module, module_state)
 
     def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -472,7 +449,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         return self._engine
 
     def reads_folder(self, path: str) -> bool:
-        return _deepspeed_folder.is_folder(path)
+        return _deepspeed_state.is_folder(path)
 
     def load_checkpoint(
         self, checkpoint_path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
@@ -486,4 +463,8 @@ class DeepSpeedStrategy(ParallelStrategy):
             return super().load_checkpoint(checkpoint_path, weights_only, into)
         trainer = getattr(self.lightning_module, "_trainer", None)
         resumes = trainer is not None and trainer.progress.fn == "fit"
-        return {"state_dict": _deepspeed_folder.weights_in(Path(checkpoint_path), resumes, weights_only)}
+        return {"state_dict": _deepspeed_state.weights_in(Path(checkpoint_path), resumes, weights_only)}
+
+
+for _name, _arguments in _NAMES.items():
+    StrategyRegistry.register(_name, DeepSpeedStrategy, **_arguments)

@@ -11,55 +11,22 @@ from torch import nn
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_method
 from drivetrain.base.introspect import takes_iterator
-from drivetrain.base.registry import Registry
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.batch_parts import split_batch
 from drivetrain.strategies.facts import Earlier
 from drivetrain.strategies.replicas import Replicas
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
-class DataParallelStrategy(Strategy):
-    """Runs each step on all devices of this machine in one process, each on its part of the batch.
+class ReplicaStrategy(Strategy):
+    """Base of the strategies whose process trains on several devices, with a replica of the module on each."""
 
-    A batch is split along its first dimension. The outputs of the parts are joined: means are weighted by samples, so
-    loss, gradients and logged values equal those of the complete batch on one device. If the module defines
-    ``training_step_end``, ``validation_step_end`` or ``test_step_end``, it gets the outputs of all parts there, and can
-    compute what depends on all samples.
-
-    Devices of an accelerator work concurrently. Replicas on the CPU run one after the other, so that random numbers are
-    drawn in a fixed order.
-
-    Args:
-        accelerator, checkpoint_io, precision_plugin: as for every strategy.
-        parallel_devices: the devices, the one of the module first; ``None``: as the plan decides.
-    """
-
-    facts = Strategy.facts.but(drives_all_devices=True, earlier=Earlier(step_ends=True))
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("dp", cls)
-
-    def __init__(
-        self,
-        accelerator: Accelerator | None = None,
-        parallel_devices: Sequence[torch.device | str] | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision_plugin: Precision | None = None,
-    ) -> None:
-        super().__init__(accelerator, checkpoint_io, precision_plugin)
-        self.own_parts.devices = tuple(torch.device(device) for device in parallel_devices or ())
-        self._made: list[Replicas] = []
+    _made: tuple[Replicas, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_made": []}
-
-    @property
-    def root_device(self) -> torch.device:
-        return self._devices[0]
+        return {**super().__getstate__(), "_made": ()}
 
     @property
     def _devices(self) -> Sequence[torch.device]:
@@ -77,13 +44,77 @@ class DataParallelStrategy(Strategy):
         return split_batch(batch, devices)
 
     def setup(self, trainer: Any) -> None:
-        check_run(self, trainer, len(self._devices))
+        if trainer is not None and trainer.progress.fn == "fit" and len(self._devices) > 1:
+            self._check_fit(trainer)
         super().setup(trainer)
 
+    def _check_fit(self, trainer: Any) -> None:
+        """Check that replicas can run this fit.
+
+        Raises:
+            NotSupportedError: the module uses manual optimization.
+            ConfigurationError: batch norm is to be synchronised.
+        """
+        name, module = type(self).__name__, self.lightning_module
+        if not module.automatic_optimization:
+            raise NotSupportedError(
+                f"{type(module).__name__}.automatic_optimization is False, and {name} runs training_step on "
+                f"{len(self._devices)} devices at once, so each would step the optimizers with the gradients of its "
+                'own part of the batch. Write strategy="ddp", or automatic_optimization = True.'
+            )
+        if trainer.settings.sync_batchnorm or self.layer_sync is not None:
+            raise ConfigurationError(
+                f"Trainer(sync_batchnorm=True), or a LayerSync in plugins, asks for layers whose statistics are those "
+                f'of all devices, and with {name} each device has its own. Leave it out, or write strategy="ddp".'
+            )
+
+    def _replicas(self, module: nn.Module) -> Replicas:
+        made = Replicas(module, self._devices, self.accelerator, self.split_batch)
+        self._made = (*self._made, made)
+        return made
+
+    def teardown(self) -> None:
+        for replicas in self._made:
+            replicas.close()
+        self._made = ()
+        super().teardown()
+
+
+@StrategyRegistry.register("dp")
+class DataParallelStrategy(ReplicaStrategy):
+    """Runs each step on all devices of this machine in one process, each on its part of the batch.
+
+    A batch is split along its first dimension. The outputs of the parts are joined: means are weighted by samples, so
+    loss, gradients and logged values equal those of the complete batch on one device. If the module defines
+    ``training_step_end``, ``validation_step_end`` or ``test_step_end``, it gets the outputs of all parts there, and can
+    compute what depends on all samples.
+
+    Devices of an accelerator work concurrently. Replicas on the CPU run one after the other, so that random numbers are
+    drawn in a fixed order.
+
+    Args:
+        accelerator, checkpoint_io, precision_plugin: as for every strategy.
+        parallel_devices: the devices, the one of the module first; ``None``: as the plan decides.
+    """
+
+    facts = Strategy.facts.but(drives_all_devices=True, earlier=Earlier(step_ends=True))
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device | str] | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+    ) -> None:
+        super().__init__(accelerator, checkpoint_io, precision_plugin)
+        self.own_parts.devices = tuple(torch.device(device) for device in parallel_devices or ())
+
+    @property
+    def root_device(self) -> torch.device:
+        return self._devices[0]
+
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
-        module = super().setup_module(module, move_to_device)
-        self._made.append(Replicas(module, self._devices, self.accelerator, self.split_batch))
-        return self._made[-1]
+        return self._replicas(super().setup_module(module, move_to_device))
 
     def bind(self, name: str) -> Callable[..., Any]:
         assert isinstance(self.model, Replicas)  # setup() has run
@@ -91,9 +122,6 @@ class DataParallelStrategy(Strategy):
 
     def teardown(self) -> None:
         self.model = self.lightning_module  # the replicas exist only during the run
-        for replicas in self._made:
-            replicas.close()
-        self._made.clear()
         super().teardown()
 
 
@@ -110,26 +138,3 @@ def bound_to(replicas: Replicas, module: nn.Module, name: str, devices: int) -> 
             f"devices must get them first. Write def {name}(self, batch, batch_idx), or devices=1."
         )
     return replicas.runs(method, name)
-
-
-def check_run(strategy: Strategy, trainer: Any, devices: int) -> None:
-    """Check that replicas can run this fit.
-
-    Raises:
-        NotSupportedError: there are several devices, and the module uses manual optimization or batch norm is to be
-            synchronised.
-    """
-    if trainer is None or trainer.progress.fn != "fit" or devices == 1:
-        return
-    name = type(strategy).__name__
-    if not strategy.lightning_module.automatic_optimization:
-        raise NotSupportedError(
-            f"{type(strategy.lightning_module).__name__}.automatic_optimization is False, and {name} runs "
-            f"training_step on {devices} devices at once, so each would step the optimizers with the gradients of its "
-            'own part of the batch. Write strategy="ddp", or automatic_optimization = True.'
-        )
-    if trainer.settings.sync_batchnorm or strategy.layer_sync is not None:
-        raise ConfigurationError(
-            f"Trainer(sync_batchnorm=True), or a LayerSync in plugins, asks for layers whose statistics are those of "
-            f'all devices, and with {name} each device has its own. Leave it out, or write strategy="ddp".'
-        )

@@ -19,9 +19,9 @@ from drivetrain import parity
 from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.collectives import operation_of
-from drivetrain.strategies.facts import Shared
 from drivetrain.strategies.group import Group
 from drivetrain.strategies.placement import place
+from drivetrain.strategies.state import State
 from drivetrain.strategies.step import Step, differentiates_itself
 
 if TYPE_CHECKING:
@@ -38,17 +38,13 @@ COLLECTIVES = frozenset({"barrier", "broadcast", "reduce_boolean_decision"})
 """Members whose override also counts in :attr:`Strategy.world`."""
 
 
-class Familiar(Shared):
+class Familiar(Step, State):
     """Familiar members that this contract defines under other names or signatures: they can be called and
     overridden.
     """
 
-    accumulating: Any  # members of the contract that the methods here call
-    bind: Any
-    clip_gradients: Any
-    load_module_state: Any
-    load_optimizer_states: Any
-    module_state: Any
+    lr_scheduler_configs: list[Any]
+    optimizers: list[Optimizer]
 
     @property
     def is_distributed(self) -> bool:
@@ -145,27 +141,26 @@ class Familiar(Shared):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's ``training_step`` with the arguments that it accepts."""
-        with self.precision_plugin.train_step_context():
-            return self._module_step("training_step")(*args, **kwargs)
+        return self._run_step("training_step", *args, **kwargs)
 
     def validation_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's ``validation_step``."""
-        with self.precision_plugin.val_step_context():
-            return self._module_step("validation_step")(*args, **kwargs)
+        return self._run_step("validation_step", *args, **kwargs)
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's ``test_step``."""
-        with self.precision_plugin.test_step_context():
-            return self._module_step("test_step")(*args, **kwargs)
+        return self._run_step("test_step", *args, **kwargs)
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's ``predict_step``."""
-        with self.precision_plugin.predict_step_context():
-            return self._module_step("predict_step")(*args, **kwargs)
+        return self._run_step("predict_step", *args, **kwargs)
+
+    def _run_step(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        with getattr(self.precision_plugin, _STEP_CONTEXTS[name])():
+            return self._module_step(name)(*args, **kwargs)
 
     def _module_step(self, name: str) -> Callable[..., Any]:
-        step: Callable[..., Any] = self.driver.steps.get(name) or self.bind(name)
-        return step
+        return self.driver.steps.get(name) or self.bind(name)
 
     def post_training_step(self) -> None:
         """Called after ``training_step``, before its backward pass."""
@@ -179,8 +174,7 @@ class Familiar(Shared):
     def block_backward_sync(self) -> AbstractContextManager[Any]:
         """Context whose backward passes do not exchange gradients, for the model of the run."""
         assert self.model is not None  # setup() has run
-        context: AbstractContextManager[Any] = self.accumulating(self.model)
-        return context
+        return self.accumulating(self.model)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         """Clear the gradients, before a window's first backward pass."""
@@ -195,8 +189,7 @@ class Familiar(Shared):
         error_if_nonfinite: bool = False,
     ) -> Tensor | None:
         """Clip this optimizer's gradients by their total norm, and return the norm before clipping."""
-        norm: Tensor | None = self.clip_gradients(module, optimizer, max_norm, "norm", norm_type, error_if_nonfinite)
-        return norm
+        return self.clip_gradients(module, optimizer, max_norm, "norm", norm_type, error_if_nonfinite)
 
     def clip_gradients_value(self, module: nn.Module, optimizer: Optimizer, clip_val: float) -> None:
         """Clip each element of this optimizer's gradients to ``clip_val``."""
@@ -214,8 +207,7 @@ class Familiar(Shared):
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """Return the state of the run's module; every rank must call it."""
-        state: dict[str, Any] = self.module_state(self.lightning_module)
-        return state
+        return self.module_state(self.lightning_module)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load ``checkpoint["state_dict"]`` into the run's module."""
@@ -268,8 +260,7 @@ def own_collectives(strategy: Strategy, world: Group) -> Group:
     asks: Any = copy.copy(world)  # a copy keeps the class and its other exchanges
     asks.barrier, asks.reduce_boolean_decision = strategy.barrier, strategy.reduce_boolean_decision
     asks.broadcast = lambda obj, src=None: strategy.broadcast(obj, world.ranks[0] if src is None else src)
-    asked: Group = asks
-    return asked
+    return asks  # type: ignore[no-any-return]
 
 
 def own_reduce(strategy: Strategy) -> Callable[..., Any] | None:
@@ -306,7 +297,7 @@ def bind_step_of(strategy: Strategy, name: str) -> Callable[..., Any]:
     if enters_step_contexts(strategy) and not strategy.facts.earlier.enters_contexts:
         step = _in_context(step, getattr(strategy.precision_plugin, _STEP_CONTEXTS[name]))
     if name == "training_step" and overrides(strategy, "post_training_step", Familiar):
-        step = _then(step, strategy.post_training_step)
+        step = then(step, strategy.post_training_step)
     return step
 
 
@@ -326,10 +317,12 @@ def _in_context(step: Callable[..., Any], context: Callable[[], AbstractContextM
     return step_in_context
 
 
-def _then(first: Callable[..., Any], then: Callable[[], None]) -> Callable[..., Any]:
+def then(first: Callable[..., Any], second: Callable[[], None]) -> Callable[..., Any]:
+    """Return a function that calls ``first``, then ``second``, and returns what ``first`` returned."""
+
     def both(*args: Any, **kwargs: Any) -> Any:
         output = first(*args, **kwargs)
-        then()
+        second()
         return output
 
     return both

@@ -11,13 +11,11 @@ from torch import nn
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.rank_zero import lightning_deprecation
-from drivetrain.base.registry import Registry
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
-from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.fsdp_options import (
     FirstFSDPArguments,
     Options,
@@ -27,15 +25,17 @@ from drivetrain.strategies.fsdp_options import (
     sharding_of,
 )
 from drivetrain.strategies.fully_sharded import FullySharded
-from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
+from drivetrain.strategies.strategy import StrategyRegistry
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from typing_extensions import Unpack
 
 
-class FSDPStrategy(FullySharded, ParallelStrategy):
+@StrategyRegistry.register("fsdp")
+@StrategyRegistry.register("fsdp_cpu_offload", cpu_offload=True)
+class FSDPStrategy(FullySharded):
     """torch's ``fully_shard`` around the blocks of the model, and around the model for its other parameters.
 
     A block's parameters are gathered for its computation and freed afterwards. See docs/fsdp.md.
@@ -72,12 +72,7 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
     """
 
     strategy_name = "fsdp"
-    facts = FullySharded.facts.but(local_passes="drivetrain.strategies.local_passes:of_fsdp")
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("fsdp", cls)
-        strategy_registry.register("fsdp_cpu_offload", cls, cpu_offload=True)
+    facts = FullySharded.facts.but(local_passes="drivetrain.strategies.local_passes:FSDPPasses")
 
     def __init__(
         self,
@@ -102,10 +97,8 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
         start_method: str = "popen",
         **others: Unpack[FirstFSDPArguments],
     ) -> None:
-        super().__init__(
-            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
-            timeout,
-        )  # fmt: skip
+        super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
+        self.process_group_backend, self.timeout = process_group_backend, timeout
         if activation_checkpointing is not None and activation_checkpointing_policy is not None:
             raise ConfigurationError(
                 "FSDPStrategy got activation_checkpointing and activation_checkpointing_policy, which mean the same. "
@@ -127,33 +120,17 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
     @property
     def device_mesh(self) -> DeviceMesh:
         """The mesh over which parameters are sharded, for a ``configure_model`` that shards layers itself."""
-        import torch.distributed as dist
+        given = self.options.device_mesh
+        return super().device_mesh if given is None or isinstance(given, Sequence) else given
+
+    def _make_mesh(self, kind: str) -> DeviceMesh:
         from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-        if isinstance(self.options.device_mesh, DeviceMesh):
-            return self.options.device_mesh
-        self._check_met()
-        world = dist.group.WORLD
-        if self._mesh is None or self._mesh[0] is not world:  # of an earlier process group
-            kind, shape = self.root_device.type, hybrid_shape(self.options, self.world_size, self.num_nodes)
-            if shape is not None:
-                made = init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
-            elif self.data.size < self.world_size:
-                made = DeviceMesh.from_group(self.data.handle, kind)
-            else:
-                made = init_device_mesh(kind, (self.world_size,))
-            self._mesh = world, made
-        return self._mesh[1]
-
-    @property
-    def sharding_mesh(self) -> DeviceMesh:
-        """The part of the mesh that ``fully_shard`` gets."""
-        return self.device_mesh
-
-    def _share(self, block: nn.Module) -> None:
-        """Broadcast the first rank's weights, as DDP does: ranks may have drawn different ones."""
-        tensors = [*block.parameters(), *block.buffers()]
-        self.share_from_rank_zero([each for each in tensors if not each.is_meta and not sharded.is_dtensor(each)])
+        if (shape := hybrid_shape(self.options, self.world_size, self.num_nodes)) is not None:
+            return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
+        if self.data.size < self.world_size:
+            return DeviceMesh.from_group(self.data.handle, kind)
+        return init_device_mesh(kind, (self.world_size,))
 
     # ---- errors --------------------------------------------------------------------------------------------------
 

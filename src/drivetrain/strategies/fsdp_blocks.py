@@ -61,48 +61,39 @@ def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
         ConfigurationError: it selects nothing, or it is not a policy.
     """
     classes = getattr(policy, "_module_classes", policy)  # torch's ModuleWrapPolicy
-    function = getattr(policy, "_lambda_fn", policy)  # torch's CustomPolicy
+    function: Any = getattr(policy, "_lambda_fn", policy)  # torch's CustomPolicy
     if isinstance(classes, (type, str)):
         classes = {classes}
+    asked = list(classes) if isinstance(classes, Collection) else []
+    wrong = [each for each in asked if not isinstance(each, (str, type))]
+    if not isinstance(classes, Collection) and not callable(function):
+        wrong = [policy]
+    if wrong:
+        raise ConfigurationError(f"{argument} got {described(wrong[0])}. {_WRITE.format(argument)}")
     if isinstance(classes, Collection):
-        names = {each for each in classes if isinstance(each, str)}
-        kinds = tuple(each for each in classes if isinstance(each, type))
-        if len(names) + len(kinds) < len(classes):
-            wrong = next(each for each in classes if not isinstance(each, (str, type)))
-            raise ConfigurationError(f"{argument} got {described(wrong)}. {_WRITE.format(argument)}")
-        found = [each for each in root.modules() if isinstance(each, kinds) or class_name(each) in names]
-    elif callable(function):
-        found = _by_function(root, function)
+        found = [each for each in root.modules() if any(_is_a(each, kind) for kind in asked)]
     else:
-        raise ConfigurationError(f"{argument} got {described(policy)}. {_WRITE.format(argument)}")
+        found = _by_function(root, function)
+    without = [each for each in asked if not any(_is_a(module, each) for module in found)]
+    names = sorted(getattr(each, "__name__", each) for each in without)
+    unused = ", ".join(names)
+    there = {class_name(module) for module in root.modules()}
     if not found:
-        there = {class_name(module) for module in root.modules()}
-        asked = ", ".join(sorted(getattr(each, "__name__", str(each)) for each in classes)) if found is not None and (
-            isinstance(classes, Collection)
-        ) else "its function"  # fmt: skip
+        unused = unused or "its function"
         raise ConfigurationError(
-            f"{argument} matches no layer of {class_name(root)}: {asked} selects none. "
-            f"{did_you_mean(asked, there)} Name the classes of layers that are there."
+            f"{argument} matches no layer of {class_name(root)}: {unused} selects none. "
+            f"{did_you_mean(unused, there)} Name the classes of layers that are there."
         )
-    if isinstance(classes, Collection):
-        _warn_of_unused(root, classes, found, argument)
+    if unused:
+        rank_zero_warn(
+            f"{argument} names {unused}, and {class_name(root)} has no such layer. "
+            f"{did_you_mean(names[0], there)} Leave out what is not there."
+        )
     return found
 
 
-def _warn_of_unused(root: nn.Module, classes: Collection[Any], found: list[nn.Module], argument: str) -> None:
-    """Warn of classes and class names in a policy that match no layer, if others match."""
-    names = {class_name(module) for module in found}
-    unused = sorted(
-        getattr(each, "__name__", each)
-        for each in classes
-        if not (each in names if isinstance(each, str) else any(isinstance(module, each) for module in found))
-    )
-    if unused:
-        there = {class_name(module) for module in root.modules()}
-        rank_zero_warn(
-            f"{argument} names {', '.join(unused)}, and {class_name(root)} has no such layer. "
-            f"{did_you_mean(unused[0], there)} Leave out what is not there."
-        )
+def _is_a(module: nn.Module, kind: type | str) -> bool:
+    return class_name(module) == kind if isinstance(kind, str) else isinstance(module, kind)
 
 
 _WRITE = "Write {0}={{Block}}, the classes of the layers, or a function of a module that returns True or False."

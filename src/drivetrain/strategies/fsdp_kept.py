@@ -7,7 +7,7 @@ although the optimizer has stepped the shards since.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -89,3 +89,31 @@ def groups_of(module: Any) -> list[Any]:
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.12 there is a single group
     return [each for each in ([state._fsdp_param_group] if groups is None else groups) if each is not None]
+
+
+def groups_in(module: nn.Module) -> Iterator[Any]:
+    """Yield torch's groups of parameters that are gathered together."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for each in module.modules():
+        if isinstance(each, FSDPModule):
+            yield from groups_of(each)
+
+
+def parameters_in(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield torch's object for each sharded parameter, with its name in ``module``."""
+    names = {each: f"{name}." if name else "" for name, each in module.named_modules()}
+    for group in groups_in(module):
+        for parameter in group.fsdp_params:
+            info = parameter._module_info
+            yield f"{names[info.module]}{info.param_name}", parameter
+
+
+def forget_iteration(module: Any) -> None:
+    """Reset the state that an unfinished pass has left, with its gradients."""
+    if hasattr(module, "reset_iter_state"):
+        module.reset_iter_state()
+    for _, parameter in parameters_in(module):
+        parameter.unsharded_accumulated_grad = None
+        if hasattr(parameter, "_unsharded_param"):
+            parameter._unsharded_param.grad = None

@@ -65,6 +65,12 @@ class Options:
                     "or pass a DeviceMesh."
                 )
 
+    def blocks_of(self, root: nn.Module) -> list[nn.Module]:
+        """Return the layers of ``root`` that ``auto_wrap_policy`` selects."""
+        if self.auto_wrap_policy is None:
+            return fsdp_blocks.find_blocks(root)
+        return fsdp_blocks.matching(root, self.auto_wrap_policy, "auto_wrap_policy")
+
     @property
     def offloads(self) -> bool:
         """Whether shards are kept in host memory."""
@@ -84,15 +90,12 @@ class Options:
         """
         from torch.distributed.fsdp import CPUOffloadPolicy
 
-        arguments: dict[str, Any] = {"mesh": mesh}
-        if self.offloads:
-            own = isinstance(self.cpu_offload, CPUOffloadPolicy)
-            arguments["offload_policy"] = self.cpu_offload if own else CPUOffloadPolicy(pin_memory=pins)
-        if self.mixed_precision is not None:
-            arguments["mp_policy"] = self.mixed_precision
-        if self.shard_placement_fn is not None:
-            arguments["shard_placement_fn"] = self.shard_placement_fn
-        return arguments
+        policy = self.cpu_offload if isinstance(self.cpu_offload, CPUOffloadPolicy) else CPUOffloadPolicy(pins)
+        arguments = {
+            "mesh": mesh, "offload_policy": policy if self.offloads else None, "mp_policy": self.mixed_precision,
+            "shard_placement_fn": self.shard_placement_fn,
+        }  # fmt: skip
+        return {name: value for name, value in arguments.items() if value is not None}
 
     def described(self, mesh: Any) -> str:
         """Return a text such as "2 processes, replicated 2 times, with shards in host memory"."""
@@ -182,16 +185,21 @@ def hybrid_shape(options: Options, world_size: int, num_nodes: int) -> tuple[int
     return (world_size, 1) if options.sharding == "NO_SHARD" else None
 
 
-def checkpointed(chosen: Sequence[nn.Module], root: nn.Module) -> str:
-    """Make these modules recompute their activations in the backward pass; return a description of them.
+def checkpoint_activations(root: nn.Module, policy: fsdp_blocks.Policy | None) -> str:
+    """Make the modules that ``policy`` selects recompute their activations in the backward pass; return a sentence
+    about them, or "".
 
     The names of parameters do not change, so checkpoints do not either.
     """
     from torch.utils.checkpoint import checkpoint
 
-    chosen = fsdp_blocks.outermost([each for each in chosen if each is not root])
+    if policy is None:
+        return ""
+    found = fsdp_blocks.matching(root, policy, "activation_checkpointing_policy")
+    chosen = fsdp_blocks.outermost([each for each in found if each is not root])
     for module in chosen:
         forward: Any = module.forward
         if not isinstance(forward, functools.partial) or forward.func is not checkpoint:
             module.forward = functools.partial(checkpoint, forward, use_reentrant=False)
-    return fsdp_blocks.summary(root, list(chosen)).rpartition(", the rest of")[0] or type(root).__name__
+    where = fsdp_blocks.summary(root, chosen).rpartition(", the rest of")[0] or type(root).__name__
+    return f"Activations are computed again in {where}."

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -25,7 +26,7 @@ from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies import fsdp_blocks, fsdp_kept, sharded_gradients
 from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.alone import STATE_VERBS, Alone, alone
-from drivetrain.strategies.fsdp_options import Options, checkpointed
+from drivetrain.strategies.fsdp_options import Options, checkpoint_activations
 from drivetrain.strategies.meta import materialise
 from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import ParallelStrategy
@@ -39,7 +40,7 @@ LARGE = ("model.", "optimizers.")
 """How the names of tensors begin of which each rank reads its own shards."""
 
 
-class FullySharded(Strategy):
+class FullySharded(ParallelStrategy):
     """Base of the strategies that shard a model with ``fully_shard``; they say over which mesh."""
 
     facts = ParallelStrategy.facts.but(
@@ -72,13 +73,27 @@ class FullySharded(Strategy):
         return {**super().__getstate__(), "_mesh": None}
 
     @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh over which the model is divided; a module reads it as ``self.device_mesh``."""
+        self._check_met()
+        world = dist.group.WORLD
+        if self._mesh is None or self._mesh[0] is not world:  # of an earlier process group
+            self._mesh = world, self._make_mesh(self.root_device.type)
+        return self._mesh[1]
+
+    def _make_mesh(self, kind: str) -> DeviceMesh:
+        """Return the mesh of all ranks, whose devices have the type ``kind``."""
+        raise NotImplementedError
+
+    @property
     def sharding_mesh(self) -> DeviceMesh:
         """The part of the mesh that ``fully_shard`` gets."""
-        raise NotImplementedError
+        return self.device_mesh
 
     def _share(self, block: nn.Module) -> None:
         """Broadcast the first rank's weights, as DDP does: ranks may have drawn different ones."""
-        raise NotImplementedError
+        tensors = [*block.parameters(), *block.buffers()]
+        self.share_from_rank_zero([each for each in tensors if not each.is_meta and not sharded.is_dtensor(each)])
 
     # ---- the model -----------------------------------------------------------------------------------------------
 
@@ -96,16 +111,16 @@ class FullySharded(Strategy):
                 'cannot shard. Write strategy="ddp", which keeps all of them in each process.'
             )
         if module in _SHARDED:  # by an earlier run
-            _forget_iteration(module)
+            fsdp_kept.forget_iteration(module)
         module = super().setup_module(module, move_to_device=False)  # the complete module may be larger than the device
         if module not in _SHARDED:
             self._shard(module)
             _SHARDED.add(module)
-        for group in _groups(module):
+        for group in fsdp_kept.groups_in(module):
             self._set_divide_factor(group)
         shards_on = HOST if self.options.offloads else self.root_device
         if materialise(module, self.root_device, shards_on, self.world, self._loads):
-            for _, parameter in _fsdp_parameters(module):
+            for _, parameter in fsdp_kept.parameters_in(module):
                 parameter.reset_sharded_param()
         self._place(module)
         if overrides(self, "model_to_device", Strategy):
@@ -131,23 +146,16 @@ class FullySharded(Strategy):
                     f"{type(module).__name__} has sharded layers itself, and FSDPStrategy got an auto_wrap_policy. "
                     "Use one of the two."
                 )
-        elif options.auto_wrap_policy is None:
-            blocks = fsdp_blocks.find_blocks(module)
         else:
-            blocks = fsdp_blocks.matching(module, options.auto_wrap_policy, "auto_wrap_policy")
+            blocks = options.blocks_of(module)
         blocks = fsdp_blocks.apart_from_tied(module, blocks)
         fsdp_blocks.make_contiguous(module)
-        again = ""
-        if options.activation_checkpointing_policy is not None:
-            found = fsdp_blocks.matching(
-                module, options.activation_checkpointing_policy, "activation_checkpointing_policy"
-            )
-            again = f" Activations are computed again in {checkpointed(found, module)}."
+        again = checkpoint_activations(module, options.activation_checkpointing_policy)
         text = fsdp_blocks.summary(module, own or blocks)
         mesh = self.sharding_mesh
         rank_zero_info(
             f"{type(self).__name__} shards {type(module).__name__} over {options.described(mesh)}, in these blocks"
-            f"{' of its own' if own else ''}: {text}.{again}"
+            f"{' of its own' if own else ''}: {text}. {again}".rstrip()
         )
         if not own and not blocks and options.auto_wrap_policy is None:
             rank_zero_warn(_ONE_BLOCK.format(*2 * [type(module).__name__]))
@@ -195,7 +203,7 @@ class FullySharded(Strategy):
 
     def open_gradients(self) -> dict[str, Tensor]:
         found = super().open_gradients()
-        for name, parameter in _fsdp_parameters(self.lightning_module):
+        for name, parameter in fsdp_kept.parameters_in(self.lightning_module):
             held = parameter.unsharded_accumulated_grad
             if held is None and hasattr(parameter, "_unsharded_param"):
                 held = parameter._unsharded_param.grad
@@ -209,7 +217,7 @@ class FullySharded(Strategy):
         if self.options.gradient_exchange == "batch":
             super().load_open_gradients(gradients)
             return
-        for name, parameter in _fsdp_parameters(self.lightning_module):
+        for name, parameter in fsdp_kept.parameters_in(self.lightning_module):
             if name in gradients:
                 found, expected = tuple(gradients[name].shape), tuple(parameter._orig_size)
                 if found != expected:
@@ -329,31 +337,3 @@ def _without_exchange(model: Any) -> Iterator[None]:
         yield
     finally:
         model.set_requires_gradient_sync(True)
-
-
-def _groups(module: nn.Module) -> Iterator[Any]:
-    """Yield torch's groups of parameters that are gathered together."""
-    from torch.distributed.fsdp import FSDPModule
-
-    for each in module.modules():
-        if isinstance(each, FSDPModule):
-            yield from fsdp_kept.groups_of(each)
-
-
-def _fsdp_parameters(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield torch's object for each sharded parameter, with its name in ``module``."""
-    names = {each: f"{name}." if name else "" for name, each in module.named_modules()}
-    for group in _groups(module):
-        for parameter in group.fsdp_params:
-            info = parameter._module_info
-            yield f"{names[info.module]}{info.param_name}", parameter
-
-
-def _forget_iteration(module: Any) -> None:
-    """Reset the state of an unfinished pass that an exception in an earlier run has left."""
-    if hasattr(module, "reset_iter_state"):
-        module.reset_iter_state()
-    for _, parameter in _fsdp_parameters(module):
-        parameter.unsharded_accumulated_grad = None
-        if hasattr(parameter, "_unsharded_param"):
-            parameter._unsharded_param.grad = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,28 @@ from torch.autograd import Variable
 from drivetrain.errors import NotSupportedError
 
 _BUCKET_BYTES = 25 * 2**20
+T = TypeVar("T", bound=Tensor)
 
 Start = Callable[[Tensor, str], Any]
 """Begins to sum up a tensor over the ranks, in place; the name is the same on all ranks. Returns a handle."""
+
+
+def alike(tensors: Iterable[T], most_bytes: int = _BUCKET_BYTES) -> list[list[T]]:
+    """Divide ``tensors`` into lists that can be exchanged together: of one dtype and device, and of limited size.
+
+    The lists are in the order of their first tensors; each is closed with the tensor that reaches the limit.
+    """
+    lists: list[list[T]] = []
+    open_lists: dict[tuple[torch.dtype, torch.device], list[T]] = {}
+    for tensor in tensors:
+        kind = tensor.dtype, tensor.device
+        if kind not in open_lists:
+            open_lists[kind] = []
+            lists.append(open_lists[kind])
+        open_lists[kind].append(tensor)
+        if sum(each.nbytes for each in open_lists[kind]) >= most_bytes:
+            del open_lists[kind]
+    return lists
 
 
 class Bucket:
@@ -30,9 +49,8 @@ class Bucket:
         flat: the gradients, concatenated, followed by a 1 for each parameter that has one, during the exchange.
     """
 
-    def __init__(self, parameters: Iterable[Tensor] = (), name: str = "") -> None:
-        self.name = name
-        self.parameters = list(parameters)
+    def __init__(self, parameters: Sequence[Tensor], name: str = "") -> None:
+        self.parameters, self.name = parameters, name
         self.waiting: set[int] = set()
         self.missing: list[int] = []
         self.flat: Tensor | None = None
@@ -112,22 +130,12 @@ class GradientExchange:
         self.frozen = [each for each in parameters if id(each) not in self._bucket_of]
 
     def _fill(self, parameters: list[nn.Parameter]) -> None:
-        """Put parameters of one dtype and device into buckets, in reverse order: the last ones get their gradients
-        first.
-        """
-        open_buckets: dict[tuple[torch.dtype, torch.device], Bucket] = {}
-        for parameter in reversed(parameters):
-            kind = parameter.dtype, parameter.device
-            bucket = open_buckets.get(kind)
-            if bucket is None:
-                bucket = open_buckets[kind] = Bucket(name=f"drivetrain.gradients.{len(self._buckets)}")
-                self._buckets.append(bucket)
-            bucket.parameters.append(parameter)
-            self._bucket_of[id(parameter)] = bucket
-            if sum(each.numel() * each.element_size() for each in bucket.parameters) >= _BUCKET_BYTES:
-                del open_buckets[kind]
-        for bucket in self._buckets:
+        """Put parameters into buckets, in reverse order: the last ones get their gradients first."""
+        for together in alike(reversed(parameters)):
+            bucket = Bucket(together, f"drivetrain.gradients.{len(self._buckets)}")
             bucket.expect()
+            self._buckets.append(bucket)
+            self._bucket_of.update({id(each): bucket for each in together})
 
     def _ready(self, parameter: Tensor) -> None:
         """Called when a gradient of this backward pass is complete."""

@@ -211,10 +211,10 @@ class TorchGroup(Group):
     def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
         if len(self.ranks) == 1:
             return (tensor if sync_grads else tensor.detach()).unsqueeze(0)
-        return collectives.all_gather(tensor, self.handle, sync_grads, device=self.device, checks=self.checks)
+        return self._exchange(collectives.all_gather, tensor, sync_grads=sync_grads, checks=self.checks)
 
     def all_reduce(self, tensor: Tensor, op: Any = "mean") -> Tensor:
-        reduced: Tensor = collectives.reduce(tensor, self.handle, op, device=self.device, checks=self.checks)
+        reduced: Tensor = self._exchange(collectives.reduce, tensor, reduce_op=op, checks=self.checks)
         return reduced
 
     def broadcast(self, obj: Any, src: int | None = None) -> Any:
@@ -251,8 +251,8 @@ class TorchGroup(Group):
     def _exchange(self, function: Callable[..., R], *args: Any, **options: Any) -> R:
         try:
             return function(*args, group=self.handle, device=self.device, **options)
-        except ConfigurationError:
-            if self.checks is not None:  # the members' counts may differ now
+        except ConfigurationError:  # the members made different calls, so their counts may differ
+            if self.checks is not None:
                 self.checks.restart(self.handle)
             raise
 

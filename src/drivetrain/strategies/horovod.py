@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.base.registry import Registry
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, NotSupportedError
@@ -26,7 +25,7 @@ from drivetrain.strategies.gradient_exchange import GradientExchanges
 from drivetrain.strategies.group import Group, all_or_alone
 from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy, until_thawed
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import StrategyRegistry
 
 _RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # keys of a parameter group; the last two belong to cyclic schedules
 
@@ -62,6 +61,7 @@ class HorovodGroup(Group):
         )  # fmt: skip
 
 
+@StrategyRegistry.register("horovod")
 class HorovodStrategy(ParallelStrategy):
     """The whole model on every rank; gradients are averaged in buckets while the backward pass computes others.
 
@@ -77,10 +77,6 @@ class HorovodStrategy(ParallelStrategy):
         package: communicate through the package ``horovod``; ``None``: if that is possible.
     """
 
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("horovod", cls)
-
     def __init__(
         self,
         accelerator: Accelerator | None = None,
@@ -93,10 +89,8 @@ class HorovodStrategy(ParallelStrategy):
         scale_lr: bool = False,
         package: bool | None = None,
     ) -> None:
-        super().__init__(
-            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
-            timeout,
-        )  # fmt: skip
+        super().__init__(accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin)
+        self.process_group_backend, self.timeout = process_group_backend, timeout
         self.scale_lr, self.package = scale_lr, package
         self._hvd: Any = None
         self._trains = True

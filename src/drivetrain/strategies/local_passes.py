@@ -5,22 +5,26 @@ A rank whose pass has failed can then run it again: no other rank waits in the m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from drivetrain.strategies.fsdp_kept import forget_iteration, groups_in
+from drivetrain.strategies.gradient_exchange import Bucket, alike
 
 if TYPE_CHECKING:
-    from drivetrain.strategies.ddp import DDPStrategy
     from drivetrain.strategies.strategy import Strategy
-
-_BUCKET = 32 * 2**20  # bytes per exchange, and of its buffer
 
 
 class LocalPasses:
-    """The passes of a strategy with one device, which never communicate."""
+    """The passes of a strategy with one device, which never communicate.
+
+    Args:
+        strategy: the strategy of the fit.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy: Any = strategy
 
     def begin(self) -> None:
         """Exchange what the passes of a window need; all ranks call it before the window's first batch."""
@@ -40,18 +44,11 @@ class LocalPasses:
 
 
 class DDPPasses(LocalPasses):
-    """The passes of DistributedDataParallel.
-
-    Args:
-        strategy: the strategy that holds the wrapper; the wrapper may be replaced when layers thaw.
-    """
-
-    def __init__(self, strategy: DDPStrategy) -> None:
-        self._strategy, self._group = strategy, strategy.data
+    """The passes of DistributedDataParallel."""
 
     @property
     def _model(self) -> Any:
-        return self._strategy.model
+        return self._strategy.model  # replaced when layers thaw
 
     def begin(self) -> None:
         model = self._model
@@ -66,76 +63,49 @@ class DDPPasses(LocalPasses):
             yield
 
     def exchange(self) -> None:
-        parameters = [*self._model.module.parameters()]  # a parameter frozen inside the window may have a gradient too
-        used = torch.tensor([each.grad is not None for each in parameters], device=parameters[0].device)
-        everywhere = self._group.all_gather(used.to(torch.uint8)).amax(0).tolist()
-        with torch.no_grad():
-            gradients: list[Tensor] = []
-            for parameter, has_one in zip(parameters, everywhere, strict=True):
-                if has_one:
-                    if parameter.grad is None:
-                        parameter.grad = torch.zeros_like(parameter)
-                    gradients.append(parameter.grad)
-            for bucket in _buckets(gradients):
-                self._average(bucket)
-
-    def _average(self, bucket: Sequence[Tensor]) -> None:
-        flat = torch.cat([each.reshape(-1) for each in bucket]).div_(self._group.size)
-        reduced = self._group.all_reduce(flat, "sum")
-        for gradient, part in zip(bucket, torch.split(reduced, [each.numel() for each in bucket]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+        group = self._strategy.data
+        # also those that were frozen inside the window
+        averaged = [each for each in self._model.parameters() if id(each) in self._strategy._averaged]
+        for bucket in map(Bucket, alike(averaged)):
+            bucket.flat = group.all_reduce(bucket.pack().div_(group.size), "sum")
+            bucket.unpack()
 
 
 class FSDPPasses(LocalPasses):
-    """The passes of FSDP2: all parameters are gathered for a window, so that its passes do not communicate.
+    """The passes of FSDP2: all parameters are gathered for a window, so that its passes do not communicate."""
 
-    Args:
-        root: the model.
-    """
-
-    def __init__(self, root: Any) -> None:
-        self._root = root
+    def __init__(self, strategy: Strategy) -> None:
+        self._root: Any = strategy.lightning_module
         self._groups: list[Any] = []
 
     def begin(self) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        from drivetrain.strategies.fsdp_kept import groups_of
-
         self.end()
         self._root._get_fsdp_state()._lazy_init()
-        modules: list[Any] = [each for each in self._root.modules() if isinstance(each, FSDPModule)]
-        self._groups = [group for module in modules for group in groups_of(module)]
-        for module in modules:
-            module.unshard()
+        self._groups = list(groups_in(self._root))
+        for module in self._root.modules():
+            if isinstance(module, FSDPModule):
+                module.unshard()
         for group in self._groups:
             # keep the parameters gathered until all batches of the window are done
             group._to_sharded = group._to_sharded_post_forward = _stay
         self._root.set_requires_gradient_sync(False)
 
     def forget(self) -> None:
-        self._root.reset_iter_state()
-        for group in self._groups:
-            for parameter in group.fsdp_params:
-                parameter.unsharded_accumulated_grad = None
-                parameter._unsharded_param.grad = None
+        forget_iteration(self._root)
 
     def exchange(self) -> None:
         self.end()
         state = self._root._get_fsdp_state()
-        for group in self._all_groups():
+        for group in groups_in(self._root):
             group._training_state = type(group._training_state).IDLE
         state._root_post_backward_final_callback()  # reduces the gradients of each group, and shards it again
-        for group in self._all_groups():
+        for group in groups_in(self._root):
             # hooks may have frozen the gathered parameters, which were the module's
             for parameter in group.fsdp_params:
                 parameter.sharded_param.requires_grad_(parameter._unsharded_param.requires_grad)
             group.reshard()
-
-    def _all_groups(self) -> list[Any]:
-        return [
-            group for state in self._root._get_fsdp_state()._state_ctx.all_states for group in state._fsdp_param_groups
-        ]
 
     def end(self) -> None:
         for group in self._groups:
@@ -150,31 +120,6 @@ def _stay() -> None:
     """Replace the function that shards a group of parameters again."""
 
 
-def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield ``gradients`` in lists of one dtype and device, each with a limited number of bytes."""
-    bucket: list[Tensor] = []
-    size = 0
-    for each in gradients:
-        fits = not bucket or (each.dtype, each.device) == (bucket[0].dtype, bucket[0].device)
-        if bucket and (not fits or size + each.nbytes > _BUCKET):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(each)
-        size += each.nbytes
-    if bucket:
-        yield bucket
-
-
-def alone(strategy: Strategy) -> LocalPasses:
-    """Return the passes of a strategy with one device."""
-    return LocalPasses()
-
-
-def of_ddp(strategy: DDPStrategy) -> LocalPasses:
+def of_ddp(strategy: Strategy) -> LocalPasses:
     """Return the passes of DDP, whose model is wrapped while it trains."""
-    return LocalPasses() if strategy.model is strategy.lightning_module else DDPPasses(strategy)
-
-
-def of_fsdp(strategy: Strategy) -> LocalPasses:
-    """Return the passes of FSDP."""
-    return FSDPPasses(strategy.lightning_module)
+    return (LocalPasses if strategy.model is strategy.lightning_module else DDPPasses)(strategy)

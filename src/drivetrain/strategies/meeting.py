@@ -10,6 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -125,20 +128,16 @@ class Meeting:
             if serves and ("EADDRINUSE" in str(error) or "EACCES" in str(error)):
                 raise self._cannot_listen(str(error)) from error
             raise self._no_answer() from error
-        if store is None:
-            raise self._no_answer()
         if _torchelastic_use_agent_store():
             # torchrun's store outlives the processes, and still holds the addresses of earlier attempts.
             store = PrefixStore(f"restart_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         try:
-            complete = self._in_time(lambda: self._wait_for_all(store))
-        except RuntimeError as error:  # the store's own timeout, or rank 0 has ended
+            self._in_time(lambda: self._wait_for_all(store))
+        except RuntimeError as error:  # a timeout, or rank 0 has ended
             raise self._not_all(store) from error
-        if complete is None:
-            raise self._not_all(store)
         return store
 
-    def _wait_for_all(self, store: Any) -> bool:
+    def _wait_for_all(self, store: Any) -> None:
         left = self._deadline - time.monotonic()
         # leaves time to find out which ranks are missing
         patience = timedelta(seconds=max(_SHORTEST_S, left - min(_PROBE_S, left / 4)))
@@ -147,7 +146,6 @@ class Meeting:
             store.wait([f"{_HERE}/{rank}" for rank in range(self.world_size)], patience)
             store.set(_HERE, "")
         store.wait([_HERE], patience)
-        return True
 
     def _listening(self) -> dict[str, Any]:
         """Return a socket bound only to this address, as an argument for torch's store, which takes ownership of it.
@@ -169,26 +167,27 @@ class Meeting:
             return {"master_listen_fd": own.detach()}
 
     def _in_time(self, function: Callable[[], Any]) -> Any:
-        """Return the result of ``function``, or ``None`` if the deadline comes first.
+        """Return the result of ``function``.
 
         It runs in a thread, because torch waits without a limit for the first answer of a program that listens at the
         address, and ignores Ctrl-C meanwhile.
+
+        Raises:
+            RuntimeError: the deadline comes first.
         """
-        outcome: list[Any] = []
-        failure: list[BaseException] = []
+        result: Future[Any] = Future()
 
         def call() -> None:
             try:
-                outcome.append(function())
+                result.set_result(function())
             except BaseException as error:
-                failure.append(error)
+                result.set_exception(error)
 
-        thread = threading.Thread(target=call, name="drivetrain meeting", daemon=True)
-        thread.start()
-        thread.join(max(0.0, self._deadline - time.monotonic()))
-        if failure:
-            raise failure[0]
-        return outcome[0] if outcome else None
+        threading.Thread(target=call, name="drivetrain meeting", daemon=True).start()
+        try:
+            return result.result(max(0.0, self._deadline - time.monotonic()))
+        except FutureTimeoutError as error:
+            raise RuntimeError(f"no answer at {self.name} in time") from error
 
     # ---- errors --------------------------------------------------------------------------------------------------
 
@@ -226,13 +225,10 @@ class Meeting:
         )
 
     def _not_all(self, store: Any) -> DrivetrainError:
-        missing = "not all of them have come"
-        try:
-            absent = self._in_own_time(
-                lambda: [rank for rank in range(self.world_size) if not store.check([f"{_HERE}/{rank}"])]
-            )
-        except RuntimeError:  # rank 0 has ended, and with it the store
-            absent = None
+        missing, absent = "not all of them have come", list[int]()
+        self._deadline = time.monotonic() + _PROBE_S
+        with suppress(RuntimeError):  # rank 0 has ended, and with it the store
+            absent = self._in_time(lambda: [n for n in range(self.world_size) if not store.check([f"{_HERE}/{n}"])])
         if absent:
             which = f"ranks {some(absent)} have" if len(absent) > 1 else f"rank {absent[0]} has"
             missing = f"of {self.world_size} processes, {which} not come"
@@ -240,10 +236,6 @@ class Meeting:
             f"{self._waited} (MASTER_ADDR:MASTER_PORT) for the other processes, and {missing}. See in their output "
             "why, start as many processes as num_nodes and devices say, or raise the strategy's timeout."
         )
-
-    def _in_own_time(self, function: Callable[[], Any]) -> Any:
-        self._deadline = time.monotonic() + _PROBE_S
-        return self._in_time(function)
 
 
 _served: set[tuple[str, int]] = set()  # the addresses at which this process has listened

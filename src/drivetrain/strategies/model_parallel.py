@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,30 +12,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.registry import Registry
 from drivetrain.base.seed import rng_state, set_rng_state
-from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.mixed import torch_scaler
-from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
 from drivetrain.strategies import sharded_state as sharded
-from drivetrain.strategies.context_parallel import Context, Dims, Kind, leave_all
+from drivetrain.strategies.context_parallel import CONTEXT, Context, Dims, Kind, check_arguments, dims_for, leave_all
 from drivetrain.strategies.context_parallel import split as split_sequences
-from drivetrain.strategies.context_parts import CONTEXT, SequenceParts
-from drivetrain.strategies.fsdp_options import Options, checkpointed, precision_policy
+from drivetrain.strategies.fsdp_options import Options, checkpoint_activations, precision_policy
 from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.optimizer_states import parameters_of
-from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelParts
+from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 from drivetrain.strategies.tp_plan import declared_plan, split
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+    from typing_extensions import Unpack
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"
 Size = int | Literal["auto"]
@@ -50,7 +45,8 @@ def torch_version() -> tuple[int, ...]:
     return tuple(int(part) for part in str(torch.__version__).split(".")[:2])
 
 
-class ModelParallelStrategy(FullySharded, ParallelStrategy):
+@StrategyRegistry.register("model_parallel")
+class ModelParallelStrategy(FullySharded):
     """Split layers over the ranks of a tensor-parallel group, and shard each rank's part over the data-parallel ranks.
 
     ``configure_model`` splits the layers, with torch's ``parallelize_module(..., self.device_mesh["tensor_parallel"],
@@ -86,10 +82,6 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
 
     strategy_name = "modelparallelstrategy"  # without a registered name, libraries use the class name
 
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("model_parallel", cls)
-
     def __init__(
         self,
         data_parallel_size: Size = "auto",
@@ -110,16 +102,9 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         gradient_exchange: Literal["batch", "window"] = "batch",
         init_on_meta: bool = False,
         start_method: str = "popen",
-        accelerator: Accelerator | None = None,
-        parallel_devices: Sequence[torch.device] | None = None,
-        cluster_environment: ClusterEnvironment | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision_plugin: Precision | None = None,
+        **parts: Unpack[ParallelParts],
     ) -> None:
-        super().__init__(
-            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
-            timeout,
-        )  # fmt: skip
+        super().__init__(process_group_backend=process_group_backend, timeout=timeout, **parts)
         options = Options(
             cpu_offload, precision_policy(mixed_precision), auto_wrap_policy,
             state_dict_type="sharded" if save_distributed_checkpoint else "full", gradient_exchange=gradient_exchange,
@@ -131,20 +116,21 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
                     f'ModelParallelStrategy({name}_size={size!r}) is no size. Write a number of processes, or "auto".'
                 )
         self._asked = data_parallel_size, tensor_parallel_size
-        self._sequences = SequenceParts(
-            type(self).__name__, context_parallel_size, sequence_dims, context_parallel_attention
-        )
+        self.context_parallel_size, self.sequence_dims = context_parallel_size, sequence_dims
+        check_arguments(type(self).__name__, context_parallel_size, sequence_dims, context_parallel_attention)
+        self._attention = context_parallel_attention
+        self._context: tuple[Group, Context] | None = None  # with the data group for which it was made
         self._own_plan = tp_plan
         self._compile: Mapping[str, Any] | None = {} if compile is True else compile or None
         if self._compile is not None:
             why = f"{type(self).__name__}(compile=...) compiles layers already."
             self.facts = self.facts.but(refuses={**self.facts.refuses, "compile": why})
         self._checkpointing = activation_checkpointing_policy  # applied here, because compilation comes after it
-        self._hooks: list[Any] = []  # of parameters, for this run
+        self._hooks: dict[nn.Parameter, Any] = {}  # of parameters, for this run
         self._scaler: Any = None  # with unscaling replaced for this run
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_hooks": [], "_scaler": None}
+        state = {**super().__getstate__(), "_hooks": {}, "_scaler": None, "_context": None}
         state.pop(_TO_DEVICE, None)
         return state
 
@@ -175,23 +161,18 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         return data * context, tensor
 
     @property
-    def context_parallel_size(self) -> int:
-        """Over how many neighbouring ranks each sequence is split."""
-        return self._sequences.size
-
-    @property
-    def sequence_dims(self) -> Dims | None:
-        """The constructor's argument."""
-        return self._sequences.dims
-
-    @property
     def context(self) -> Context:
         """The group of ranks, including this process, among which sequences are split."""
-        return self._sequences.context(self.world, self.data)
+        data, size = self.data, self.context_parallel_size
+        if self._context is None or self._context[0] is not data:
+            first = data.index - data.index % size
+            self._context = data, Context(self.world.new(data.ranks[first : first + size]), self._attention)
+        return self._context[1]
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        return self._sequences.sampler_kwargs(self.data)
+        data, size = self.data, self.context_parallel_size
+        return {"num_replicas": max(1, data.size // size), "rank": data.index // size}
 
     def setup_environment(self) -> None:
         super().setup_environment()
@@ -209,19 +190,11 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         _, tensor = self.sizes
         return world if tensor == 1 else world.new(range(world.rank % tensor, world.size, tensor))
 
-    @property
-    def device_mesh(self) -> DeviceMesh:
-        """The mesh with the dimensions "data_parallel" and "tensor_parallel"; a module reads it as
-        ``self.device_mesh``.
-        """
-        import torch.distributed as dist
+    def _make_mesh(self, kind: str) -> DeviceMesh:
+        """Return the mesh with the dimensions "data_parallel" and "tensor_parallel"."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        self._check_met()
-        world = dist.group.WORLD
-        if self._mesh is None or self._mesh[0] is not world:  # of an earlier process group
-            self._mesh = world, init_device_mesh(self.root_device.type, self.sizes, mesh_dim_names=(DATA, TENSOR))
-        return self._mesh[1]
+        return init_device_mesh(kind, self.sizes, mesh_dim_names=(DATA, TENSOR))
 
     @property
     def sharding_mesh(self) -> DeviceMesh:
@@ -263,7 +236,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         super().setup(trainer)
         if self.context_parallel_size == 1:
             return
-        dims = self._sequences.dims_for(self.lightning_module)
+        owner = f"{type(self).__name__}({CONTEXT}_size={self.context_parallel_size})"
+        dims = dims_for(self.lightning_module, self.sequence_dims, owner)
 
         def parts_to_device(batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
             return split_sequences(Strategy.batch_to_device(self, batch, device, dataloader_idx), dims)
@@ -286,9 +260,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         """Apply tensor parallelism, activation checkpointing, compilation and FSDP, in this order."""
         if module not in _PREPARED:
             self._split(module)
-            if self._checkpointing is not None:
-                chosen = fsdp_blocks.matching(module, self._checkpointing, "activation_checkpointing_policy")
-                rank_zero_info(f"Activations are computed again in {checkpointed(chosen, module)}.")
+            if again := checkpoint_activations(module, self._checkpointing):
+                rank_zero_info(again)
             if self._compile is not None:
                 self._compile_blocks(module, self._compile)
             _PREPARED.add(module)
@@ -332,11 +305,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         rank_zero_info(f"ModelParallelStrategy splits over {tensor} processes: {split(module, mesh[TENSOR], plan)}.")
 
     def _compile_blocks(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
-        policy = self.options.auto_wrap_policy
-        found = fsdp_blocks.find_blocks(module) if policy is None else fsdp_blocks.matching(
-            module, policy, "auto_wrap_policy"
-        )  # fmt: skip
-        blocks = [each for each in found if each is not module]
+        blocks = [each for each in self.options.blocks_of(module) if each is not module]
         if not blocks:
             raise ConfigurationError(
                 f"ModelParallelStrategy(compile=...) compiles blocks, and {type(module).__name__} has no repeated "
@@ -359,13 +328,9 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
 
         If every rank has a layer and computes on a part of the activations, its gradient is a sum over these ranks.
         """
-        parameters: list[Any] = list(module.parameters())
-        for parameter in parameters:
-            if sharded.is_dtensor(parameter) and parameter.requires_grad and not self._hooked(parameter):
-                self._hooks.append((parameter, parameter.register_hook(_placed_like(parameter))))
-
-    def _hooked(self, parameter: Tensor) -> bool:
-        return any(each is parameter for each, _ in self._hooks)
+        for parameter in module.parameters():
+            if sharded.is_dtensor(parameter) and parameter.requires_grad and parameter not in self._hooks:
+                self._hooks[parameter] = parameter.register_hook(_placed_like(parameter))  # type: ignore[no-untyped-call]
 
     def _unscale_shards(
         self, optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
@@ -385,7 +350,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
 
     def teardown(self) -> None:
         while self._hooks:
-            self._hooks.pop()[1].remove()
+            self._hooks.popitem()[1].remove()
         if self._scaler is not None:
             del vars(self._scaler)["_unscale_grads_"]
             self._scaler = None

@@ -57,29 +57,20 @@ def parameter_names(module: nn.Module, optimizer: Optimizer) -> Names:
 
 def by_name(state: Mapping[str, Any], names: Names) -> State:
     """Return an optimizer's state dict with its numbers replaced by the ``names`` of its parameters."""
-    named = {
-        number: name
-        for group, own in zip(state["param_groups"], names, strict=True)
-        for number, name in zip(group["params"], own, strict=True)
-    }
-    return {
-        "state": {named.get(number, number): each for number, each in state["state"].items()},
-        "param_groups": [
-            {**group, "params": list(own)} for group, own in zip(state["param_groups"], names, strict=True)
-        ],
-    }
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    return _keyed(state, dict(zip(numbers, chain(*names), strict=True)), names)
 
 
 def by_number(state: Mapping[str, Any], names: Names) -> State:
     """Convert a result of :func:`by_name` to the state dict of an optimizer whose parameters have ``names``."""
-    numbers = {name: number for number, name in enumerate(name for own in names for name in own)}
-    return {
-        "state": {numbers.get(name, name): each for name, each in state["state"].items()},
-        "param_groups": [
-            {**group, "params": [numbers[name] for name in own]}
-            for group, own in zip(state["param_groups"], names, strict=True)
-        ],
-    }
+    numbers = {name: number for number, name in enumerate(chain(*names))}
+    return _keyed(state, numbers, [[numbers[name] for name in own] for own in names])
+
+
+def _keyed(state: Mapping[str, Any], keys: Mapping[Any, Any], lists: Sequence[Sequence[Any]]) -> State:
+    """Return an optimizer's state dict with other ``keys`` of its parameters, which ``lists`` has for each group."""
+    groups = [{**group, "params": list(own)} for group, own in zip(state["param_groups"], lists, strict=True)]
+    return {"state": {keys.get(key, key): each for key, each in state["state"].items()}, "param_groups": groups}
 
 
 def describe(module: nn.Module, optimizer: Optimizer) -> State:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, RunError
 from drivetrain.precision.precision import Precision
+from drivetrain.strategies.gradient_exchange import alike
 from drivetrain.strategies.group import Group, LoneGroup, TorchGroup, WaitingGroup
 from drivetrain.strategies.meeting import forget_interface, meet
 from drivetrain.strategies.sharded_state import is_dtensor
@@ -28,10 +29,20 @@ from drivetrain.strategies.strategy import Strategy
 
 _FOR_HOST = "gloo"
 _LET_GO_S = 0.05
-_TOGETHER = 2**24  # elements per exchange: a higher limit needs much memory and is not faster
+_TOGETHER = 2**26  # bytes per exchange: a higher limit needs much memory and is not faster
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 _GROUP: list[Any] = []  # the last process group that this module has created, its timeout and its backend
+
+
+class ParallelParts(TypedDict, total=False):
+    """Arguments of :class:`ParallelStrategy`, for type checkers and for the command line."""
+
+    accelerator: Accelerator | None
+    parallel_devices: Sequence[torch.device] | None
+    cluster_environment: ClusterEnvironment | None
+    checkpoint_io: CheckpointIO | None
+    precision_plugin: Precision | None
 
 
 class ParallelStrategy(Strategy):
@@ -89,20 +100,16 @@ class ParallelStrategy(Strategy):
     processes are refused it otherwise."""
 
     def setup(self, trainer: Any) -> None:
-        asked = trainer is not None and trainer.progress.fn == "fit"
-        if asked and self.layer_sync is not None and self.world_size > 1 and not self.synchronises_batchnorm:
-            raise ConfigurationError(
-                f"The {type(self.layer_sync).__name__} in plugins changes layers for all processes, and "
-                f'{type(self).__name__} does not use one. Leave it out, write strategy="ddp", or apply it in '
-                "setup_module(module) and set synchronises_batchnorm = True on the strategy."
-            )
-        asked = asked and trainer.settings.sync_batchnorm
-        if asked and self.world_size > 1 and not self.synchronises_batchnorm:
-            raise ConfigurationError(
-                f"Trainer(sync_batchnorm=True) asks for batch norm over all processes, and {type(self).__name__} does "
-                'not synchronise it. Leave the argument out, write strategy="ddp", or convert the layers in '
-                "configure_model and set synchronises_batchnorm = True on the strategy."
-            )
+        fits = trainer is not None and trainer.progress.fn == "fit"
+        if fits and self.world_size > 1 and not self.synchronises_batchnorm:
+            asked = "Trainer(sync_batchnorm=True)" if trainer.settings.sync_batchnorm else ""
+            asked = asked if self.layer_sync is None else f"The {type(self.layer_sync).__name__} in plugins"
+            if asked:
+                raise ConfigurationError(
+                    f"{asked} asks for layers that are synchronised over all processes, and {type(self).__name__} does "
+                    'not synchronise them. Leave it out, write strategy="ddp", or change the layers in setup_module '
+                    "and set synchronises_batchnorm = True on the strategy."
+                )
         super().setup(trainer)
 
     def set_ranks(self, environment: ClusterEnvironment, num_nodes: int) -> None:
@@ -263,20 +270,10 @@ class ParallelStrategy(Strategy):
             group: ``None``: the data group; its first rank is rank 0 with plain DDP.
         """
         group = self.data if group is None else group
-        kinds: dict[torch.dtype, list[torch.Tensor]] = {}
-        for tensor in tensors:
-            alike = kinds.setdefault(tensor.dtype, [])
-            alike.append(tensor.detach())
-            if sum(each.numel() for each in alike) > _TOGETHER:
-                _share_alike(kinds.pop(tensor.dtype), group)
-        for alike in kinds.values():
-            _share_alike(alike, group)
-
-
-def _share_alike(tensors: Sequence[torch.Tensor], group: Group) -> None:
-    flat = group.broadcast(torch.cat([tensor.reshape(-1) for tensor in tensors]))
-    for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(values.view_as(tensor))
+        for together in alike([tensor.detach() for tensor in tensors], _TOGETHER):
+            flat = group.broadcast(torch.cat([tensor.reshape(-1) for tensor in together]))
+            for tensor, values in zip(together, flat.split([tensor.numel() for tensor in together]), strict=True):
+                tensor.copy_(values.view_as(tensor))
 
 
 def until_thawed(

@@ -78,15 +78,19 @@ class Checks:
         """Return whether the next call in ``group`` is checked, and count it."""
         if self.check is not None:
             return self.check
-        handle: Any = dist.group.WORLD if group is None else group
-        name: str = handle.group_name  # the same on all members
-        done = self._done[name] = self._done.get(name, 0) + 1
-        return done <= _CHECKED_FIRST
+        name = _name_of(group)
+        self._done[name] = self._done.get(name, 0) + 1
+        return self._done[name] <= _CHECKED_FIRST
 
     def restart(self, group: Any) -> None:
         """Reset the count of ``group`` after its members' calls have differed, because their counts may differ too."""
-        handle: Any = dist.group.WORLD if group is None else group
-        self._done.pop(handle.group_name, None)
+        self._done.pop(_name_of(group), None)
+
+
+def _name_of(group: Any) -> str:
+    """Return the group's name, which is the same on all members."""
+    handle: Any = dist.group.WORLD if group is None else group
+    return handle.group_name  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -119,14 +123,8 @@ class Peers:
         Raises:
             ConfigurationError: as in :meth:`agree`; if the call is not checked, only on the rank with a problem.
         """
-        if self.checks is None:
+        if self.checks is None or self.checks.due(self.group):
             self.agree(problem or text, failed=problem is not None)
-        elif self.checks.due(self.group):
-            try:
-                self.agree(problem or text, failed=problem is not None)
-            except ConfigurationError:  # the ranks made different calls, so their counts may differ
-                self.checks.restart(self.group)
-                raise
         elif problem is not None:
             raise ConfigurationError(f"{self.call}() got {problem} on rank {self.rank}. {CURES[self.call]}")
 

@@ -7,25 +7,22 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.base.registry import Registry
 from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import move_to_host
-from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, described, did_you_mean
-from drivetrain.precision.precision import ClipAlgorithm, Precision
-from drivetrain.strategies.gradient_exchange import Bucket
+from drivetrain.precision.precision import ClipAlgorithm
+from drivetrain.strategies.gradient_exchange import Bucket, alike
 from drivetrain.strategies.group import Group
 from drivetrain.strategies.optimizer_states import parameters_of
-from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelParts, ParallelStrategy
 from drivetrain.strategies.pipeline_schedule import Schedule, microbatches, split_batch
 from drivetrain.strategies.pipeline_stages import (
     configured,
@@ -38,13 +35,17 @@ from drivetrain.strategies.pipeline_stages import (
 )
 from drivetrain.strategies.sharded_gradients import clip_factor, total_norm
 from drivetrain.strategies.step_parts import OwnStep, StepParts
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import StrategyRegistry
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
 
 _SPREAD: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that an earlier run has reduced to this rank's stages
 
 
+@StrategyRegistry.register("pipeline")
 class PipelineStrategy(ParallelStrategy):
     """torch.distributed.pipelining: the ranks of a pipeline hold the stages of one model and see the same samples.
 
@@ -73,10 +74,6 @@ class PipelineStrategy(ParallelStrategy):
         honoured_hooks=StepParts.HOOKS - {"on_before_backward", "backward", "on_after_backward"},
     )
 
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("pipeline", cls)
-
     def __init__(
         self,
         schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b",
@@ -85,17 +82,9 @@ class PipelineStrategy(ParallelStrategy):
         pipeline_parallel_size: int | Literal["auto"] = "auto",
         process_group_backend: str | None = None,
         timeout: timedelta | None = DEFAULT_TIMEOUT,
-        *,
-        accelerator: Accelerator | None = None,
-        parallel_devices: Sequence[torch.device] | None = None,
-        cluster_environment: ClusterEnvironment | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision_plugin: Precision | None = None,
+        **parts: Unpack[ParallelParts],
     ) -> None:
-        super().__init__(
-            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
-            timeout,
-        )  # fmt: skip
+        super().__init__(process_group_backend=process_group_backend, timeout=timeout, **parts)
         if schedule not in SCHEDULES:
             raise ConfigurationError(
                 f"PipelineStrategy(schedule={schedule!r}) is unknown. {did_you_mean(str(schedule), SCHEDULES)}"
@@ -123,11 +112,11 @@ class PipelineStrategy(ParallelStrategy):
         # the rank of a pipeline that holds each parameter or buffer; all ranks hold the others
         self._owners: dict[str, int] = {}
         self._schedules: dict[Any, Schedule] = {}
-        self._kind: tuple[type | None] | None = None  # the class of weighted losses, as the last stage returns them
+        self._form: Callable[[Tensor, Tensor], Any] | None = None  # (loss, weight) as the last stage returns them
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**super().__getstate__(), "_pipeline": None, "_schedules": {}, "_stages": [], "_kind": None}
-        return {**state, "_loss": None}
+        own: dict[str, Any] = {"_pipeline": None, "_schedules": {}, "_stages": [], "_loss": None, "_form": None}
+        return {**super().__getstate__(), **own}
 
     # ---- sizes and groups ----------------------------------------------------------------------------------------
 
@@ -249,47 +238,36 @@ class PipelineStrategy(ParallelStrategy):
             held = [each.grad for each in parameters]  # gradients of the window so far
             for parameter in parameters:
                 parameter.grad = None
-            loss, weight = self._run_schedule(batch)
+            form, loss, weight = self._run_schedule(batch)
             gradients = [each.grad for each in parameters]
             for parameter, gradient in zip(parameters, held, strict=True):
                 parameter.grad = gradient
-            output = loss if self._kind == (None,) else self._weighted(loss, weight)
-            one = torch.ones_like(loss)
-            unit = one if self._kind == (None,) else self._weighted(one, weight)
             with nullcontext() if last else parts.accumulating():
-                share = parts.loss_of(unit, index, last)  # this batch's share of the window; rescales earlier gradients
+                # this batch's share of the window; rescales earlier gradients
+                share = parts.loss_of(form(torch.ones_like(loss), weight), index, last)
             if share is not None:
                 _add(parameters, gradients, share.detach() / weight.clamp(min=torch.finfo(weight.dtype).tiny))
             if last:
                 self._average(parameters)
                 parts.before_step()
-            return output, int(last and parts.optimizer_step())
+            return form(loss, weight), int(last and parts.optimizer_step())
 
         return step
 
-    def _weighted(self, loss: Tensor, weight: Tensor) -> Any:
-        assert self._kind is not None
-        kind = self._kind[0]
-        assert kind is not None
-        return kind(loss, weight)
-
-    def _run_schedule(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Train on one batch: gradients are sums over micro-batches. Return its mean loss and its weight, on all ranks.
+    def _run_schedule(self, batch: Any) -> tuple[Callable[[Tensor, Tensor], Any], Tensor, Tensor]:
+        """Train on one batch: gradients are sums over micro-batches. Return its mean loss and its weight, on all ranks,
+        after the function that makes of both what the user's loss function returns.
 
         With plain losses, the weight is 1.
         """
         inputs, target = split_batch(batch)
         pipeline = self.pipeline
-        losses = self._schedule_for(inputs, trains=True).train(inputs, target)
-        last = self._rank_of_loss
-        if self._kind is None:
-            self._kind = (pipeline.broadcast(losses.kind if losses is not None else None, src=last),)
-        if losses is None:
-            found = pipeline.broadcast(None, src=last)
-        else:
-            found = pipeline.broadcast(torch.stack(losses.sums()), src=last)
-        weight = found[1]
-        return found[0] / weight.clamp(min=torch.finfo(weight.dtype).tiny), weight
+        schedule, last = self._schedule_for(inputs, trains=True), self._rank_of_loss
+        sums = schedule.train(inputs, target)
+        if self._form is None:
+            self._form = pipeline.broadcast(schedule.form, src=last)
+        total, weight = pipeline.broadcast(sums, src=last)
+        return self._form, total / weight.clamp(min=torch.finfo(weight.dtype).tiny), weight
 
     def _average(self, parameters: Sequence[Tensor]) -> None:
         """Replace gradients by their means over the ranks that hold the same stages and see different samples.
@@ -298,12 +276,8 @@ class PipelineStrategy(ParallelStrategy):
         """
         if self.data.size == 1:
             return
-        kinds: dict[torch.dtype, list[Tensor]] = {}
-        for parameter in parameters:
-            if parameter.requires_grad or parameter.grad is not None:
-                kinds.setdefault(parameter.dtype, []).append(parameter)
-        for alike in kinds.values():
-            bucket = Bucket(alike)
+        trained = [each for each in parameters if each.requires_grad or each.grad is not None]
+        for bucket in map(Bucket, alike(trained)):
             bucket.flat = self.data.all_reduce(bucket.pack())
             bucket.unpack()
 
@@ -316,9 +290,8 @@ class PipelineStrategy(ParallelStrategy):
         trained = trained_stages(self._stages) if trains else ()
         key = trains, trained, tuple((tuple(each.shape), each.dtype) for each in inputs)
         if key not in self._schedules:
-            own = {
-                number: stage for number, stage in enumerate(self._stages) if number % self.size == self.pipeline.index
-            }
+            numbers = range(self.pipeline.index, self.num_stages, self.size)
+            own = {number: self._stages[number] for number in numbers}
             count = microbatches(len(inputs[0]), self.num_microbatches, self.size)
             self._schedules[key] = Schedule(
                 self.schedule, own, self.num_stages, count, self._loss if trains else None, self.root_device,
@@ -414,7 +387,8 @@ class PipelineStrategy(ParallelStrategy):
         if 0 not in self.pipeline.ranks:
             return {}
         state = optimizer.state_dict()
-        owners = self._owners_by_identity()
+        there = named(self.lightning_module)
+        owners = {id(there[name]): owner for name, owner in self._owners.items()}
         found = {
             number: self._from_owner(state["state"].get(number), owners.get(id(parameter)))
             for number, parameter in enumerate(parameters_of(optimizer))
@@ -433,10 +407,6 @@ class PipelineStrategy(ParallelStrategy):
             return move_to_host(value)
         mine = self.pipeline.index == owner
         return self.pipeline.broadcast(move_to_host(value) if mine else None, src=self.pipeline.ranks[owner])
-
-    def _owners_by_identity(self) -> dict[int, int]:
-        there = named(self.lightning_module)
-        return {id(there[name]): owner for name, owner in self._owners.items()}
 
 
 def _add(parameters: Sequence[Tensor], gradients: Sequence[Tensor | None], factor: Tensor) -> None:

@@ -47,15 +47,12 @@ class Schedule:
 
         self.count, self.has_first, self.has_last = count, 0 in own, num_stages - 1 in own
         self.user_loss, self.context, self.targets = loss, context, list[Any]()
-        self.weights: list[tuple[type | None, float | Tensor]] = []
+        self.weights: list[float | Tensor] = []
+        # makes of a loss and its weight what the loss function returns; known after training, with the last stage
+        self.form: Callable[[Tensor, Tensor], Any] = plain_loss
+        trained = trained or [False] * num_stages
         stages: list[Any] = [
-            pipelining.PipelineStage(
-                _Stage(stage, context, number < len(trained) and trained[number]),
-                number,
-                num_stages,
-                device,
-                group=group,
-            )
+            pipelining.PipelineStage(_Stage(stage, context, trained[number]), number, num_stages, device, group=group)
             for number, stage in own.items()
         ]
         arguments: dict[str, Any] = {"loss_fn": None if loss is None else self._loss, "scale_grads": False}
@@ -67,18 +64,29 @@ class Schedule:
         else:  # with fewer micro-batches than stages, passes cannot alternate
             self.schedule = pipelining.ScheduleGPipe(stages[0], count, **arguments)
 
-    def train(self, inputs: tuple[Tensor, ...], target: Any) -> Losses | None:
-        """Run forward and backward passes; return the losses on the rank that has the last stage."""
+    def train(self, inputs: tuple[Tensor, ...], target: Any) -> Tensor | None:
+        """Run forward and backward passes.
+
+        Returns:
+            On the rank that has the last stage, the sum of the losses, each multiplied by its weight, and the sum of
+            the weights, which is 1 for plain losses; ``None`` on the others.
+        """
         losses: list[Tensor] = []
         arguments: dict[str, Any] = {"losses": losses}
         if self.has_last:
             self.targets = [_part(target, number, self.count) for number in range(self.count)]
-            self.weights = []
+            self.weights, self.form = [], plain_loss
             arguments["target"] = torch.arange(self.count)  # torch splits only tensors, so it splits their indices
         self.schedule.step(*(inputs if self.has_first else ()), **arguments)
         if not self.has_last:
             return None
-        return Losses(losses, self.weights[-self.count :])  # torch may have called the loss function on a trial before
+        total = torch.stack([each.detach() for each in losses]).sum()
+        total = total.to(torch.promote_types(total.dtype, torch.float32))
+        if self.form is plain_loss:
+            return torch.stack([total, torch.ones_like(total)])
+        counted = self.weights[-self.count :]  # torch may have called the loss function on a trial before
+        weights = [torch.as_tensor(each, dtype=total.dtype, device=total.device) for each in counted]
+        return torch.stack([total, torch.stack(weights).sum()])
 
     def evaluate(self, inputs: tuple[Tensor, ...]) -> Any:
         """Run forward passes; return the output on the rank that has the last stage."""
@@ -92,7 +100,6 @@ class Schedule:
         with self.context() or nullcontext():
             value = self.user_loss(output, *target) if isinstance(target, tuple) else self.user_loss(output, target)
         if isinstance(value, Tensor):
-            self.weights.append((None, 1 / self.count))
             return value / self.count
         if not isinstance(value, tuple) or getattr(value, "_fields", ()) != ("loss", "weight"):
             raise ConfigurationError(
@@ -100,28 +107,14 @@ class Schedule:
                 "or a WeightedLoss."
             )
         loss, weight = value
-        self.weights.append((type(value), weight))
+        self.weights.append(weight)
+        self.form = type(value)
         return loss * weight  # type: ignore[no-any-return]
 
 
-class Losses:
-    """The sums over the micro-batches of one batch.
-
-    Args:
-        losses: the losses, each multiplied by its weight.
-        weights: for each loss, its class if it is a weighted loss, else ``None``; and its weight.
-    """
-
-    def __init__(self, losses: Sequence[Tensor], weights: Sequence[tuple[type | None, float | Tensor]]) -> None:
-        self.kind = weights[0][0]
-        self.losses, self.weights = losses, [weight for _, weight in weights]
-
-    def sums(self) -> tuple[Tensor, Tensor]:
-        """Return the sum of the losses and the sum of the weights."""
-        total = torch.stack([each.detach() for each in self.losses]).sum()
-        total = total.to(torch.promote_types(total.dtype, torch.float32))
-        weights = [torch.as_tensor(each, dtype=total.dtype, device=total.device) for each in self.weights]
-        return total, torch.stack(weights).sum() if self.kind is not None else torch.ones_like(total)
+def plain_loss(loss: Tensor, weight: Tensor) -> Tensor:
+    """Return ``loss``: the form of losses without weights."""
+    return loss
 
 
 class _Stage(nn.Module):

@@ -90,20 +90,17 @@ def keep(module: nn.Module, owners: Mapping[str, int], index: int) -> None:
     """Move parameters and buffers of other ranks to the meta device, which frees their memory; names and shapes
     stay.
     """
-    made: dict[int, Any] = {}
+    made: dict[int, Tensor] = {}
     there = named(module)
     for name, owner in owners.items():
         if owner == index:
             continue
         path, _, own = name.rpartition(".")
         layer, tensor = module.get_submodule(path), there[name]
+        empty = torch.empty_like(tensor, device="meta")
         if own in layer._parameters:
-            empty = made.setdefault(
-                id(tensor), nn.Parameter(torch.empty_like(tensor, device="meta"), tensor.requires_grad)
-            )
-            layer._parameters[own] = empty
-        else:
-            layer._buffers[own] = made.setdefault(id(tensor), torch.empty_like(tensor, device="meta"))
+            empty = nn.Parameter(empty, tensor.requires_grad)
+        setattr(layer, own, made.setdefault(id(tensor), empty))
 
 
 def trained_stages(stages: Sequence[nn.Module]) -> tuple[bool, ...]:

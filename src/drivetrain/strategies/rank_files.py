@@ -123,9 +123,7 @@ def write(
     failed = [f"rank {rank} could not write its file: {text}" for rank, (_, text) in enumerate(outcomes) if text]
     if failed:
         discard(strategy, path, entries)
-        if failure is not None:
-            raise failure
-        raise CheckpointError(f"The checkpoint {path} was not written, because {failed[0]}.")
+        raise failure or CheckpointError(f"The checkpoint {path} was not written, because {failed[0]}.")
     return path, entries
 
 

@@ -181,18 +181,17 @@ def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.M
         return tensors[id(tensor)]
 
     def copied(original: nn.Module) -> nn.Module:
-        if id(original) in copies:
-            return copies[id(original)]
+        if id(original) not in copies:
+            copies[id(original)] = new_copy(original)
+        return copies[id(original)]
+
+    def new_copy(original: nn.Module) -> nn.Module:
         # a wrapper of torch.compile, which runs the original
         if (inside := original._modules.get("_orig_mod")) is not None:
-            copies[id(original)] = copied(inside)
-            return copies[id(original)]
+            return copied(inside)
         if _is_metric(original):
-            copy: nn.Module = _NoMetric(type(original).__name__) if moves else original
-            copies[id(original)] = copy
-            return copy
-        copy = original._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
-        copies[id(original)] = copy
+            return _NoMetric(type(original).__name__) if moves else original
+        copy: nn.Module = original._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
         own = copy.__dict__
         own.pop("_compiled_call_impl", None)  # would run the original
         own["_parameters"] = {

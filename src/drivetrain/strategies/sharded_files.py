@@ -47,10 +47,7 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
     tree = json_tree.encode(dict(checkpoint), names.of)
     written, failure = sharded.Written(), None
     try:
-        if parts := _parts_of_rank(names, strategy.is_global_zero):
-            written = sharded.write_tensors(folder, f"{save_id}.rank{strategy.global_rank}.bin", parts)
-        if strategy.is_global_zero:
-            sharded.list_all(written, names.tensors)
+        written = _write_part(strategy, names, folder, save_id)
     except Exception as error:
         failure = error
     everyones = strategy.world.gather_objects((written, failure and shown_error(failure)))
@@ -92,15 +89,11 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
     final = Path(os.path.expanduser(path))
     folder = Path(rank_files.unfinished(str(final), save_id))
     sharded.prepare(folder, new=False)
-    names, rank = _Names(checkpoint), strategy.global_rank
+    names = _Names(checkpoint)
     tree = json_tree.encode(dict(checkpoint), names.of)
-    written = sharded.Written()
-    if parts := _parts_of_rank(names, strategy.is_global_zero):
-        written = sharded.write_tensors(folder, f"{save_id}.rank{rank}.bin", parts)
-    if strategy.is_global_zero:
-        sharded.list_all(written, names.tensors)
+    written = _write_part(strategy, names, folder, save_id)
     own = {"written": asdict(written), "tree": tree if strategy.is_global_zero else None}
-    with files.replacing(folder / f"{rank}.part", durable=True) as stream:
+    with files.replacing(folder / f"{strategy.global_rank}.part", durable=True) as stream:
         stream.write(json.dumps(own).encode())
     try:
         everyones = [json.loads((folder / f"{each}.part").read_bytes()) for each in range(strategy.world_size)]
@@ -178,6 +171,16 @@ class _Names:
             parameter = names[path[3]] if isinstance(path[3], int) and path[3] < len(names) else path[3]
             return ("optimizers", path[1], "state", parameter, *path[4:])
         return path
+
+
+def _write_part(strategy: Strategy, names: _Names, folder: Path | str, save_id: str) -> sharded.Written:
+    """Write this rank's tensors into ``folder``; return what is written, on rank 0 with a list of all tensors."""
+    written = sharded.Written()
+    if parts := _parts_of_rank(names, strategy.is_global_zero):
+        written = sharded.write_tensors(folder, f"{save_id}.rank{strategy.global_rank}.bin", parts)
+    if strategy.is_global_zero:
+        sharded.list_all(written, names.tensors)
+    return written
 
 
 def _parts_of_rank(names: _Names, is_first: bool) -> list[tuple[str, Tensor, tuple[int, ...], sharded.Box]]:

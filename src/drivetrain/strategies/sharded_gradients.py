@@ -71,12 +71,10 @@ def _reduced(norm: Tensor, group: Any, norm_type: float) -> Tensor:
     if math.isinf(norm_type):
         dist.all_reduce(norm, dist.ReduceOp.MAX if norm_type > 0 else dist.ReduceOp.MIN, group)
         return norm
-    if norm_type == 0:
-        dist.all_reduce(norm, dist.ReduceOp.SUM, group)
-        return norm
-    norm = norm**norm_type
+    power = norm_type or 1.0  # the norm 0 is a number of elements
+    norm = norm**power
     dist.all_reduce(norm, dist.ReduceOp.SUM, group)
-    return norm ** (1 / norm_type)
+    return norm ** (1 / power)
 
 
 def clip_by_norm(

@@ -213,14 +213,16 @@ def _load_whole(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     optimizer.load_state_dict({**state, "state": sharded})
 
 
-def _state_like(parameter: Tensor, key: Any, value: Any) -> Any:
+def _state_like(parameter: Any, key: Any, value: Any) -> Any:
     """Return the entry ``key`` of an optimizer's state in the form that the optimizer keeps for ``parameter``."""
     if not isinstance(value, Tensor) or not is_dtensor(parameter) or key == "step":
         return shard_like(value, None)
     if value.shape == parameter.shape:
         return shard_like(value, parameter)
+    from torch.distributed.tensor import Replicate
+
     value = shard_like(value, None)
-    return _replicated(value, parameter) if value.ndim else value
+    return _distributed(value, parameter, [Replicate()] * parameter.device_mesh.ndim) if value.ndim else value
 
 
 def shard_like(value: Any, own: Any) -> Any:
@@ -250,12 +252,6 @@ def _read_shard(value: Any, own: Any) -> Tensor:
     dtype = own.dtype if own.is_meta and value.is_floating_point() else value.dtype
     device = own.device_mesh.device_type if shard.is_meta else shard.device
     return _from_local(read.to(device, dtype), own)
-
-
-def _replicated(value: Tensor, own: Any) -> Tensor:
-    from torch.distributed.tensor import Replicate
-
-    return _distributed(value, own, [Replicate()] * own.device_mesh.ndim)
 
 
 def _distributed(value: Tensor, own: Any, placements: Sequence[Any]) -> Tensor:

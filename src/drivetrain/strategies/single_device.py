@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.registry import Registry
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.precision.precision import Precision
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
+@StrategyRegistry.register("single_device")
 class SingleDeviceStrategy(Strategy):
     """The strategy for one device and one process.
 
@@ -18,12 +18,8 @@ class SingleDeviceStrategy(Strategy):
         device: the device of the model; ``None``: the accelerator's first device.
     """
 
-    facts = Strategy.facts.but(local_passes="drivetrain.strategies.local_passes:alone")
+    facts = Strategy.facts.but(local_passes="drivetrain.strategies.local_passes:LocalPasses")
     strategy_name = "single_device"
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("single_device", cls)
 
     def __init__(
         self,

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.registry import Registry
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies._xla import XLAExecution, checked, device_meant
 from drivetrain.strategies.single_device import SingleDeviceStrategy
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import StrategyRegistry
 
 
+@StrategyRegistry.register("single_xla")
 class SingleDeviceXLAStrategy(XLAExecution, SingleDeviceStrategy):
     """The strategy for one XLA device, such as one core of a TPU, through torch_xla.
 
@@ -29,10 +29,6 @@ class SingleDeviceXLAStrategy(XLAExecution, SingleDeviceStrategy):
         ModuleNotFoundError: torch_xla is not installed.
         TypeError: ``checkpoint_io`` or ``precision_plugin`` has another type.
     """
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("single_xla", cls)
 
     def __init__(
         self,

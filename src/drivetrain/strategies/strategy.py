@@ -21,8 +21,6 @@ from drivetrain.strategies.group import Group
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.model import Model
 from drivetrain.strategies.peers import Checks
-from drivetrain.strategies.ranks import Ranks
-from drivetrain.strategies.state import State
 from drivetrain.strategies.step import Step
 from drivetrain.strategies.step_parts import Driver
 
@@ -41,7 +39,7 @@ class OwnParts:
     devices: tuple[torch.device, ...] = ()
 
 
-class Strategy(Ranks, Model, Step, State, Familiar):
+class Strategy(Model):
     """Base class. It owns the accelerator, the precision and the checkpoint store, and does not depend on the Trainer.
 
     Its contract has five parts: declared facts (:class:`~drivetrain.strategies.facts.Facts`), its processes

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
-from drivetrain.base.registry import Registry
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.xla import XLAEnvironment
@@ -27,9 +26,11 @@ from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.gradient_exchange import GradientExchanges
 from drivetrain.strategies.group import Group, LoneGroup
 from drivetrain.strategies.parallel import until_thawed
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
+@StrategyRegistry.register("xla")
+@StrategyRegistry.register("xla_debug", debug=True)
 class XLAStrategy(XLAExecution, DDPStrategy):
     """One replica per XLA device, each in a process that torch_xla starts; gradients are averaged after each window.
 
@@ -53,11 +54,6 @@ class XLAStrategy(XLAExecution, DDPStrategy):
 
     facts = XLAExecution.facts.but(is_distributed=True, start_method="xla")
     synchronises_batchnorm = False
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("xla", cls)
-        strategy_registry.register("xla_debug", cls, debug=True)
 
     def __init__(
         self,

@@ -10,18 +10,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.registry import Registry
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import ConfigurationError, did_you_mean
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies._xla import XLAExecution, checked, run_recorded
-from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import StrategyRegistry
 
 Sharding = Literal["data", "full"]
 _AXIS = "data"
 
 
+@StrategyRegistry.register("xla_spmd")
+@StrategyRegistry.register("xla_spmd_full", sharding="full")
 class XLASPMDStrategy(XLAExecution):
     """One process drives all XLA devices of this machine: the compiler divides the work over a mesh of them (GSPMD).
 
@@ -49,11 +50,6 @@ class XLASPMDStrategy(XLAExecution):
     """
 
     facts = XLAExecution.facts.but(drives_all_devices=True)
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
-        strategy_registry.register("xla_spmd", cls)
-        strategy_registry.register("xla_spmd_full", cls, sharding="full")
 
     def __init__(
         self,
