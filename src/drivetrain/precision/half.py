@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from drivetrain.base.registry import Registry
 from drivetrain.base.tree import map_leaves
-from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.errors import check_known
 from drivetrain.precision.precision import Precision, in_default_dtype
 
 _DTYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
@@ -82,11 +82,7 @@ class HalfPrecision(TruePrecision):
             precision_registry.register(name, cls, precision=name)
 
     def __init__(self, precision: str = "16-true") -> None:
-        if precision not in _DTYPES:
-            raise ConfigurationError(
-                f"HalfPrecision({precision!r}): there is no such half precision. "
-                f"{did_you_mean(str(precision), _DTYPES)}"
-            )
+        check_known("HalfPrecision", precision, "half precision", _DTYPES)
         super().__init__(precision, _DTYPES[precision])
 
 

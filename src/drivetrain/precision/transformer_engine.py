@@ -12,8 +12,8 @@ from torch import nn
 
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import Registry
-from drivetrain.errors import ConfigurationError
-from drivetrain.precision._layers import exchange, listed, plain_layers, require
+from drivetrain.errors import ConfigurationError, check_installed
+from drivetrain.precision._layers import exchange, listed, plain_layers
 from drivetrain.precision.half import DefaultDtype, TruePrecision
 from drivetrain.precision.precision import Precision
 
@@ -56,10 +56,8 @@ class TransformerEnginePrecision(TruePrecision):
                 f"TransformerEnginePrecision(weights_dtype={weights_dtype}): write torch.bfloat16 or torch.float16."
             )
         name = _NAMES[weights_dtype]
-        require(
-            "transformer_engine", "'transformer_engine[pytorch]'",
-            f'TransformerEnginePrecision (precision="{name}"), beside an NVIDIA GPU that multiplies 8-bit floats,',
-        )  # fmt: skip
+        owner = f'TransformerEnginePrecision (precision="{name}"), beside an NVIDIA GPU that multiplies 8-bit floats,'
+        check_installed(owner, "transformer_engine", install="'transformer_engine[pytorch]'")
         super().__init__(name, weights_dtype)
         self.fallback_compute_dtype = fallback_compute_dtype or weights_dtype
         self.replace_layers = replace_layers
