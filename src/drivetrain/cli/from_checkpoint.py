@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -180,7 +180,10 @@ def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict
         with _nothing_imported():
             parsed = parser.parse_object({"module": config})
     except Exception as error:  # from the parser, with values from the file
-        _refuse(cls, error)
+        raise CheckpointError(
+            f"The hyperparameters, which LightningCLI has saved, do not fit {cls.__name__}: {error}. "
+            f"Pass those that are wrong to {cls.__name__}.load_from_checkpoint."
+        ) from error
     made = parser.instantiate(parsed).get("module")
     return {**kept, **({} if made is None else vars(made))}
 
@@ -204,13 +207,6 @@ def as_plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
 def _differs(value: Any, default: Any) -> bool:
     """Return whether a value in a file differs from the default, which may contain names that a file may not use."""
     return type(value) is not type(default) or not isinstance(value, (str, dict)) or value != default
-
-
-def _refuse(cls: type, error: Exception) -> NoReturn:
-    raise CheckpointError(
-        f"The hyperparameters, which LightningCLI has saved, do not fit {cls.__name__}: {error}. "
-        f"Pass those that are wrong to {cls.__name__}.load_from_checkpoint."
-    ) from error
 
 
 def check_names(value: Any) -> None:
