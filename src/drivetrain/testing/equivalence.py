@@ -284,21 +284,19 @@ def differences(found: Outcome, expected: Outcome, tolerance: float = 0.0, whole
         tolerance: the allowed relative difference of numbers; 0: bit-equal.
         whole: also compare the values of a single process: losses, step values and random generators.
     """
-    parts = ["parameters", "buffers", "optimizers", "rates", "counters", "losses"]
+    outcomes, parts = (found, expected), ["parameters", "buffers", "optimizers", "rates", "counters"]
     if whole:
-        parts.append("generators")
-    lefts: Any = {name: getattr(found, name) for name in parts}
-    rights: Any = {name: getattr(expected, name) for name in parts}
-    logged: list[dict[str, Any]] = [{"rows": one.rows, "metrics": one.metrics} for one in (found, expected)]
-    if not whole:
-        lefts.pop("losses"), rights.pop("losses")
-        logged = [_without_step_values(outcome) for outcome in (found, expected)]
-    for outcome, part in zip((found, expected), logged, strict=True):
+        parts += ["losses", "generators"]
+        logged: list[dict[str, Any]] = [{"rows": one.rows, "metrics": one.metrics} for one in outcomes]
+    else:
+        logged = [_without_step_values(one) for one in outcomes]
+    left, right = ({name: getattr(one, name) for name in parts} for one in outcomes)
+    for outcome, part in zip(outcomes, logged, strict=True):
         if found.rows is None:
             part.pop("rows")
         part["schedulers"] = outcome.schedulers  # a scheduler may store the best mean
     # Means of float32 values are exact; the last bits of float64 means depend on the order of the sum.
-    return [*_differing("", lefts, rights, tolerance), *_differing("", logged[0], logged[1], max(tolerance, 1e-14))]
+    return [*_differing("", left, right, tolerance), *_differing("", logged[0], logged[1], max(tolerance, 1e-14))]
 
 
 def _without_step_values(outcome: Outcome) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from drivetrain.strategies.step import Step
 from drivetrain.strategies.step_parts import HOOKS_IN_A_STEP
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.testing._ranks import Ranks
-from drivetrain.testing._regression import BATCHES, GLOBAL_BATCH, Small, data, plain_loop, stepped, whole
+from drivetrain.testing._regression import BATCHES, GLOBAL_BATCH, Small, data, plain_loop, stepped, trained, whole
 from drivetrain.testing.groups import check_group
 from drivetrain.trainer.trainer import Trainer
 
@@ -124,8 +124,7 @@ class StrategyConformance:
         trainer = trainer or self.trainer(**arguments)
         trainer.fit(module, self.loader(), self.loader(2), ckpt_path=ckpt_path)
         return {
-            "weights": whole(dict(module.named_parameters())),
-            "optimizer": whole(trainer.optimizers[0].state_dict()["state"]),
+            **trained(module, trainer.optimizers[0]),
             "losses": everyones_mean(trainer.strategy, module.losses, self.replicas),
             "gradients": module.gradients,
             "steps": trainer.global_step,
@@ -327,9 +326,7 @@ class StrategyConformance:
                     engine.clip_gradients(model, optimizer, max_norm=0.05)
                     optimizer.step()
                     optimizer.zero_grad()
-        states = whole(optimizer.state_dict()["state"])
-        losses = everyones_mean(strategy, module.losses, self.replicas)
-        found = {"weights": whole(dict(module.named_parameters())), "optimizer": states, "losses": losses}
+        found = {**trained(module, optimizer), "losses": everyones_mean(strategy, module.losses, self.replicas)}
         return {**found, "gradients": module.gradients, "steps": len(module.gradients)}, strategy
 
     @needs_every_rank
