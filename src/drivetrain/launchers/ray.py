@@ -22,7 +22,6 @@ import torch
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
 from drivetrain.errors import ConfigurationError, MissingPackageError, SIGTERMException
 from drivetrain.launchers._ending import Ending
@@ -78,12 +77,9 @@ class RayLauncher(Launcher):
         start_timeout_s: seconds to wait for resources in the cluster, until another job ends or a machine is added.
     """
 
+    _names = ("ray",)
     is_interactive_compatible = True
     scheduler = "Ray"
-
-    @classmethod
-    def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
-        launcher_registry.register("ray", cls)
 
     @classmethod
     def for_job(

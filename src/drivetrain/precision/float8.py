@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError, check_installed, check_known
 from drivetrain.precision._layers import keep_hooks, listed, plain_layers
-from drivetrain.precision.precision import Autocast, Precision
+from drivetrain.precision.precision import Autocast
 
 _RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 _MULTIPLE = 16  # both sizes of a weight must be multiples, on devices with 8-bit products
@@ -40,9 +39,7 @@ class Float8Precision(Autocast):
         ConfigurationError: torchao is not installed, or the recipe is unknown.
     """
 
-    @classmethod
-    def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
-        precision_registry.register("float8", cls)
+    _names = ("float8",)
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.registry import Registry
 from drivetrain.base.restoring import COUNT, Form, WrongForm, expect, number
 from drivetrain.errors import ConfigurationError, check_known
 from drivetrain.precision.precision import Autocast, Precision
@@ -49,11 +48,7 @@ class MixedPrecision(Autocast):
         ConfigurationError: the precision is unknown, or a scaler was passed for "bf16-mixed".
     """
 
-    @classmethod
-    def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
-        for name, full in (("16", "16-mixed"), ("bf16", "bf16-mixed")):
-            precision_registry.register(name, cls, precision=full)
-            precision_registry.register(full, cls, precision=full)
+    _names: ClassVar = {name: {"precision": full} for full in _DTYPES for name in (full, full.partition("-")[0])}
 
     def __init__(
         self, precision: str = "bf16-mixed", device: str | None = None, scaler: GradScaler | None = None
