@@ -222,7 +222,7 @@ def check_names(value: Any) -> None:
                 "name that a checkpoint may name. Import the module that defines it first, or pass the object to "
                 "load_from_checkpoint."
             )
-        if not must_be_class and _is_closed(path):
+        if not must_be_class and callable(_found(path)) and _imported(path) is None:
             raise CheckpointError(
                 f"The hyperparameters contain {path!r}, the name of a function or a class that a checkpoint may not "
                 "name. Pass this hyperparameter to load_from_checkpoint."
@@ -267,10 +267,6 @@ def _imported(path: Any) -> Any:
     if found is None or (name := name_of(found)) is None:
         return None
     return found if find_open(name) is found else None
-
-
-def _is_closed(path: str) -> bool:
-    return callable(_found(path)) and _imported(path) is None
 
 
 class _Refuses:

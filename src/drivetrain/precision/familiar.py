@@ -270,24 +270,19 @@ def _backward(method: Method) -> Method:
 
 def _optimizer_step(method: Method) -> Method:
     parameters = list(inspect.signature(method).parameters.values())
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return method
-    if _named(method) < 2:
-
-        @functools.wraps(method)
-        def without_model(self: Any, optimizer: Any, model: Any = None, closure: Any = None, **kwargs: Any) -> Any:
-            given = kwargs if closure is None else {"closure": closure, **kwargs}
-            return method(self, optimizer, **given)
-
-        return without_model
-    if _named(method) < 3 or parameters[3].default is None:
+    needs_closure = _named(method) >= 3 and parameters[3].default is not None
+    lacks_model = _named(method) < 2
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters) or not (needs_closure or lacks_model):
         return method
 
     @functools.wraps(method)
-    def with_closure(self: Any, optimizer: Any, model: Any = None, closure: Any = None, **kwargs: Any) -> Any:
-        return method(self, optimizer, model, _no_loss if closure is None else closure, **kwargs)
+    def optimizer_step(self: Any, optimizer: Any, model: Any = None, closure: Any = None, **kwargs: Any) -> Any:
+        if needs_closure:
+            return method(self, optimizer, model, _no_loss if closure is None else closure, **kwargs)
+        given = kwargs if closure is None else {"closure": closure, **kwargs}
+        return method(self, optimizer, **given)
 
-    return with_closure
+    return optimizer_step
 
 
 def _no_loss() -> None:

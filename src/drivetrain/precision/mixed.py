@@ -211,15 +211,12 @@ class MixedPrecision(Autocast):
     # ---- the scale -----------------------------------------------------------------------------------------------
 
     def _scaler_for(self, device_type: str) -> GradScaler:
-        if self._scaler is None or (self._made_for not in ("", device_type) and not self._scaled_once):
+        has_scaled = getattr(self._scaler, "_scale", None) is not None  # a scaler makes it with its first loss
+        if self._scaler is None or (self._made_for not in ("", device_type) and not has_scaled):
             self._scaler, self._made_for = GradScaler(device_type), device_type
             if self._loaded:
                 self._scaler.load_state_dict(self._loaded)
         return self._scaler
-
-    @property
-    def _scaled_once(self) -> bool:
-        return getattr(self._scaler, "_scale", None) is not None  # a scaler makes it with its first loss
 
     def _held(self) -> list[Optimizer]:
         """Return the optimizers with gradients that no step has used yet."""
