@@ -29,6 +29,8 @@ from drivetrain.errors import (
     UnloggableError,
     WrongTypeError,
     arguments_checked,
+    check_installed,
+    check_known,
     closest,
     described,
     did_you_mean,
@@ -116,6 +118,20 @@ def test_counts_and_numbers(value: Any, count: bool, number: bool) -> None:
 def test_counts_may_begin_elsewhere() -> None:
     assert is_count(-1, lowest=-1)
     assert not is_count(0, lowest=1)
+
+
+def test_a_missing_package_is_an_error_that_names_it() -> None:
+    check_installed("This", "torch")
+    with pytest.raises(MissingPackageError, match="This needs the package no_such_package, .* Run `pip install it`."):
+        check_installed("This", "no_such_package", install="it")
+    with pytest.raises(MissingPackageError, match="Run `pip install no_such_package`, or use that."):
+        check_installed("This", "no_such_package", "that")
+
+
+def test_a_name_that_is_not_known_is_an_error_with_a_similar_one() -> None:
+    check_known("This", "one", "number", ("one", "two"))
+    with pytest.raises(ConfigurationError, match="This\\('onn'\\): there is no such number. Did you mean 'one'?"):
+        check_known("This", "onn", "number", ("one", "two"))
 
 
 def test_an_argument_that_does_not_exist_gets_a_did_you_mean() -> None:

@@ -541,7 +541,7 @@ def test_a_precision_without_its_package_says_which_one(
     given: Any, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigurationError, match=f"needs the package {package},.* not installed. Run pip install"):
+    with pytest.raises(ConfigurationError, match=f"needs the package {package},.* not installed. Run `pip install"):
         plan_for(precision=given)
 
 

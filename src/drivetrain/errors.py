@@ -37,7 +37,7 @@ import importlib.util
 import inspect
 import numbers
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
 P = ParamSpec("P")
@@ -214,17 +214,31 @@ def wrong_value(
     return kind(f"{owner}({name}={shown(value)}): {name} is {expected}. Write {cure}.")
 
 
-def check_installed(owner: str, package: str, instead: str) -> None:
-    """Check that ``owner`` can import its package; ``instead`` says what to use without it.
+def check_installed(owner: str, package: str, instead: str = "", install: str = "") -> None:
+    """Check that ``owner`` can import its package.
+
+    Args:
+        owner: what needs the package.
+        package: the package, as it is imported.
+        instead: what to use without it; "": nothing else does the same.
+        install: the package, as pip calls it; "": by the same name.
 
     Raises:
         MissingPackageError: it is not installed.
     """
     if importlib.util.find_spec(package) is None:
-        raise MissingPackageError(
-            f"{owner} needs the package {package}, which is not installed. Run `pip install {package}`, or use "
-            f"{instead}."
-        )
+        cure = f"Run `pip install {install or package}`" + (f", or use {instead}" if instead else "")
+        raise MissingPackageError(f"{owner} needs the package {package}, which is not installed. {cure}.")
+
+
+def check_known(owner: str, value: Any, what: str, known: Collection[str]) -> None:
+    """Check that the first argument of ``owner`` is one of the ``known`` names; ``what`` is the word for one of them.
+
+    Raises:
+        ConfigurationError: it is none of them; the message suggests a similar one.
+    """
+    if value not in known:
+        raise ConfigurationError(f"{owner}({value!r}): there is no such {what}. {did_you_mean(str(value), known)}")
 
 
 def is_count(value: Any, lowest: int = 0) -> bool:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
-from drivetrain.errors import ConfigurationError
-from drivetrain.precision._layers import exchange, listed, plain_layers, require
+from drivetrain.precision._layers import exchange, listed, plain_layers
 
 
 class Own(nn.Linear):
@@ -52,9 +50,3 @@ def test_a_module_that_is_such_a_layer_is_exchanged_itself() -> None:
 def test_long_lists_are_cut() -> None:
     assert listed({"b", "a"}) == "a, b"
     assert listed(["1", "2", "3", "4", "5", "6"]) == "1, 2, 3, 4 and 2 more"
-
-
-def test_a_missing_package_is_an_error_that_names_it() -> None:
-    require("torch", "torch", "This")
-    with pytest.raises(ConfigurationError, match="This needs the package no_such_package, .* Run pip install it."):
-        require("no_such_package", "it", "This")

@@ -24,5 +24,5 @@ def test_a_missing_package_is_named_with_its_cure(
     package: str, cls: Any, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ConfigurationError, match=f"{cls.__name__}.* needs the package {package}, .* Run pip install"):
+    with pytest.raises(ConfigurationError, match=f"{cls.__name__}.* needs the package {package}, .* Run `pip install"):
         cls(**arguments)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator, AcceleratorRegistry
-from drivetrain.accelerators.torch_device import TorchDeviceAccelerator, of_type
+from drivetrain.accelerators.torch_device import TorchDeviceAccelerator, check_indices, of_type
 from drivetrain.base.registry import Entry
 from drivetrain.errors import ConfigurationError, RunError, UnknownNameError, did_you_mean, shown, whose
 
@@ -24,10 +24,7 @@ def choose(given: Any) -> tuple[Accelerator, str]:
         given = given()
     if isinstance(given, Accelerator):
         if not given.is_available():
-            raise ConfigurationError(
-                f"{type(given).__name__} says that its hardware is not available here. "
-                f'Available: {available()}. Write accelerator="auto".'
-            )
+            raise ConfigurationError(f"{type(given).__name__} says that its hardware is not available here. {_cure()}")
         return given, "accelerator= is an instance"
     if given == "auto":
         found = _first_available('accelerator="auto"')
@@ -36,10 +33,7 @@ def choose(given: Any) -> tuple[Accelerator, str]:
     if given == "gpu":
         if (found := _first_available('accelerator="gpu"', gpu=True)) is not None:
             return found
-        raise RunError(
-            f"accelerator='gpu': torch sees no GPU on this machine. Available: {available()}. "
-            'Write accelerator="auto".'
-        )
+        raise RunError(f"accelerator='gpu': torch sees no GPU on this machine. {_cure()}")
     try:
         accelerator = _entry(str(given)).build()
     except UnknownNameError:
@@ -48,10 +42,7 @@ def choose(given: Any) -> tuple[Accelerator, str]:
             f"{whose(given) or _likely_accelerator(str(given))}"
         ) from None
     if not accelerator.is_available():
-        raise RunError(
-            f"accelerator={given!r} is not available here: {accelerator.why_unavailable()}. "
-            f'Available: {available()}. Write accelerator="auto".'
-        )
+        raise RunError(f"accelerator={given!r} is not available here: {accelerator.why_unavailable()}. {_cure()}")
     return accelerator, f'accelerator="{given}"'
 
 
@@ -98,6 +89,10 @@ def available() -> str:
         for entry in entries
         if all(entry.name < other for other in AcceleratorRegistry.other_names(entry.name))
     )
+
+
+def _cure() -> str:
+    return f'Available: {available()}. Write accelerator="auto".'
 
 
 def _likely_accelerator(given: str) -> str:
@@ -149,14 +144,8 @@ def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
     Raises:
         ConfigurationError: they do not.
     """
-    if not isinstance(parsed, (list, tuple)) or not all(type(index) is int for index in parsed):
-        return  # in the accelerator's own form
-    there = accelerator.auto_device_count()
-    if len(set(parsed)) != len(parsed) or any(not 0 <= index < there for index in parsed):
-        raise ConfigurationError(
-            f"devices={given!r} means the devices {list(parsed)}, but the accelerator {accelerator.name!r} has {there} "
-            "here, numbered from 0. Name each device once, or write devices=-1 for all."
-        )
+    if isinstance(parsed, (list, tuple)) and all(type(index) is int for index in parsed):  # not in its own form
+        check_indices(given, parsed, accelerator.auto_device_count(), f"the accelerator {accelerator.name!r}")
 
 
 def check_limit(given: Any, count: int, accelerator: Accelerator) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError, WrongTypeError
 
 
@@ -18,11 +17,8 @@ class CPUAccelerator(Accelerator):
     ``devices`` counts processes, not cores: torch uses all cores from one process.
     """
 
+    _names = ("cpu",)
     auto_priority = 0
-
-    @classmethod
-    def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
-        accelerator_registry.register("cpu", cls)
 
     def setup_device(self, device: torch.device) -> None:
         if device.type != "cpu":

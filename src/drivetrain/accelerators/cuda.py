@@ -9,22 +9,17 @@ from typing import Any
 
 import torch
 
-from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
 from drivetrain.base.rank_zero import log
-from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError
 
 
 class CUDAAccelerator(TorchDeviceAccelerator):
     """NVIDIA's GPUs, and AMD's under ROCm."""
 
+    _names = ("cuda",)
     type = "cuda"
     auto_priority = 200
-
-    @classmethod
-    def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
-        accelerator_registry.register("cuda", cls)
 
     @classmethod
     def why_unavailable(cls) -> str:

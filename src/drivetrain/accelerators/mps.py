@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
-from drivetrain.base.registry import Registry
 
 
 class MPSAccelerator(TorchDeviceAccelerator):
     """Apple's GPUs: one device, no float64, and no job with several."""
 
+    _names = ("mps",)
     type = "mps"
     auto_priority = 300
     supports_float64 = False
     supports_streams = False
     supports_several_devices = False
-
-    @classmethod
-    def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
-        accelerator_registry.register("mps", cls)
 
     @classmethod
     def auto_device_count(cls) -> int:

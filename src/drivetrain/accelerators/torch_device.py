@@ -113,13 +113,21 @@ def parse_indices(devices: Any, count: int) -> list[int]:
         devices = list(range(count if devices == -1 else devices))
     if not isinstance(devices, (list, tuple)) or not all(type(index) is int for index in devices):
         raise ConfigurationError(f'devices={given!r} is no list of device numbers. Write devices=1, "0,1" or "auto".')
-    indices = list(devices)
-    if not indices or len(set(indices)) != len(indices) or not all(0 <= i < count for i in indices):
+    check_indices(given, devices, count, "this machine")
+    return list(devices)
+
+
+def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) -> None:
+    """Check that ``indices`` are numbers of some of the ``count`` devices of ``owner``, each once.
+
+    Raises:
+        ConfigurationError: they are not; the message shows what was ``given``.
+    """
+    if not indices or len(set(indices)) != len(indices) or not all(0 <= index < count for index in indices):
         raise ConfigurationError(
-            f"devices={given!r} means the devices {indices}, but this machine has {count}, numbered from 0. "
+            f"devices={given!r} means the devices {list(indices)}, but {owner} has {count}, numbered from 0. "
             "Name each device once, or write devices=-1 for all."
         )
-    return indices
 
 
 def as_numbers(devices: Any) -> Any:

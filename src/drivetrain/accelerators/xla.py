@@ -11,7 +11,6 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.accelerators.torch_device import as_numbers
-from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError
 
 _KIB = 1024
@@ -24,15 +23,11 @@ class XLAAccelerator(Accelerator):
     ``accelerator="xla"``.
     """
 
+    _names = ("tpu", "xla")
     auto_priority = 400
     yields_to_torch = True  # a torch device of its own may also support TPUs
     single_device_strategy, parallel_strategy, own_strategies_only = "single_xla", "xla", True
     device_count_is_limit = True
-
-    @classmethod
-    def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
-        accelerator_registry.register("tpu", cls)
-        accelerator_registry.register("xla", cls)
 
     @staticmethod
     def parse_devices(devices: Any) -> Any:

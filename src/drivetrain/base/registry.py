@@ -327,11 +327,18 @@ class Registry(Generic[T]):
 
 
 def names_itself(cls: type[Any], hook: str, registry: Registry[Any]) -> None:
-    """Call the classmethod ``hook`` with the registry, if the body of ``cls`` defines it.
+    """Register the names that the body of ``cls`` defines.
+
+    A class of drivetrain's lists them in ``_names``, if necessary as a dictionary with the arguments of its constructor
+    for each; a user's class has the classmethod ``hook``, which is called with the registry.
 
     Raises:
-        ConfigurationError: it is not a classmethod.
+        ConfigurationError: the hook is not a classmethod.
     """
+    if is_own_class(cls):
+        names = vars(cls).get("_names", ())
+        for name in names:
+            registry.register(name, cls, **(names[name] if isinstance(names, Mapping) else {}))
     own = vars(cls).get(hook)
     if own is None:
         return

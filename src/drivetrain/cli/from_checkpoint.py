@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -180,7 +180,10 @@ def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict
         with _nothing_imported():
             parsed = parser.parse_object({"module": config})
     except Exception as error:  # from the parser, with values from the file
-        _refuse(cls, error)
+        raise CheckpointError(
+            f"The hyperparameters, which LightningCLI has saved, do not fit {cls.__name__}: {error}. "
+            f"Pass those that are wrong to {cls.__name__}.load_from_checkpoint."
+        ) from error
     made = parser.instantiate(parsed).get("module")
     return {**kept, **({} if made is None else vars(made))}
 
@@ -206,13 +209,6 @@ def _differs(value: Any, default: Any) -> bool:
     return type(value) is not type(default) or not isinstance(value, (str, dict)) or value != default
 
 
-def _refuse(cls: type, error: Exception) -> NoReturn:
-    raise CheckpointError(
-        f"The hyperparameters, which LightningCLI has saved, do not fit {cls.__name__}: {error}. "
-        f"Pass those that are wrong to {cls.__name__}.load_from_checkpoint."
-    ) from error
-
-
 def check_names(value: Any) -> None:
     """Check that hyperparameters name no class or function that a file may not use.
 
@@ -226,7 +222,7 @@ def check_names(value: Any) -> None:
                 "name that a checkpoint may name. Import the module that defines it first, or pass the object to "
                 "load_from_checkpoint."
             )
-        if not must_be_class and _is_closed(path):
+        if not must_be_class and callable(_found(path)) and _imported(path) is None:
             raise CheckpointError(
                 f"The hyperparameters contain {path!r}, the name of a function or a class that a checkpoint may not "
                 "name. Pass this hyperparameter to load_from_checkpoint."
@@ -271,10 +267,6 @@ def _imported(path: Any) -> Any:
     if found is None or (name := name_of(found)) is None:
         return None
     return found if find_open(name) is found else None
-
-
-def _is_closed(path: str) -> bool:
-    return callable(_found(path)) and _imported(path) is None
 
 
 class _Refuses:

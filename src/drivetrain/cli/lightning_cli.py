@@ -13,13 +13,7 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.seed import seed_everything
 from drivetrain.cli.argument_parser import AUTOMATIC, LightningArgumentParser, class_of, is_plain, listed
-from drivetrain.cli.class_paths import (
-    LRSchedulerCallable,
-    OptimizerCallable,
-    Recipe,
-    ReduceLROnPlateau,
-    instantiate_class,
-)
+from drivetrain.cli.class_paths import Recipe, ReduceLROnPlateau
 from drivetrain.cli.from_checkpoint import as_plain, hyperparameters, with_hyperparameters
 from drivetrain.cli.save_config import SaveConfigCallback
 from drivetrain.errors import ConfigurationError, arguments_checked
@@ -31,17 +25,6 @@ from drivetrain.trainer.trainer import Trainer
 
 if TYPE_CHECKING:
     from jsonargparse import Namespace
-
-__all__ = [
-    "LRSchedulerCallable",
-    "LightningArgumentParser",
-    "LightningCLI",
-    "OptimizerCallable",
-    "ReduceLROnPlateau",
-    "SaveConfigCallback",
-    "instantiate_class",
-]
-
 
 _ABOUT = {
     "fit": "train the model",

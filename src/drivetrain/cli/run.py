@@ -9,21 +9,19 @@ from collections.abc import Sequence
 from drivetrain.cli.program import add_program_arguments, run_program
 from drivetrain.engine.command_line import COMMAND_LINE_PREFIX
 
-# Arguments of Engine() that come from the command line if the program omits them, each with a line of help.
-_OF_ENGINE = {
-    "accelerator": "what to run on, such as cpu or auto",
-    "strategy": "how the model lives on its devices, such as ddp or auto",
-    "devices": "how many, their indices as in 0,1, or auto",
-    "num_nodes": "machines that take part",
-    "precision": "how numbers are kept, such as bf16-mixed",
+_OPTIONS: dict[str, tuple[str, type, str]] = {
+    # arguments of Engine() that come from the command line if the program omits them
+    "accelerator": (f"{COMMAND_LINE_PREFIX}ACCELERATOR", str, "what to run on, such as cpu or auto"),
+    "strategy": (f"{COMMAND_LINE_PREFIX}STRATEGY", str, "how the model lives on its devices, such as ddp or auto"),
+    "devices": (f"{COMMAND_LINE_PREFIX}DEVICES", str, "how many, their indices as in 0,1, or auto"),
+    "num_nodes": (f"{COMMAND_LINE_PREFIX}NUM_NODES", int, "machines that take part"),
+    "precision": (f"{COMMAND_LINE_PREFIX}PRECISION", str, "how numbers are kept, such as bf16-mixed"),
+    # through which several machines find each other
+    "node_rank": ("NODE_RANK", int, "which of the machines this is, from 0"),
+    "main_address": ("MASTER_ADDR", str, "where the first machine is reached"),
+    "main_port": ("MASTER_PORT", int, "and on which port"),
 }
-
-# Variables through which several machines find each other.
-_OF_CLUSTER = {
-    "node_rank": ("NODE_RANK", "which of the machines this is, from 0"),
-    "main_address": ("MASTER_ADDR", "where the first machine is reached"),
-    "main_port": ("MASTER_PORT", "and on which port"),
-}
+"""For each option the environment variable into which it is written, its type, and a line of help."""
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain run") -> int:
@@ -42,15 +40,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain run") -
         "Run a program that makes an Engine, with these choices in place of the Engine's defaults.",
         allow_abbrev=False,
     )
-    for name, text in (*_OF_ENGINE.items(), *((name, text) for name, (_, text) in _OF_CLUSTER.items())):
-        kind = int if name in ("num_nodes", "node_rank", "main_port") else str
+    for name, (_, kind, text) in _OPTIONS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=kind, help=text)
     add_program_arguments(parser)
     given = parser.parse_args(arguments)
 
-    variables = {name: f"{COMMAND_LINE_PREFIX}{name.upper()}" for name in _OF_ENGINE}
-    variables.update((name, variable) for name, (variable, _) in _OF_CLUSTER.items())
-    for name, variable in variables.items():
+    for name, (variable, _, _) in _OPTIONS.items():
         if (value := getattr(given, name)) is not None:
             os.environ[variable] = str(value)
     return run_program(given, prog)

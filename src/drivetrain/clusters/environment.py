@@ -82,14 +82,19 @@ class ClusterEnvironment:
 
     @property
     def main_address(self) -> str:
-        """The host name or IP address of global rank 0's machine."""
-        return self._or_default("MASTER_ADDR", DEFAULT_ADDRESS)
+        """The host name or IP address of global rank 0's machine: ``MASTER_ADDR``, otherwise what the cluster says."""
+        return self.environ.get("MASTER_ADDR") or self._address_of_cluster()
 
     @property
     def main_port(self) -> int:
-        """A port on that machine for rank 0, free until then."""
-        self._or_default("MASTER_PORT", str(DEFAULT_PORT))
-        return self.number("MASTER_PORT")
+        """A port on that machine for rank 0, free until then: ``MASTER_PORT``, otherwise what the cluster says."""
+        return self.number("MASTER_PORT") if "MASTER_PORT" in self.environ else self._port_of_cluster()
+
+    def _address_of_cluster(self) -> str:
+        return self._assumed("MASTER_ADDR", DEFAULT_ADDRESS)
+
+    def _port_of_cluster(self) -> int:
+        return int(self._assumed("MASTER_PORT", str(DEFAULT_PORT)))
 
     # ---- ranks ---------------------------------------------------------------------------------------------------
 
@@ -215,12 +220,11 @@ class ClusterEnvironment:
             f"launcher that sets it, or pass another cluster environment in Trainer(plugins=[...])."
         ) from None
 
-    def _or_default(self, name: str, default: str) -> str:
-        """Return the variable; if it is not set, set it to ``default`` with a warning."""
-        if name not in self.environ:
-            rank_zero_warn(f"The environment variable {name} is not set; {default} is used. Set it to silence this.")
-            self.environ[name] = default
-        return self.environ[name]
+    def _assumed(self, name: str, value: str) -> str:
+        """Return ``value`` for a variable that is not set; warn about it, and set the variable."""
+        rank_zero_warn(f"The environment variable {name} is not set; {value} is used. Set it to silence this.")
+        self.environ[name] = value
+        return value
 
 
 def _check_answers(cls: type[ClusterEnvironment], name: str) -> None:

@@ -48,10 +48,7 @@ class HorovodEnvironment(ClusterEnvironment):
         names = _BY_HOROVOD if _BY_HOROVOD["rank"] in self.environ else _BY_OPEN_MPI
         return self.number(names[what])
 
-    @property
-    def main_address(self) -> str:
-        if "MASTER_ADDR" in self.environ:
-            return self.environ["MASTER_ADDR"]
+    def _address_of_cluster(self) -> str:
         if self._number("local size") == self._number("size"):
             return DEFAULT_ADDRESS
         raise ConfigurationError(
@@ -59,10 +56,7 @@ class HorovodEnvironment(ClusterEnvironment):
             "MASTER_ADDR to the name of the machine of rank 0, and MASTER_PORT to a free port there, for all of them."
         )
 
-    @property
-    def main_port(self) -> int:
-        if "MASTER_PORT" in self.environ:
-            return self.number("MASTER_PORT")
+    def _port_of_cluster(self) -> int:
         names = _BY_HOROVOD if _BY_HOROVOD["rank"] in self.environ else _BY_OPEN_MPI
         return _PORTS[zlib.crc32(self.environ.get(names["job"], "").encode()) % len(_PORTS)]
 

@@ -34,15 +34,11 @@ class LocalEnvironment(ClusterEnvironment):
     def creates_processes_externally(self) -> bool:
         return "LOCAL_RANK" in self.environ
 
-    @property
-    def main_address(self) -> str:
-        return self.environ.get("MASTER_ADDR", DEFAULT_ADDRESS)
+    def _address_of_cluster(self) -> str:
+        return DEFAULT_ADDRESS
 
-    @property
-    def main_port(self) -> int:
-        """``MASTER_PORT``, or a port that was free at the first call; the other processes must get it."""
-        if "MASTER_PORT" in self.environ:
-            return self.number("MASTER_PORT")
+    def _port_of_cluster(self) -> int:
+        """A port that was free at the first call; the other processes must get it."""
         if self._main_port is None:
             self._main_port = free_port()
         return self._main_port

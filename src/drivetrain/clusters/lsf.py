@@ -27,15 +27,11 @@ class LSFEnvironment(ClusterEnvironment):
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
         return all(name in environ for name in _REQUIRED)
 
-    @property
-    def main_address(self) -> str:
-        return self.environ.get("MASTER_ADDR") or self._hosts()[0]
+    def _address_of_cluster(self) -> str:
+        return self._hosts()[0]
 
-    @property
-    def main_port(self) -> int:
-        """``MASTER_PORT``, or a port between 10000 and 10999 that every task derives from the job's id."""
-        if "MASTER_PORT" in self.environ:
-            return self.number("MASTER_PORT")
+    def _port_of_cluster(self) -> int:
+        """A port between 10000 and 10999 that every task derives from the job's id."""
         return 10_000 + self.number("LSB_JOBID") % 1_000
 
     def world_size(self) -> int:

@@ -63,13 +63,11 @@ class MPIEnvironment(ClusterEnvironment):
             self._told = _Job(world.Get_rank(), tuple(host for host, _ in told), told[0][1])
         return self._told
 
-    @property
-    def main_address(self) -> str:
-        return self.environ.get("MASTER_ADDR") or self._job.hosts[0]
+    def _address_of_cluster(self) -> str:
+        return self._job.hosts[0]
 
-    @property
-    def main_port(self) -> int:
-        return self.number("MASTER_PORT") if "MASTER_PORT" in self.environ else self._job.port
+    def _port_of_cluster(self) -> int:
+        return self._job.port
 
     def world_size(self) -> int:
         return len(self._job.hosts)

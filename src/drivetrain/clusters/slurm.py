@@ -68,11 +68,8 @@ class SLURMEnvironment(ClusterEnvironment):
 
     # ---- rendezvous -------------------------------------------------------------------------------------------------
 
-    @property
-    def main_address(self) -> str:
-        """``MASTER_ADDR``, or the first node of this step, otherwise of the job."""
-        if "MASTER_ADDR" in self.environ:
-            return self.environ["MASTER_ADDR"]
+    def _address_of_cluster(self) -> str:
+        """The first node of this step, otherwise of the job."""
         for name in ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST"):
             if nodes := self.environ.get(name):
                 return self.resolve_root_node_address(nodes)
@@ -83,16 +80,14 @@ class SLURMEnvironment(ClusterEnvironment):
         """Return the first node of a list in SLURM's form, by the name under which other nodes reach it."""
         return first_node(nodes)
 
-    @property
-    def main_port(self) -> int:
-        """``MASTER_PORT``, or a port that every task derives from the job's id.
+    def _port_of_cluster(self) -> int:
+        """A port that every task derives from the job's id.
 
-        The port is 15000 plus the id's last four digits; later steps of a job get other ports, so that they can run at
+        It is 15000 plus the id's last four digits; later steps of a job get other ports, so that they can run at
         the same time.
         """
-        job = self.job_id()
-        if "MASTER_PORT" in self.environ or job is None:
-            return self.number("MASTER_PORT", DEFAULT_PORT)
+        if (job := self.job_id()) is None:
+            return DEFAULT_PORT
         step = self.environ.get("SLURM_STEP_ID", "0")
         shift = int(step) * _BETWEEN_STEPS if step.isdigit() else 0
         return _PORTS[(job % 10_000 + shift) % len(_PORTS)]

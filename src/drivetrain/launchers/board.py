@@ -11,6 +11,7 @@ import faulthandler
 import json
 import mmap
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,11 +69,7 @@ class Sheet:
 
     def note_collective(self, text: str) -> None:
         """Write in or after which collective this rank has failed, for the report."""
-        _note_collective(self.folder, self.local_rank, text)
-
-
-def _note_collective(folder: Path, local_rank: int, text: str) -> None:
-    (folder / f"{local_rank}.collective").write_text(text)
+        (self.folder / f"{self.local_rank}.collective").write_text(text)
 
 
 def _namespace() -> int:
@@ -102,6 +99,11 @@ def own_sheet() -> Sheet | None:
             return None
         keep_sockets_in(Path(folder))
     return _own[0] if _own else None
+
+
+def say(text: str) -> None:
+    """Print what a watching process has to say about the ranks."""
+    print(text, file=sys.stderr, flush=True)
 
 
 class Board:
@@ -138,10 +140,7 @@ class Board:
     @property
     def run_folder(self) -> str:
         """The folder of the run, where its logs are; "" before the first one."""
-        try:
-            return (self.folder / _RUN).read_text()
-        except OSError:
-            return ""
+        return self._text(_RUN)
 
     def words(self, local_rank: int) -> Sequence[int]:
         """Return the integers of a rank, dead or alive, even after the temporary folder was cleaned."""
@@ -158,13 +157,12 @@ class Board:
 
     def place(self, local_rank: int) -> str:
         """Return where a rank was, as text that follows its name."""
-        words = self.words(local_rank)
+        words, collective = self.words(local_rank), self._text(f"{local_rank}.collective")
+        collective = collective and f", {collective}"
         if not words[SHOWN]:
-            collective = self._collective(local_rank)
             return f"in a program on the Engine{collective}" if words[ENGINE] else "before its first run"
         name = load("drivetrain.loops.progress:Phase")(words[PHASE]).name.lower().replace("_", " ")
         where = f"in the phase {name!r}" if words[PHASE] else "outside of a run"
-        collective = self._collective(local_rank)
         return f"{where}, after {words[BATCHES]} batches had begun, in step {words[STEP]}{collective}"
 
     def places(self, but: int | None = None) -> list[str]:
@@ -178,19 +176,16 @@ class Board:
 
     def note_collective(self, local_rank: int, text: str) -> None:
         """Write in which collective a rank waits, for the report."""
-        _note_collective(self.folder, local_rank, text)
-
-    def _collective(self, local_rank: int) -> str:
-        try:
-            return f", {(self.folder / f'{local_rank}.collective').read_text()}"
-        except OSError:  # it has written none
-            return ""
+        (self.folder / f"{local_rank}.collective").write_text(text)
 
     def stacks(self, local_rank: int) -> str:
         """Return the stacks that a rank wrote when a signal such as SIGSEGV killed it; "" if there are none."""
+        return self._text(f"{local_rank}.stacks")
+
+    def _text(self, name: str) -> str:
         try:
-            return (self.folder / f"{local_rank}.stacks").read_text(errors="replace")
-        except OSError:
+            return (self.folder / name).read_text(errors="replace")
+        except OSError:  # no rank has written this file
             return ""
 
     def report(self, local_rank: int, pid: int, end: str, text: str) -> str:

@@ -8,12 +8,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing import connection
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch.multiprocessing
 
-from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, SIGTERMException, did_you_mean
 from drivetrain.launchers import child, orphan, stacks
@@ -56,12 +54,8 @@ class MultiProcessingLauncher(Launcher):
         ConfigurationError: the start method is unknown, or not supported here.
     """
 
+    _names: ClassVar = {method: {"start_method": method} for method in ("spawn", "fork", "forkserver")}
     endings: ClassVar = {"fork": ("fork", "notebook")}
-
-    @classmethod
-    def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
-        for method in ("spawn", "fork", "forkserver"):
-            launcher_registry.register(method, cls, start_method=method)
 
     def __init__(
         self,
@@ -96,17 +90,12 @@ class MultiProcessingLauncher(Launcher):
             check_fork(threads, _PROBE_S)
         context: Any = torch.multiprocessing.get_context(self.start_method)
         state, call = child.Sealed(ProcessState.current()), child.Sealed((function, args, kwargs))
-        with job_folder() as folder:
-            return self._run(context, threads, state, call, folder)
-
-    def _run(
-        self, context: Any, threads: int | None, state: child.Sealed[Any], call: child.Sealed[Any], folder: Path
-    ) -> Any:
-        processes: list[Any] = []
         first = self.environment.node_rank() * self.num_processes
-        board = Board(folder, range(first, first + self.num_processes), self.num_processes * self.num_nodes)
-        try:
-            for place in self._places(threads, folder):
+        ranks = range(first, first + self.num_processes)
+        with job_folder() as folder, self._ending_all() as processes:
+            board = Board(folder, ranks, self.num_processes * self.num_nodes)
+            for local_rank, told in enumerate(variables_of(self.environment, self.num_processes, self.num_nodes)):
+                place = child.Place(local_rank, {**told, BOARD: str(folder)}, threads, folder)
                 process = context.Process(target=child.run, args=(place, state, call))
                 with _early_variables(place):
                     process.start()
@@ -114,8 +103,17 @@ class MultiProcessingLauncher(Launcher):
             with forwarding(lambda number: _send(processes, number), self.stop_timeout_s) as sent:
                 self._wait(processes, board, sent)
             return child.read_result(folder)
+
+    @contextmanager
+    def _ending_all(self) -> Iterator[list[Any]]:
+        """Context with a list of processes, which have ended afterwards."""
+        processes: list[Any] = []
+        try:
+            yield processes
         except KeyboardInterrupt:
-            _wait_for_all(processes, self.interrupt_grace_s)
+            deadline = time.monotonic() + self.interrupt_grace_s
+            for process in processes:
+                process.join(max(0.0, deadline - time.monotonic()))
             raise
         finally:
             for process in processes:
@@ -125,10 +123,6 @@ class MultiProcessingLauncher(Launcher):
             if any(process.exitcode for process in processes):
                 orphan.kill_workers({process.pid for process in processes})
             self.environment.teardown()
-
-    def _places(self, threads: int | None, folder: Path) -> Iterator[child.Place]:
-        for local_rank, variables in enumerate(variables_of(self.environment, self.num_processes, self.num_nodes)):
-            yield child.Place(local_rank, {**variables, BOARD: str(folder)}, threads, folder)
 
     # ---- while they run ------------------------------------------------------------------------------------------
 
@@ -152,8 +146,9 @@ class MultiProcessingLauncher(Launcher):
                 if not failed and sent.number is None and (text := watch.look()):
                     raise LaunchError(text, next(iter(board.ranks)), 1)
                 if failed:
-                    asked = [rank for rank in failed if self._was_asked(processes[rank], failed[rank])]
-                    by_itself = any(not failed[rank].follows for rank in failed.keys() - set(asked))
+                    ends = {rank: was_asked_to_end(processes[rank].exitcode) for rank in failed}
+                    asked = {rank for rank, failure in failed.items() if failure.interrupted or ends[rank]}
+                    by_itself = any(not failed[rank].follows for rank in failed.keys() - asked)
                     if ending.look(list(running.values()), asked=bool(asked), failed=by_itself) and asked:
                         _send(processes, signal.SIGTERM)  # has no effect on a rank that is already ending
             if ending.by_signal or time.monotonic() >= sent.deadline:
@@ -164,28 +159,18 @@ class MultiProcessingLauncher(Launcher):
         if failed:
             stacks.note_collectives(board, [each for each, process in enumerate(processes) if process.is_alive()])
             rank = first_of(failed)
-            self._raise(rank, processes[rank], failed[rank], board)
+            _raise(rank, processes[rank], failed[rank], board)
 
-    @staticmethod
-    def _was_asked(process: Any, failure: Failure) -> bool:
-        return failure.interrupted or was_asked_to_end(process.exitcode)
 
-    def _raise(self, local_rank: int, process: Any, failure: Failure, board: Board) -> None:
-        if failure.interrupted or process.exitcode in (128 + signal.SIGINT, -signal.SIGINT):
-            raise KeyboardInterrupt
-        # the latter before the Trainer handles the signal
-        if process.exitcode in (128 + signal.SIGTERM, -signal.SIGTERM):
-            raise SIGTERMException
-        rank = self.environment.node_rank() * self.num_processes + local_rank
-        message = (
-            f"Rank {rank} of {self.num_processes * self.num_nodes} (process {process.pid}, exit code "
-            f"{process.exitcode}) {failure.summary}"
-        )
-        stacks = board.stacks(local_rank).rstrip()
-        lines = [
-            line for line in (*board.places(), stacks, message, failure.cure) if line
-        ]  # the error is the last line
-        raise LaunchError("\n".join(lines), rank, process.exitcode) from failure.cause()
+def _raise(local_rank: int, process: Any, failure: Failure, board: Board) -> None:
+    rank, code = board.ranks[local_rank], process.exitcode
+    if failure.interrupted or code in (128 + signal.SIGINT, -signal.SIGINT):
+        raise KeyboardInterrupt
+    if code in (128 + signal.SIGTERM, -signal.SIGTERM):  # the latter before the Trainer handles the signal
+        raise SIGTERMException
+    message = f"Rank {rank} of {board.world_size} (process {process.pid}, exit code {code}) {failure.summary}"
+    lines = (*board.places(), board.stacks(local_rank).rstrip(), message, failure.cure)  # the error comes last
+    raise LaunchError("\n".join(line for line in lines if line), rank, code) from failure.cause()
 
 
 @contextmanager
@@ -226,12 +211,6 @@ def _send(processes: Sequence[Any], number: int) -> None:
     for process in processes:
         if process.is_alive():
             os.kill(process.pid, number)
-
-
-def _wait_for_all(processes: Sequence[Any], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
 
 
 @contextmanager

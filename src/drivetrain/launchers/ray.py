@@ -22,7 +22,6 @@ import torch
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.base.registry import Registry
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
 from drivetrain.errors import ConfigurationError, MissingPackageError, SIGTERMException
 from drivetrain.launchers._ending import Ending
@@ -78,12 +77,9 @@ class RayLauncher(Launcher):
         start_timeout_s: seconds to wait for resources in the cluster, until another job ends or a machine is added.
     """
 
+    _names = ("ray",)
     is_interactive_compatible = True
     scheduler = "Ray"
-
-    @classmethod
-    def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
-        launcher_registry.register("ray", cls)
 
     @classmethod
     def for_job(
@@ -129,7 +125,9 @@ class RayLauncher(Launcher):
             with self._cluster(ray, len(call)) as ours, self._actors(ray, ours) as actors:
                 seats = self._seats(ray, actors)
                 here = ray.get_runtime_context().get_node_id()
-                threads, origin, sent = self._threads(ours), _origin(here), ray.put(call)
+                # None: Ray decides
+                threads = os.environ.get("OMP_NUM_THREADS", str(threads_each(self.num_processes)) if ours else None)
+                origin, sent = _origin(here), ray.put(call)
                 with job_folder() as folder:
                     own = sum(seat.node == here for seat in seats)  # they are the first ranks
                     board = Board(folder, range(own), len(seats)) if own else None
@@ -141,11 +139,6 @@ class RayLauncher(Launcher):
                     return pickle.loads(self._wait(ray, running, here, board))
         finally:
             self.environment.teardown()
-
-    def _threads(self, ours: bool) -> str | None:
-        """Return the number of threads of each process, as text; ``None``: Ray decides."""
-        own_share = str(threads_each(self.num_processes)) if ours else None
-        return os.environ.get("OMP_NUM_THREADS", own_share)
 
     # ---- resources -----------------------------------------------------------------------------------------------
 
@@ -383,11 +376,6 @@ def hides_devices(name: str) -> bool:
     return "_VISIBLE_" in name or name == "ZE_AFFINITY_MASK"
 
 
-def _is_of_node(name: str) -> bool:
-    """Whether the variable describes a machine or its Ray, not the job."""
-    return hides_devices(name) or name.startswith("RAY_")
-
-
 def _options(resources: Mapping[str, float]) -> dict[str, Any]:
     """Return ``resources`` as an actor's options; Ray has separate arguments for some."""
     own = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
@@ -404,7 +392,8 @@ def _origin(node: str) -> bytes:
     from drivetrain.launchers._ray_actor import Origin, packed
 
     state = ProcessState.current()
-    environ = {name: value for name, value in state.environ.items() if not _is_of_node(name)}
+    of_machine = [name for name in state.environ if hides_devices(name) or name.startswith("RAY_")]
+    environ = {name: value for name, value in state.environ.items() if name not in of_machine}
     origin = Origin(node, os.getcwd(), tuple(sys.path), tuple(sys.argv), replace(state, environ=environ))
     return packed(origin, "The state of this process", "")
 

@@ -16,12 +16,10 @@ from typing import Any, ClassVar, NoReturn
 
 import torch.multiprocessing
 
-from drivetrain.base.registry import Registry
-from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import orphan, stacks
 from drivetrain.launchers._ending import Ending
-from drivetrain.launchers.board import BOARD, Board
+from drivetrain.launchers.board import BOARD, Board, say
 from drivetrain.launchers.external import ExternalLauncher
 from drivetrain.launchers.failure import first_of, read_failure
 from drivetrain.launchers.folder import job_folder
@@ -51,28 +49,16 @@ class ScriptLauncher(Launcher):
         num_nodes: the number of machines; the program is started once on each.
     """
 
+    _names = ("popen",)
     reruns_program = True
     endings: ClassVar = {"popen": ("",)}
 
     @classmethod
-    def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
-        launcher_registry.register("popen", cls)
-
-    @classmethod
-    def for_job(
-        cls,
-        environment: ClusterEnvironment,
-        num_processes: int,
-        num_nodes: int,
-        devices: Sequence[torch.device],
-        **options: Any,
-    ) -> Launcher:
+    def for_job(cls, *job: Any, **options: Any) -> Launcher:
         """Return an instance, but never in a process that this launcher has started, even if a user's environment asks
         for it: each rank would start others, without end.
         """
-        if was_started():
-            return ExternalLauncher()
-        return super().for_job(environment, num_processes, num_nodes, devices, **options)
+        return ExternalLauncher() if was_started() else super().for_job(*job, **options)
 
     def launch(self, function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> NoReturn:
         """Start the processes, wait, and end this process.
@@ -97,10 +83,7 @@ class ScriptLauncher(Launcher):
                 early.append(number)
 
         first, size = self.environment.node_rank() * self.num_processes, self.num_processes * self.num_nodes
-        with (
-            job_folder() as folder,
-            forwarding(send, self.stop_timeout_s) as sent,
-        ):
+        with job_folder() as folder, forwarding(send, self.stop_timeout_s) as sent:
             board = Board(folder, range(first, first + self.num_processes), size)
             own = {LAUNCHER: str(os.getpid()), BOARD: str(folder)}
             try:
@@ -152,22 +135,17 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
     """Print which rank failed first, its position and its traceback; return the exit code of the job."""
     local = next(rank for rank, process in enumerate(processes) if process.returncode == code)
     failures = {rank: found for rank in range(len(processes)) if (found := read_failure(board.folder, rank))}
-    died = code < 0 or local not in failures  # without an exception, so the others' failures follow from it
-    if not died:
-        local = first_of(failures)
-    if not died and failures[local].follows:  # follows from a rank that has ended without an error
-        left = [rank for rank, each in enumerate(processes) if each.poll() == 0 and board.left_its_run(rank)]
-        if left:
-            pid = processes[left[0]].pid
-            print(board.report(left[0], pid, "ended with exit code 0", ""), file=sys.stderr, flush=True)
-            return processes[local].returncode or code
-    process, failure = processes[local], failures.get(local)
-    code = process.returncode or code
-    end = f"was ended by the signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    if failure is not None and not died:
-        end = f"{failure.summary}\nThat was"
-    text = failure.traceback if failure is not None and not died else ""
-    print(board.report(local, process.pid, end, text), file=sys.stderr, flush=True)
+    if code < 0 or local not in failures:  # without an exception, so the others' failures follow from it
+        end = f"was ended by the signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        say(board.report(local, processes[local].pid, end, ""))
+        return code
+    local = first_of(failures)
+    code, failure = processes[local].returncode or code, failures[local]
+    left = [rank for rank, each in enumerate(processes) if each.poll() == 0 and board.left_its_run(rank)]
+    if failure.follows and left:  # it follows from a rank that has ended without an error
+        say(board.report(left[0], processes[left[0]].pid, "ended with exit code 0", ""))
+    else:
+        say(board.report(local, processes[local].pid, f"{failure.summary}\nThat was", failure.traceback))
     return code
 
 
@@ -203,7 +181,7 @@ def _first_failure(
         if not running or time.monotonic() >= min(ending.deadline, sent.deadline):
             return first
         if not first and watch is not None and (text := watch.look()):
-            print(text, file=sys.stderr, flush=True)
+            say(text)
             return _HANGS
         time.sleep(_POLL_S)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from drivetrain.errors import SIGTERMException
-from drivetrain.launchers.board import Board
+from drivetrain.launchers.board import Board, say
 
 _PASSED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _ENDS = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})
@@ -103,9 +102,8 @@ def say_who_is_killed(board: Board, running: Mapping[int, int], limit_s: float) 
         limit_s: the seconds that they had.
     """
     for local_rank, pid in running.items():
-        text = (
+        say(
             f"Rank {board.ranks[local_rank]} (process {pid}) is killed, because it has not ended within {limit_s:g} s "
             f"of a signal. It was {board.place(local_rank)}. What it was saving is lost. "
             "Trainer(stop_timeout_s=...) is how long ranks have to save."
         )
-        print(text, file=sys.stderr, flush=True)

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.launchers import flight, stacks
-from drivetrain.launchers.board import BATCHES, PHASE, SAVING, SHOWN, STALL, STEP, Board
+from drivetrain.launchers.board import BATCHES, PHASE, SAVING, SHOWN, STALL, STEP, Board, say
 
 _STOPPED_TIMEOUT_S = 60.0
 _BUSY = 0.1  # a rank is busy above this share of one processor
@@ -70,11 +69,11 @@ class Watch:
     def __init__(
         self,
         board: Board,
-        say: Callable[[str], None] | None = None,
+        say: Callable[[str], None] = say,
         ask: Callable[[Board, Sequence[int]], list[stacks.Answer]] = stacks.ask,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._board, self._say, self._ask, self._clock = board, say or _print, ask, clock
+        self._board, self._say, self._ask, self._clock = board, say, ask, clock
         self._local = range(len(board.ranks))
         self._next = self._since = clock()
         self._progress: tuple[tuple[int, ...], ...] = ()
@@ -260,7 +259,3 @@ def _saved(board: Board, text: str, seen: Mapping[int, Seen]) -> str:
         path.write_text(f"{text}\n\n{_stacks(seen)}")
         return f"All stacks are in {path}."
     return _stacks(seen)
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

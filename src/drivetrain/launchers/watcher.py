@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from drivetrain.launchers.board import STALL, Board
+from drivetrain.launchers.board import STALL, Board, say
 from drivetrain.launchers.failure import read_failure
 from drivetrain.launchers.folder import hold
 from drivetrain.launchers.watch import Watch
@@ -93,11 +93,11 @@ class _Ranks:
             elif reports_at and time.monotonic() >= reports_at:
                 break
             if text := self._watch.look():
-                _print(text)
+                say(text)
                 self._kill()
                 return
         if failed := self._failed():
-            _print(self._report(failed))
+            say(self._report(failed))
         while self._running:  # the launcher ends them
             self._wait()
 
@@ -149,7 +149,3 @@ def can_watch() -> bool:
     if "drivetrain.launchers._ray_actor" in sys.modules:
         return False
     return sys.platform == "linux" and hasattr(os, "pidfd_open") and bool(sys.executable)
-
-
-def _print(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

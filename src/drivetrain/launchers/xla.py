@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from drivetrain.base import files
-from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import child
 from drivetrain.launchers._fork import check_fork
@@ -44,33 +43,28 @@ class XLALauncher(Launcher):
         LaunchError: a replica failed.
     """
 
+    _names = ("xla",)
     is_interactive_compatible = True
     leaves_one_here = True
     endings: ClassVar = {"xla": ()}  # there is no "ddp_xla"
 
-    @classmethod
-    def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
-        launcher_registry.register("xla", cls)
-
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        threads = threads_each(self.num_processes)
-        self._check(threads)
-        with job_folder() as folder:
-            return self._run(threads, folder, (function, args, kwargs))
-
-    def _run(self, threads: int | None, folder: Path, call: child.Call) -> Any:
         from torch_xla.distributed import xla_multiprocessing
 
-        _calls[str(folder)] = child.Sealed(ProcessState.current()), child.Sealed(call), threads
-        try:
-            with _kills_the_others(folder):
-                xla_multiprocessing.spawn(_replica, args=(str(folder),), nprocs=None, start_method=_METHOD)
-            return child.read_result(folder)
-        except BaseException as error:
-            self._explain(folder, error)
-            raise
-        finally:
-            del _calls[str(folder)]
+        threads = threads_each(self.num_processes)
+        self._check(threads)
+        call: child.Call = (function, args, kwargs)
+        with job_folder() as folder:
+            _calls[str(folder)] = child.Sealed(ProcessState.current()), child.Sealed(call), threads
+            try:
+                with _kills_the_others(folder):
+                    xla_multiprocessing.spawn(_replica, args=(str(folder),), nprocs=None, start_method=_METHOD)
+                return child.read_result(folder)
+            except BaseException as error:
+                self._explain(folder, error)
+                raise
+            finally:
+                del _calls[str(folder)]
 
     def _check(self, threads: int | None) -> None:
         import torch_xla
@@ -90,12 +84,11 @@ class XLALauncher(Launcher):
 
     def _explain(self, folder: Path, error: BaseException) -> None:
         """Raise the failure of a replica, if one has reported it."""
-        failed = {int(path.stem): read_failure(folder, int(path.stem)) for path in folder.glob("*.failure")}
-        reported = {rank: failure for rank, failure in failed.items() if failure is not None}
-        if not reported:
+        failures = {rank: found for rank in range(self.num_processes) if (found := read_failure(folder, rank))}
+        if not failures:
             return
-        rank = first_of(reported)
-        failure = reported[rank]
+        rank = first_of(failures)
+        failure = failures[rank]
         if failure.interrupted:
             raise KeyboardInterrupt from error
         message = f"Replica {rank} of this machine's {self.num_processes} {failure.summary}"

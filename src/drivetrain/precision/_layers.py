@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from torch import nn
 
-from drivetrain.errors import MissingPackageError
-
 Layer = TypeVar("Layer", bound=nn.Module)
-
-
-def require(package: str, install: str, needed_by: str) -> None:
-    """Check that ``package`` can be imported.
-
-    Raises:
-        ConfigurationError: it is not installed.
-    """
-    if importlib.util.find_spec(package) is None:
-        raise MissingPackageError(
-            f"{needed_by} needs the package {package}, which is not installed. Run pip install {install}."
-        )
 
 
 def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] = ()) -> dict[str, Layer]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,14 +11,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.errors import ConfigurationError, did_you_mean
-from drivetrain.precision._layers import exchange, listed, plain_layers, require
-from drivetrain.precision.precision import Precision, in_default_dtype
+from drivetrain.errors import ConfigurationError, check_installed, check_known
+from drivetrain.precision._layers import exchange, listed, plain_layers
+from drivetrain.precision.precision import Autocast
 
 _MODES = ("nf4", "nf4-dq", "fp4", "fp4-dq", "int8", "int8-training")
 
 
-class BitsandbytesPrecision(Precision):
+class BitsandbytesPrecision(Autocast):
     """Packed weights for linear layers, to train adapters on a large model or to run it; needs ``bitsandbytes``.
 
     The packed weights are frozen: only the other parameters, which keep their dtype, are trained. "int8-training" packs
@@ -42,11 +41,8 @@ class BitsandbytesPrecision(Precision):
     def __init__(
         self, mode: str = "nf4", dtype: torch.dtype | None = None, ignore_modules: Collection[str] | None = None
     ) -> None:
-        require("bitsandbytes", "bitsandbytes", f'BitsandbytesPrecision("{mode}")')
-        if mode not in _MODES:
-            raise ConfigurationError(
-                f"BitsandbytesPrecision({mode!r}): there is no such mode. {did_you_mean(str(mode), _MODES)}"
-            )
+        check_installed(f'BitsandbytesPrecision("{mode}")', "bitsandbytes")
+        check_known("BitsandbytesPrecision", mode, "mode", _MODES)
         if isinstance(ignore_modules, str):
             raise ConfigurationError(
                 f"BitsandbytesPrecision(ignore_modules={ignore_modules!r}) is a text. Write {{{ignore_modules!r}}}."
@@ -55,12 +51,6 @@ class BitsandbytesPrecision(Precision):
         self.packs_weights = mode != "int8-training"
         self.computes_in = dtype or (torch.float16 if mode.startswith("int8") else torch.bfloat16)
         self.ignore_modules = frozenset(ignore_modules or ())
-
-    def convert_output(self, data: Any) -> Any:
-        return in_default_dtype(data)
-
-    def forward_context(self) -> AbstractContextManager[Any] | None:
-        return torch.autocast(self.device_type, dtype=self.computes_in, cache_enabled=False)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         four, eight = _layer_classes()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from drivetrain.base.registry import Registry
 from drivetrain.precision.half import TruePrecision
-from drivetrain.precision.precision import Precision
 
 
 class DoublePrecision(TruePrecision):
@@ -16,10 +14,7 @@ class DoublePrecision(TruePrecision):
     torch.
     """
 
-    @classmethod
-    def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
-        for name in ("64-true", "64"):
-            precision_registry.register(name, cls)
+    _names = ("64-true", "64")
 
     def __init__(self) -> None:
         super().__init__("64-true", torch.float64)

@@ -81,20 +81,10 @@ class Familiar:
         return nullcontext()
 
     def train_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``training_step``; the next three methods do the same for other steps."""
+        """Return a new context for one step: of ``training_step``, and of the other steps by their own names."""
         return self.forward_context() or nullcontext()
 
-    def val_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``validation_step``."""
-        return self.forward_context() or nullcontext()
-
-    def test_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``test_step``."""
-        return self.forward_context() or nullcontext()
-
-    def predict_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one ``predict_step``."""
-        return self.forward_context() or nullcontext()
+    val_step_context = test_step_context = predict_step_context = train_step_context
 
     # ---- a run of a Trainer --------------------------------------------------------------------------------------
 
@@ -280,69 +270,23 @@ def _backward(method: Method) -> Method:
 
 def _optimizer_step(method: Method) -> Method:
     parameters = list(inspect.signature(method).parameters.values())
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return method
-    if _named(method) < 2:
-
-        @functools.wraps(method)
-        def without_model(self: Any, optimizer: Any, model: Any = None, closure: Any = None, **kwargs: Any) -> Any:
-            given = kwargs if closure is None else {"closure": closure, **kwargs}
-            return method(self, optimizer, **given)
-
-        return without_model
-    if _named(method) < 3 or parameters[3].default is None:
+    needs_closure = _named(method) >= 3 and parameters[3].default is not None
+    lacks_model = _named(method) < 2
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters) or not (needs_closure or lacks_model):
         return method
 
     @functools.wraps(method)
-    def with_closure(self: Any, optimizer: Any, model: Any = None, closure: Any = None, **kwargs: Any) -> Any:
-        return method(self, optimizer, model, _no_loss if closure is None else closure, **kwargs)
+    def optimizer_step(self: Any, optimizer: Any, model: Any = None, closure: Any = None, **kwargs: Any) -> Any:
+        if needs_closure:
+            return method(self, optimizer, model, _no_loss if closure is None else closure, **kwargs)
+        given = kwargs if closure is None else {"closure": closure, **kwargs}
+        return method(self, optimizer, **given)
 
-    return with_closure
+    return optimizer_step
 
 
 def _no_loss() -> None:
     """A closure for an optimizer step whose gradients are already computed."""
-
-
-def _clip_gradients(method: Method) -> Method:
-    if _takes(method, 5):
-        return method
-
-    @functools.wraps(method)
-    def clip_gradients(
-        self: Any,
-        optimizer: Any,
-        clip_val: float = 0.0,
-        gradient_clip_algorithm: str = "norm",
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-    ) -> Any:
-        _check_norm(self, "clip_gradients", norm_type)
-        return method(self, optimizer, clip_val, gradient_clip_algorithm)
-
-    return clip_gradients
-
-
-def _clip_grad_by_norm(method: Method) -> Method:
-    if _takes(method, 4):
-        return method
-
-    @functools.wraps(method)
-    def clip_grad_by_norm(
-        self: Any, optimizer: Any, clip_val: float, norm_type: float = 2.0, error_if_nonfinite: bool = False
-    ) -> Any:
-        _check_norm(self, "clip_grad_by_norm", norm_type)
-        return method(self, optimizer, clip_val)
-
-    return clip_grad_by_norm
-
-
-def _check_norm(precision: Precision, member: str, norm_type: float) -> None:
-    if norm_type != 2.0:
-        raise ConfigurationError(
-            f"norm_type={norm_type}: {type(precision).__name__} overrides {member} without this argument. "
-            "Add norm_type and error_if_nonfinite to it, or leave norm_type out."
-        )
 
 
 def _once_per_step(method: Method) -> Method:
@@ -357,16 +301,27 @@ def _once_per_step(method: Method) -> Method:
     return unscale_gradients
 
 
-def _without_parts(kept: int, method: Method) -> Method:
-    """Drop the module and the optimizers, which follow ``kept`` arguments, if ``method`` does not accept them."""
-    if _takes(method, kept + 2):
-        return method
+def _without(*names: str, kept: int) -> Callable[[Method], Method]:
+    """Return what wraps a method to drop the arguments ``names``, which follow ``kept`` others, if it lacks them."""
 
-    @functools.wraps(method)
-    def without_parts(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(self, *args[:kept], **kwargs)
+    def wrap(method: Method) -> Method:
+        if positional_arity(method) - 1 >= kept + len(names):
+            return method
 
-    return without_parts
+        @functools.wraps(method)
+        def without(self: Any, *args: Any, **kwargs: Any) -> Any:
+            dropped = dict(zip(names, args[kept:], strict=False))
+            dropped |= {name: kwargs.pop(name) for name in names if name in kwargs}
+            if (norm_type := dropped.get("norm_type", 2.0)) != 2.0:
+                raise ConfigurationError(
+                    f"norm_type={norm_type}: {type(self).__name__} overrides {method.__name__} without this argument. "
+                    "Add norm_type and error_if_nonfinite to it, or leave norm_type out."
+                )
+            return method(self, *args[:kept], **kwargs)
+
+        return without
+
+    return wrap
 
 
 def _forward_context(method: Method) -> Method:
@@ -387,16 +342,12 @@ def _named(method: Method) -> int:
     return max(0, named - 1)
 
 
-def _takes(method: Method, count: int) -> bool:
-    return positional_arity(method) - 1 >= count
-
-
 _WRAPS: dict[str, Callable[[Method], Method]] = {
     "backward": _backward,
     "optimizer_step": _optimizer_step,
-    "clip_gradients": _clip_gradients,
-    "clip_grad_by_norm": _clip_grad_by_norm,
+    "clip_gradients": _without("norm_type", "error_if_nonfinite", kept=3),
+    "clip_grad_by_norm": _without("norm_type", "error_if_nonfinite", kept=2),
     "forward_context": _forward_context,
-    "state_dict": functools.partial(_without_parts, 0),
-    "load_state_dict": functools.partial(_without_parts, 1),
+    "state_dict": _without("module", "optimizers", kept=0),
+    "load_state_dict": _without("module", "optimizers", kept=1),
 }

@@ -5,23 +5,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import nn
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.registry import Registry
-from drivetrain.errors import ConfigurationError, did_you_mean
-from drivetrain.precision._layers import keep_hooks, listed, plain_layers, require
-from drivetrain.precision.precision import Precision, in_default_dtype
+from drivetrain.errors import ConfigurationError, check_installed, check_known
+from drivetrain.precision._layers import keep_hooks, listed, plain_layers
+from drivetrain.precision.precision import Autocast
 
 _RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 _MULTIPLE = 16  # both sizes of a weight must be multiples, on devices with 8-bit products
 
 
-class Float8Precision(Precision):
+class Float8Precision(Autocast):
     """8-bit floats ("float8") for the matrix products of linear layers; needs the package ``torchao``.
 
     torchao's ``convert_to_float8_training`` replaces the layers before the model is sharded or wrapped. The parameters
@@ -41,9 +39,7 @@ class Float8Precision(Precision):
         ConfigurationError: torchao is not installed, or the recipe is unknown.
     """
 
-    @classmethod
-    def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
-        precision_registry.register("float8", cls)
+    _names = ("float8",)
 
     def __init__(
         self,
@@ -53,11 +49,9 @@ class Float8Precision(Precision):
         fsdp_all_gather: bool = False,
         autocast: torch.dtype | None = torch.bfloat16,
     ) -> None:
-        require("torchao", "torchao", 'Float8Precision (precision="float8")')
-        if isinstance(recipe, str) and recipe not in _RECIPES:
-            raise ConfigurationError(
-                f"Float8Precision({recipe!r}): there is no such recipe. {did_you_mean(recipe, _RECIPES)}"
-            )
+        check_installed('Float8Precision (precision="float8")', "torchao")
+        if isinstance(recipe, str):
+            check_known("Float8Precision", recipe, "recipe", _RECIPES)
         if fsdp_all_gather and recipe in _RECIPES[1:]:
             raise ConfigurationError(
                 f"Float8Precision({recipe!r}, fsdp_all_gather=True): weights are gathered in 8 bits with one scale for "
@@ -67,14 +61,6 @@ class Float8Precision(Precision):
         self.computes_in = autocast
         self._recipe, self._filter, self._emulate = recipe, module_filter_fn, emulate
         self._fsdp_all_gather = fsdp_all_gather
-
-    def convert_output(self, data: Any) -> Any:
-        return in_default_dtype(data)
-
-    def forward_context(self) -> AbstractContextManager[Any] | None:
-        if self.computes_in is None:
-            return None
-        return torch.autocast(self.device_type, dtype=self.computes_in, cache_enabled=False)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         from torchao.float8 import convert_to_float8_training

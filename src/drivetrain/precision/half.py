@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from drivetrain.base.registry import Registry
 from drivetrain.base.tree import map_leaves
-from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.errors import check_known
 from drivetrain.precision.precision import Precision, in_default_dtype
 
 _DTYPES = {"16-true": torch.float16, "bf16-true": torch.bfloat16}
@@ -67,7 +66,7 @@ class HalfPrecision(TruePrecision):
     """Everything in 16 bits, including the optimizer's state: it needs half the memory, but small updates are rounded
     to zero.
 
-    precision: "bf16-true", with the range of float32, or "16-true", with more digits and a small range.
+    Args:
         precision: "bf16-true", with the range of 32-bit floats, or "16-true", with more digits and a small range. No
             loss is scaled, and small constants of an optimizer may be rounded to 0: Adam needs ``eps=1e-4`` in
             "16-true".
@@ -76,17 +75,10 @@ class HalfPrecision(TruePrecision):
         ConfigurationError: the precision is unknown.
     """
 
-    @classmethod
-    def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
-        for name in _DTYPES:
-            precision_registry.register(name, cls, precision=name)
+    _names: ClassVar = {name: {"precision": name} for name in _DTYPES}
 
     def __init__(self, precision: str = "16-true") -> None:
-        if precision not in _DTYPES:
-            raise ConfigurationError(
-                f"HalfPrecision({precision!r}): there is no such half precision. "
-                f"{did_you_mean(str(precision), _DTYPES)}"
-            )
+        check_known("HalfPrecision", precision, "half precision", _DTYPES)
         super().__init__(precision, _DTYPES[precision])
 
 

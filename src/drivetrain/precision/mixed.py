@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,17 +16,16 @@ from torch.optim import Optimizer
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.registry import Registry
 from drivetrain.base.restoring import COUNT, Form, WrongForm, expect, number
-from drivetrain.errors import ConfigurationError, did_you_mean
-from drivetrain.precision.precision import Precision, evaluated, in_default_dtype
+from drivetrain.errors import ConfigurationError, check_known
+from drivetrain.precision.precision import Autocast, Precision
 
 _DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _SKIPS_BEFORE_WARNING = 100
 _SKIPS_ITSELF = "_step_supports_amp_scaling"  # torch's attribute of optimizers with such a kernel
 
 
-class MixedPrecision(Precision):
+class MixedPrecision(Autocast):
     """Autocast around the steps (``torch.autocast``); with float16, the loss is also scaled.
 
     Args:
@@ -49,20 +48,12 @@ class MixedPrecision(Precision):
         ConfigurationError: the precision is unknown, or a scaler was passed for "bf16-mixed".
     """
 
-    @classmethod
-    def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
-        for name, full in (("16", "16-mixed"), ("bf16", "bf16-mixed")):
-            precision_registry.register(name, cls, precision=full)
-            precision_registry.register(full, cls, precision=full)
+    _names: ClassVar = {name: {"precision": full} for full in _DTYPES for name in (full, full.partition("-")[0])}
 
     def __init__(
         self, precision: str = "bf16-mixed", device: str | None = None, scaler: GradScaler | None = None
     ) -> None:
-        if precision not in _DTYPES:
-            raise ConfigurationError(
-                f"MixedPrecision({precision!r}): there is no such mixed precision. "
-                f"{did_you_mean(str(precision), _DTYPES)}"
-            )
+        check_known("MixedPrecision", precision, "mixed precision", _DTYPES)
         self.name = precision
         self.computes_in = _DTYPES[precision]
         self.device = device
@@ -82,9 +73,6 @@ class MixedPrecision(Precision):
         self._unscaled: set[Optimizer] = set()  # optimizers with unscaled gradients and without a step since
         self._stepped: set[Optimizer] = set()  # optimizers that stepped or skipped since the last update
         self._skipped: dict[Optimizer, int] = {}  # number of skipped steps in a row
-
-    def convert_output(self, data: Any) -> Any:
-        return in_default_dtype(data)
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
         kind = self.device or self.device_type
@@ -131,29 +119,16 @@ class MixedPrecision(Precision):
 
     unscale = unscale_gradients
 
-    def optimizer_step(
-        self,
-        optimizer: Optimizer,
-        model: nn.Module | None = None,
-        closure: Callable[[], Any] | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def _step_scaled(self, optimizer: Optimizer, **kwargs: Any) -> None:
         """Step if all gradients are finite, and set :attr:`stepped`.
 
         Raises:
             ConfigurationError: these gradients do not come from a scaled loss.
         """
-        if not self.scales_loss:
-            return super().optimizer_step(optimizer, model, closure, **kwargs)
-        loss = evaluated(closure)
-        if _holds_gradients(optimizer):
-            self.stepped = self._step_scaled(optimizer, **kwargs)
-        else:
+        if not _holds_gradients(optimizer):
             optimizer.step(**kwargs)
             self.stepped = True
-        return loss
-
-    def _step_scaled(self, optimizer: Optimizer, **kwargs: Any) -> bool:
+            return
         self.unscale_gradients(optimizer)
         assert self._scaler is not None  # unscaling has created it
         called: list[bool] = []
@@ -164,13 +139,12 @@ class MixedPrecision(Precision):
                 self._scaler.step(optimizer, **kwargs)
         finally:
             hook.remove()
-        really = bool(called)
+        self.stepped = bool(called)
         self._unscaled.discard(optimizer)
         self._stepped.add(optimizer)
         if self._optimizers is not None and not self._held():
             self._update()
-        self._count_skips(optimizer, really)
-        return really
+        self._count_skips(optimizer)
 
     def restored_gradients(self, device: torch.device) -> None:
         if self.scales_loss:
@@ -202,7 +176,11 @@ class MixedPrecision(Precision):
         if not (self._stepped or self._unscaled) or not self._scaler.is_enabled():
             return self._scaler.state_dict()
         if self._optimizers is None or not self._held():
-            return self._updated(self._scaler).state_dict() if self._stepped else self._scaler.state_dict()
+            scaler = self._scaler
+            if self._stepped:
+                scaler = _twin(scaler, copy.deepcopy)
+                scaler.update()
+            return scaler.state_dict()
         return {**self._scaler.state_dict(), "optimizers": [self._round_of(each) for each in self._optimizers]}
 
     def deferred_state_dict(
@@ -212,9 +190,7 @@ class MixedPrecision(Precision):
             return super().deferred_state_dict(module, optimizers)
         if self._stepped or self._unscaled:  # several optimizers are in the middle of a round, which is rare
             return super().deferred_state_dict(module, optimizers)
-        twin: GradScaler = object.__new__(type(self._scaler))
-        own = vars(self._scaler).items()
-        vars(twin).update({name: value.clone() if isinstance(value, Tensor) else value for name, value in own})
+        twin = _twin(self._scaler, lambda value: value.clone() if isinstance(value, Tensor) else value)
         return twin.state_dict  # it reads the device
 
     def load_state_dict(
@@ -235,15 +211,12 @@ class MixedPrecision(Precision):
     # ---- the scale -----------------------------------------------------------------------------------------------
 
     def _scaler_for(self, device_type: str) -> GradScaler:
-        if self._scaler is None or (self._made_for not in ("", device_type) and not self._scaled_once):
+        has_scaled = getattr(self._scaler, "_scale", None) is not None  # a scaler makes it with its first loss
+        if self._scaler is None or (self._made_for not in ("", device_type) and not has_scaled):
             self._scaler, self._made_for = GradScaler(device_type), device_type
             if self._loaded:
                 self._scaler.load_state_dict(self._loaded)
         return self._scaler
-
-    @property
-    def _scaled_once(self) -> bool:
-        return getattr(self._scaler, "_scale", None) is not None  # a scaler makes it with its first loss
 
     def _held(self) -> list[Optimizer]:
         """Return the optimizers with gradients that no step has used yet."""
@@ -256,14 +229,6 @@ class MixedPrecision(Precision):
         self._unscaled.clear()
         self._stepped.clear()
         self._scaled = False
-
-    @staticmethod
-    def _updated(scaler: GradScaler) -> GradScaler:
-        """Return a copy of ``scaler`` after its update."""
-        twin = object.__new__(type(scaler))  # copy.copy refuses a scaler that is due for an update
-        vars(twin).update({name: copy.deepcopy(value) for name, value in vars(scaler).items()})
-        twin.update()
-        return twin
 
     def _round_of(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the progress of ``optimizer`` since the last update of the scale."""
@@ -293,7 +258,9 @@ class MixedPrecision(Precision):
         one = torch.ones((), device=self._device)
         before = self._scaler.scale(one)
         for optimizer in self._unscaled:
-            self._forget(optimizer)
+            # The scaler resets an optimizer's state only in update(), for all optimizers together. A disabled scaler
+            # has no state.
+            getattr(self._scaler, "_per_optimizer_states", {}).pop(id(optimizer), None)
             _multiply_gradients(optimizer, before)
         self._unscaled.clear()
         if self._stepped:
@@ -303,13 +270,8 @@ class MixedPrecision(Precision):
                 _multiply_gradients(optimizer, ratio)
             self._scaled = bool(held)
 
-    def _forget(self, optimizer: Optimizer) -> None:
-        # The scaler resets an optimizer's state only in update(), for all optimizers together. A disabled scaler has no
-        # state.
-        getattr(self._scaler, "_per_optimizer_states", {}).pop(id(optimizer), None)
-
-    def _count_skips(self, optimizer: Optimizer, really: bool) -> None:
-        if really:
+    def _count_skips(self, optimizer: Optimizer) -> None:
+        if self.stepped:
             self._skipped.pop(optimizer, None)
             return
         self._skipped[optimizer] = self._skipped.get(optimizer, 0) + 1
@@ -319,6 +281,13 @@ class MixedPrecision(Precision):
                 f"were not finite (precision={self.name!r}). Look for a division by zero or a learning rate that is "
                 'too large, or write precision="bf16-mixed".'
             )
+
+
+def _twin(scaler: GradScaler, copied: Callable[[Any], Any]) -> GradScaler:
+    """Return a copy of ``scaler``, with its attributes as ``copied`` returns them."""
+    twin = object.__new__(type(scaler))  # copy.copy refuses a scaler that is due for an update
+    vars(twin).update({name: copied(value) for name, value in vars(scaler).items()})
+    return twin
 
 
 @contextmanager

@@ -126,10 +126,17 @@ class Precision(Familiar):
         """
         if not self.scales_loss:
             return optimizer.step(**kwargs) if closure is None else optimizer.step(closure=closure, **kwargs)
-        loss = evaluated(closure)
+        loss = None
+        if closure is not None:  # called before the step and not inside of it: a scaler checks the gradients first
+            with torch.enable_grad():
+                loss = closure()
+        self._step_scaled(optimizer, **kwargs)
+        return loss
+
+    def _step_scaled(self, optimizer: Optimizer, **kwargs: Any) -> None:
+        """Step with gradients of a scaled loss."""
         optimizer.step(**kwargs)
         end_step(self, optimizer)
-        return loss
 
     def clip_gradients(
         self,
@@ -192,16 +199,6 @@ class Precision(Familiar):
         """Free resources of this precision; called when a run ends, also after an exception."""
 
 
-def evaluated(closure: Callable[[], Any] | None) -> Any:
-    """Return the result of ``closure``, called before a step instead of inside it: a scaler checks the gradients
-    first.
-    """
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
-
-
 def _to_default_dtype(leaf: Any) -> Any:
     return leaf.to(torch.get_default_dtype()) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
@@ -235,3 +232,19 @@ PrecisionRegistry: Registry[Precision] = Registry("drivetrain.precision", "preci
 
 for _name in ("32-true", "32"):  # __init_subclass__ is not called for this class itself
     PrecisionRegistry.register(_name, Precision)
+
+
+class Autocast(Precision):
+    """Base of precisions whose forward passes run under ``torch.autocast``, in :attr:`computes_in`.
+
+    The cast cache is off: it would reuse a weight that was cast under ``no_grad`` in a later step that needs its
+    gradient.
+    """
+
+    def convert_output(self, data: Any) -> Any:
+        return in_default_dtype(data)
+
+    def forward_context(self) -> AbstractContextManager[Any] | None:
+        if self.computes_in is None:
+            return None
+        return torch.autocast(self.device_type, dtype=self.computes_in, cache_enabled=False)

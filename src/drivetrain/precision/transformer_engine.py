@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.base.registry import Registry
-from drivetrain.errors import ConfigurationError
-from drivetrain.precision._layers import exchange, listed, plain_layers, require
+from drivetrain.errors import ConfigurationError, check_installed
+from drivetrain.precision._layers import exchange, listed, plain_layers
 from drivetrain.precision.half import DefaultDtype, TruePrecision
-from drivetrain.precision.precision import Precision
 
 _NAMES = {torch.bfloat16: "transformer-engine", torch.float16: "transformer-engine-float16"}
 _MULTIPLE = 16  # both sizes of a weight must be multiples
@@ -38,10 +36,7 @@ class TransformerEnginePrecision(TruePrecision):
         ConfigurationError: the package is not installed, or ``weights_dtype`` is another dtype.
     """
 
-    @classmethod
-    def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
-        for dtype, name in _NAMES.items():
-            precision_registry.register(name, cls, weights_dtype=dtype)
+    _names: ClassVar = {name: {"weights_dtype": dtype} for dtype, name in _NAMES.items()}
 
     def __init__(
         self,
@@ -56,10 +51,8 @@ class TransformerEnginePrecision(TruePrecision):
                 f"TransformerEnginePrecision(weights_dtype={weights_dtype}): write torch.bfloat16 or torch.float16."
             )
         name = _NAMES[weights_dtype]
-        require(
-            "transformer_engine", "'transformer_engine[pytorch]'",
-            f'TransformerEnginePrecision (precision="{name}"), beside an NVIDIA GPU that multiplies 8-bit floats,',
-        )  # fmt: skip
+        owner = f'TransformerEnginePrecision (precision="{name}"), beside an NVIDIA GPU that multiplies 8-bit floats,'
+        check_installed(owner, "transformer_engine", install="'transformer_engine[pytorch]'")
         super().__init__(name, weights_dtype)
         self.fallback_compute_dtype = fallback_compute_dtype or weights_dtype
         self.replace_layers = replace_layers

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.errors import check_known
 from drivetrain.precision.half import TruePrecision
 
 _DTYPES = {"32-true": torch.float32, "16-true": torch.float16, "bf16-true": torch.bfloat16}
@@ -26,11 +26,7 @@ class XLAPrecision(TruePrecision):
     """
 
     def __init__(self, precision: str = "32-true") -> None:
-        if precision not in _DTYPES:
-            raise ConfigurationError(
-                f"XLAPrecision({precision!r}): there is no such precision on XLA devices. "
-                f"{did_you_mean(str(precision), _DTYPES)}"
-            )
+        check_known("XLAPrecision", precision, "precision on XLA devices", _DTYPES)
         super().__init__(precision, _DTYPES[precision])
 
     def forward_context(self) -> AbstractContextManager[None] | None:

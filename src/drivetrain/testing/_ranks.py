@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import multiprocessing
 import os
-import socket
 import sys
 import time
 import traceback
@@ -15,6 +14,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from drivetrain.clusters.local import free_port
 
 _PRELOADED = ["torch", "torch._dynamo", "drivetrain.trainer.trainer", "pytest"]
 _GRACE_S = 5.0  # seconds for the other ranks, after one has failed
@@ -71,9 +72,7 @@ class Ranks:
         context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
             context.set_forkserver_preload(_PRELOADED)  # all ranks are forks of a process that has imported it
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         file = getattr(sys.modules[self._suite.__module__], "__file__", None)
         address = (self._suite.__module__, file, self._suite.__qualname__)
         for rank in range(self._size):

@@ -123,7 +123,7 @@ def plain_loop(
             gradients.append(whole({name: parameter.grad for name, parameter in module.named_parameters()}))
             _clip_and_step(module, optimizer, clip)
     return {
-        **_trained(module, optimizer), "losses": torch.stack(losses) if losses else torch.zeros(0),
+        **trained(module, optimizer), "losses": torch.stack(losses) if losses else torch.zeros(0),
         "gradients": gradients, "steps": len(gradients),
     }  # fmt: skip
 
@@ -135,7 +135,7 @@ def stepped(module: Small, gradients: list[dict[str, Any]], clip: tuple[str, flo
         for name, parameter in module.named_parameters():
             parameter.grad = each[name].to(parameter.dtype)
         _clip_and_step(module, optimizer, clip)
-    return _trained(module, optimizer)
+    return trained(module, optimizer)
 
 
 def _clip_and_step(module: Small, optimizer: Any, clip: tuple[str, float] | None) -> None:
@@ -146,7 +146,8 @@ def _clip_and_step(module: Small, optimizer: Any, clip: tuple[str, float] | None
     optimizer.step()
 
 
-def _trained(module: Small, optimizer: Any) -> dict[str, Any]:
+def trained(module: Small, optimizer: Any) -> dict[str, Any]:
+    """Return the weights of ``module`` and the state of its optimizer; every rank must call it."""
     weights, states = whole(dict(module.named_parameters())), whole(optimizer.state_dict()["state"])
     return {"weights": weights, "optimizer": states}
 

@@ -6,7 +6,7 @@ import itertools
 import math
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from drivetrain.loggers.dummy import DummyLogger
 from drivetrain.module.losses import WeightedLoss
 from drivetrain.module.module import LightningModule
 from drivetrain.precision.precision import Precision
-from drivetrain.testing.plain_loop import Outcome, run_plain_loop, scale_gradients
+from drivetrain.testing.plain_loop import Outcome, run_plain_loop, scale_gradients, shift_gradients
 from drivetrain.testing.programs import PRECISIONS, Program, loss_of, random_program
 from drivetrain.trainer.trainer import Trainer
 
@@ -152,74 +152,59 @@ class _ProgramModule(LightningModule):
         self.log("val_loss", loss_of(self.network, batch), sync_dist=True)
 
 
-def _train_batch_start(self: Any, batch: Any, batch_idx: int) -> int | None:
-    return -1 if self.program.cut == (self.current_epoch, batch_idx) else None
+class _Overridden(_ProgramModule):
+    """All hooks that programs override; the class of a program's module has those that the program names."""
 
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        if self.program.steps_closure_only(epoch, batch_idx):
+            optimizer_closure()
+        else:
+            optimizer.step(closure=optimizer_closure)
 
-def _optimizer_step(self: Any, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
-    if self.program.steps_closure_only(epoch, batch_idx):
-        optimizer_closure()
-    else:
-        optimizer.step(closure=optimizer_closure)
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        optimizer.zero_grad(set_to_none=False)
 
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
 
-def _zero_grad(self: Any, epoch: int, batch_idx: int, optimizer: Any) -> None:
-    optimizer.zero_grad(set_to_none=False)
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
 
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        scale_gradients(optimizer)
 
-def _backward(self: Any, loss: Tensor) -> None:
-    loss.backward()  # type: ignore[no-untyped-call]
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step() if metric is None else scheduler.step(metric)
 
+    def on_train_epoch_start(self) -> None:
+        torch.rand(())
 
-def _clip(self: Any, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None) -> None:
-    self.clip_gradients(optimizer, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if self.program.cut == (self.current_epoch, batch_idx) else None
 
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        torch.rand(()), random.random()
 
-def _before_optimizer_step(self: Any, optimizer: Any) -> None:
-    scale_gradients(optimizer)
+    def on_after_backward(self) -> None:
+        shift_gradients(self.network)
 
+    def train_dataloader(self) -> Any:
+        return self.make_loader()
 
-def _scheduler_step(self: Any, scheduler: Any, metric: Any) -> None:
-    scheduler.step() if metric is None else scheduler.step(metric)
-
-
-def _epoch_start(self: Any) -> None:
-    torch.rand(())
-
-
-def _batch_end(self: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-    torch.rand(()), random.random()
-
-
-def _after_backward(self: Any) -> None:
-    for parameter in self.network.parameters():
-        if parameter.grad is not None:
-            parameter.grad += 0.001
-
-
-_HOOKS: dict[str, Callable[..., Any]] = {
-    "optimizer_step": _optimizer_step,
-    "backward": _backward,
-    "optimizer_zero_grad": _zero_grad,
-    "configure_gradient_clipping": _clip,
-    "on_before_optimizer_step": _before_optimizer_step,
-    "lr_scheduler_step": _scheduler_step,
-    "on_train_epoch_start": _epoch_start,
-    "on_train_batch_end": _batch_end,
-    "on_after_backward": _after_backward,
-}
+    def val_dataloader(self) -> Any:
+        return self.program.validation_loader()
 
 
 def program_module(program: Program) -> LightningModule:
     """Return the module of ``program``, with a class that overrides the program's hooks."""
-    overridden: dict[str, Any] = {name: _HOOKS[name] for name in program.hooks}
+    names = set(program.hooks)
     if program.cut is not None:
-        overridden["on_train_batch_start"] = _train_batch_start
+        names.add("on_train_batch_start")
     if not program.passed:
-        overridden["train_dataloader"] = _ProgramModule.make_loader
-        overridden["val_dataloader"] = lambda self: self.program.validation_loader()
-        if not program.val_samples:
-            del overridden["val_dataloader"]
+        names |= {"train_dataloader", "val_dataloader"} if program.val_samples else {"train_dataloader"}
+    overridden = {name: vars(_Overridden)[name] for name in names}
     return type("ProgramModule", (_ProgramModule,), overridden)(program)  # type: ignore[no-any-return]
 
 
@@ -299,21 +284,19 @@ def differences(found: Outcome, expected: Outcome, tolerance: float = 0.0, whole
         tolerance: the allowed relative difference of numbers; 0: bit-equal.
         whole: also compare the values of a single process: losses, step values and random generators.
     """
-    parts = ["parameters", "buffers", "optimizers", "rates", "counters", "losses"]
+    outcomes, parts = (found, expected), ["parameters", "buffers", "optimizers", "rates", "counters"]
     if whole:
-        parts.append("generators")
-    lefts: Any = {name: getattr(found, name) for name in parts}
-    rights: Any = {name: getattr(expected, name) for name in parts}
-    logged: list[dict[str, Any]] = [{"rows": one.rows, "metrics": one.metrics} for one in (found, expected)]
-    if not whole:
-        lefts.pop("losses"), rights.pop("losses")
-        logged = [_without_step_values(outcome) for outcome in (found, expected)]
-    for outcome, part in zip((found, expected), logged, strict=True):
+        parts += ["losses", "generators"]
+        logged: list[dict[str, Any]] = [{"rows": one.rows, "metrics": one.metrics} for one in outcomes]
+    else:
+        logged = [_without_step_values(one) for one in outcomes]
+    left, right = ({name: getattr(one, name) for name in parts} for one in outcomes)
+    for outcome, part in zip(outcomes, logged, strict=True):
         if found.rows is None:
             part.pop("rows")
         part["schedulers"] = outcome.schedulers  # a scheduler may store the best mean
     # Means of float32 values are exact; the last bits of float64 means depend on the order of the sum.
-    return [*_differing("", lefts, rights, tolerance), *_differing("", logged[0], logged[1], max(tolerance, 1e-14))]
+    return [*_differing("", left, right, tolerance), *_differing("", logged[0], logged[1], max(tolerance, 1e-14))]
 
 
 def _without_step_values(outcome: Outcome) -> dict[str, Any]:

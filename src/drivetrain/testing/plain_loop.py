@@ -77,7 +77,7 @@ class _Loop:
         self.schedulers = [schedule.build(self.optimizers[0]) for schedule in program.schedules]
         self.loader = program.training_loader()
         self.val_loader = program.validation_loader() if program.val_samples else None
-        self.scaler = torch.amp.GradScaler(device.type) if program.precision == "16-mixed" else None
+        self.scaler = torch.amp.GradScaler(device.type, enabled=program.precision == "16-mixed")
         self.outcome = Outcome()
         self.rows: list[tuple[int, dict[str, float]]] = []
         self.epoch = self.steps = self.batches = self.windows = 0
@@ -150,25 +150,22 @@ class _Loop:
 
     def batches_of_epoch(self) -> Iterator[tuple[Tensor, bool, int]]:
         """Yield each batch, whether it is the epoch's last, and the number of batches from it on."""
-        program, limit = self.program, self.program.limit_train
-        if not program.has_length:  # its draws are independent, so it can be read completely in advance
+        limit = self.program.limit_train
+        if not self.program.has_length:  # its draws are independent, so it can be read completely in advance
             batches = list(self.loader if isinstance(limit, float) else islice(self.loader, limit))
             for index, batch in enumerate(batches):
                 yield batch, index == len(batches) - 1, len(batches) - index
             return
-        length = len(self.loader)
-        wanted = min(limit, length) if isinstance(limit, int) else int(length * limit)
+        wanted = self.length()
         batches = iter(self.loader)
         for index in range(wanted):
             yield next(batches), index == wanted - 1, wanted - index
-        if wanted == length:
+        if wanted == len(self.loader):
             next(batches, None)  # as a for statement exhausts the loader
 
-    def length(self) -> int | None:
-        limit = self.program.limit_train
-        if not self.program.has_length:
-            return None
-        length = len(self.loader)
+    def length(self) -> int:
+        """Return the number of batches in an epoch, if the loader has a length."""
+        limit, length = self.program.limit_train, len(self.loader)
         return min(limit, length) if isinstance(limit, int) else int(length * limit)
 
     # ---- a batch -------------------------------------------------------------------------------------------------
@@ -216,11 +213,6 @@ class _Loop:
             return
         if "optimizer_step" in program.hooks and program.steps_closure_only(self.epoch, self.batch_idx):
             return
-        if self.scaler is None:
-            self.finish_gradients()
-            optimizer.step()
-            self.steps += 1
-            return
         self.scaler.unscale_(optimizer)
         self.finish_gradients()
         before = self.scaler.get_scale()
@@ -248,11 +240,9 @@ class _Loop:
         self.backward(loss)
 
     def backward(self, loss: Tensor) -> None:
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if "on_after_backward" in self.program.hooks:
-            for parameter in self.network.parameters():
-                if parameter.grad is not None:
-                    parameter.grad += 0.001
+            shift_gradients(self.network)
 
     def finish_gradients(self) -> None:
         """Divide the sum of the window's gradients, then run the hooks of a step and clip."""
@@ -287,29 +277,20 @@ class _Loop:
     def step_by_hand(self, batch: Tensor) -> None:
         loss, _ = self.training_step(batch)
         assert loss is not None  # these programs always have a loss
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
+        self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if (self.batch_idx + 1) % self.program.manual_every:
             return
         for optimizer in self.optimizers:
-            if self.scaler is not None:
-                self.scaler.unscale_(optimizer)
+            self.scaler.unscale_(optimizer)
             if "on_before_optimizer_step" in self.program.hooks:
                 scale_gradients(optimizer)
-            if self.scaler is None:
-                optimizer.step()
-            else:
-                self.scaler.step(optimizer)
-        before = 0.0 if self.scaler is None else self.scaler.get_scale()
-        if self.scaler is not None:
-            overflowed = [
-                sum(float(found) for found in state["found_inf_per_device"].values()) > 0
-                for state in self.scaler._per_optimizer_states.values()
-            ]
-            self.scaler.update()
-            assert (self.scaler.get_scale() < before) == any(overflowed)
-            self.steps += overflowed.count(False)
-        else:
-            self.steps += len(self.optimizers)
+            self.scaler.step(optimizer)
+        states = self.scaler._per_optimizer_states.values() if self.scaler.is_enabled() else ()
+        overflows = sum(any(float(found) > 0 for found in state["found_inf_per_device"].values()) for state in states)
+        before = self.scaler.get_scale()
+        self.scaler.update()
+        assert (self.scaler.get_scale() < before) == (overflows > 0)
+        self.steps += len(self.optimizers) - overflows
         for optimizer in self.optimizers:
             optimizer.zero_grad()
 
@@ -336,9 +317,7 @@ class _Loop:
         if every == 1.0 and isinstance(every, float):
             return is_last
         if isinstance(every, float):
-            length = self.length()
-            assert length is not None  # these programs have a length
-            every = max(1, int(length * every))
+            every = max(1, int(self.length() * every))
         return (batch_idx + 1) % every == 0
 
     @torch.no_grad()
@@ -365,3 +344,10 @@ def scale_gradients(optimizer: Optimizer) -> None:
         for parameter in group["params"]:
             if parameter.grad is not None:
                 parameter.grad *= 0.5
+
+
+def shift_gradients(network: nn.Module) -> None:
+    """Do what the programs' ``on_after_backward`` does."""
+    for parameter in network.parameters():
+        if parameter.grad is not None:
+            parameter.grad += 0.001

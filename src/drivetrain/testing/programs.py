@@ -9,19 +9,36 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Optimizer, lr_scheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 FEATURES = 4
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
 Source = Literal["dataset", "augmented", "iterable", "sized", "epilogue"]
 Loss = Literal["tensor", "mapping", "sometimes_none", "weighted", "weighted_tensor"]
+
+_OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=0.05),
+    "momentum": partial(torch.optim.SGD, lr=0.03, momentum=0.9, nesterov=True),
+    "adam": partial(torch.optim.Adam, lr=0.01),
+    "adamw": partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1, amsgrad=True),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.01),
+    "lbfgs": partial(torch.optim.LBFGS, lr=0.1, max_iter=3, history_size=4),
+}
+_SCHEDULERS: dict[str, Callable[[Optimizer], Any]] = {
+    "exponential": partial(lr_scheduler.ExponentialLR, gamma=0.9),
+    "step": partial(lr_scheduler.StepLR, step_size=2, gamma=0.5),
+    "cosine": partial(lr_scheduler.CosineAnnealingLR, T_max=7),
+    "warmup": partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: min(1.0, (step + 1) / 4)),
+    "plateau": partial(lr_scheduler.ReduceLROnPlateau, factor=0.5, patience=0),
+}
 
 
 @dataclass(frozen=True)
@@ -39,16 +56,7 @@ class Schedule:
 
     def build(self, optimizer: Optimizer) -> Any:
         """Return the scheduler for ``optimizer``."""
-        schedulers = torch.optim.lr_scheduler
-        if self.kind == "exponential":
-            return schedulers.ExponentialLR(optimizer, 0.9)
-        if self.kind == "step":
-            return schedulers.StepLR(optimizer, step_size=2, gamma=0.5)
-        if self.kind == "cosine":
-            return schedulers.CosineAnnealingLR(optimizer, T_max=7)
-        if self.kind == "warmup":
-            return schedulers.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 4))
-        return schedulers.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        return _SCHEDULERS[self.kind](optimizer)
 
 
 @dataclass(frozen=True)
@@ -162,23 +170,8 @@ class Program:
 
     def optimizers(self, network: nn.Module) -> list[Optimizer]:
         """Build the optimizer; in manual optimization two, for the first layer and for the rest."""
-        if not self.manual:
-            return [self._optimizer(list(network.parameters()))]
-        parameters = list(network.parameters())
-        return [self._optimizer(parameters[:2]), self._optimizer(parameters[2:])]
-
-    def _optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
-        if self.optimizer == "sgd":
-            return torch.optim.SGD(parameters, lr=0.05)
-        if self.optimizer == "momentum":
-            return torch.optim.SGD(parameters, lr=0.03, momentum=0.9, nesterov=True)
-        if self.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr=0.01)
-        if self.optimizer == "adamw":
-            return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, amsgrad=True)
-        if self.optimizer == "rmsprop":
-            return torch.optim.RMSprop(parameters, lr=0.01)
-        return torch.optim.LBFGS(parameters, lr=0.1, max_iter=3, history_size=4)
+        parameters, build = list(network.parameters()), _OPTIMIZERS[self.optimizer]
+        return [build(parameters[:2]), build(parameters[2:])] if self.manual else [build(parameters)]
 
     def training_loader(self) -> Any:
         """Build the training loader, with generators and counters of its own."""

@@ -32,7 +32,7 @@ from drivetrain.strategies.step import Step
 from drivetrain.strategies.step_parts import HOOKS_IN_A_STEP
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.testing._ranks import Ranks
-from drivetrain.testing._regression import BATCHES, GLOBAL_BATCH, Small, data, plain_loop, stepped, whole
+from drivetrain.testing._regression import BATCHES, GLOBAL_BATCH, Small, data, plain_loop, stepped, trained, whole
 from drivetrain.testing.groups import check_group
 from drivetrain.trainer.trainer import Trainer
 
@@ -51,6 +51,14 @@ _LATE = "ranks have different gradients after the last backward pass of a window
 _IN_A_STEP = {"training_step", "backward", "pre_backward", "post_backward", "zero_grad", "optimizer_step"}
 
 
+def runs_on_every_rank(suite: type) -> type:
+    """Class decorator: make each test of a suite run on every rank; each gets a folder."""
+    for name, row in list(vars(suite).items()):
+        if name.startswith("test_"):
+            setattr(suite, name, needs_every_rank(row))
+    return suite
+
+
 def needs_every_rank(row: Callable[[Any, Path], None]) -> Any:
     """Wrap a method in a test that runs it on every rank; ``test.row`` is the method itself."""
 
@@ -62,6 +70,7 @@ def needs_every_rank(row: Callable[[Any, Path], None]) -> Any:
     return test
 
 
+@runs_on_every_rank
 class StrategyConformance:
     """The tests. pytest collects a subclass whose name begins with ``Test`` and that sets its strategy.
 
@@ -124,8 +133,7 @@ class StrategyConformance:
         trainer = trainer or self.trainer(**arguments)
         trainer.fit(module, self.loader(), self.loader(2), ckpt_path=ckpt_path)
         return {
-            "weights": whole(dict(module.named_parameters())),
-            "optimizer": whole(trainer.optimizers[0].state_dict()["state"]),
+            **trained(module, trainer.optimizers[0]),
             "losses": everyones_mean(trainer.strategy, module.losses, self.replicas),
             "gradients": module.gradients,
             "steps": trainer.global_step,
@@ -151,23 +159,19 @@ class StrategyConformance:
 
     # ---- training ------------------------------------------------------------------------------------------------
 
-    @needs_every_rank
     def test_it_trains_like_the_plain_loop(self, folder: Path) -> None:
         """Weights, losses, gradients and optimizer state equal those of a loop over the global batches."""
         self.compare(self.fit(Small()), self.plain_loop())
 
-    @needs_every_rank
     def test_it_accumulates(self, folder: Path) -> None:
         """A window's gradient is the mean over its batches, also for the smaller last window of an epoch."""
         self.compare(self.fit(Small(), accumulate_grad_batches=4), self.plain_loop(accumulate=4))
 
-    @needs_every_rank
     def test_it_weighs_losses(self, folder: Path) -> None:
         """The gradient of a window of weighted losses is their weighted mean over batches and ranks."""
         found = self.fit(Small("weighted"), accumulate_grad_batches=4)
         self.compare(found, self.plain_loop(accumulate=4, kind="weighted"))
 
-    @needs_every_rank
     def test_it_clips(self, folder: Path) -> None:
         """Gradients are clipped by the norm of the complete gradient, and by value."""
         for algorithm, limit in (("norm", 0.05), ("value", 0.01)):
@@ -176,7 +180,6 @@ class StrategyConformance:
             )
             self.compare(found, self.plain_loop(accumulate=4, clip=(algorithm, limit)))
 
-    @needs_every_rank
     def test_the_optimizer_steps_the_gradients_that_hooks_see(self, folder: Path) -> None:
         """In ``on_before_optimizer_step`` all ranks have the same gradient, with which, clipped, the optimizer steps.
 
@@ -192,7 +195,6 @@ class StrategyConformance:
         expected = stepped(self.plain_module(), found["gradients"], ("norm", 0.05))
         torch.testing.assert_close({name: found[name] for name in expected}, expected)
 
-    @needs_every_rank
     def test_manual_optimization_works(self, folder: Path) -> None:
         """Manual optimization trains like the plain loop, or is refused."""
         refused = "automatic_optimization"
@@ -202,7 +204,6 @@ class StrategyConformance:
             refused = str(error)
         assert "automatic_optimization" in refused, f"manual optimization is refused without its name: {refused}"
 
-    @needs_every_rank
     def test_a_verb_that_only_calls_super_changes_nothing(self, folder: Path) -> None:
         """Overriding any method of a step, or all of them, to call ``super()`` does not change the numbers."""
         expected = self.plain_loop(accumulate=2, clip=("norm", 0.05), epochs=1, batches_per_epoch=4, kind="weighted")
@@ -219,7 +220,6 @@ class StrategyConformance:
             if len(verbs) > 1 and type(self.make()).bind_step is Step.bind_step:
                 assert called >= _IN_A_STEP, f"overridden and not called: {', '.join(sorted(_IN_A_STEP - called))}"
 
-    @needs_every_rank
     def test_hooks_inside_a_step_are_called_or_refused(self, folder: Path) -> None:
         """An overridden hook of the module is called, or set-up raises an error because the strategy owns its step."""
         for hook in sorted(HOOKS_IN_A_STEP):
@@ -232,7 +232,6 @@ class StrategyConformance:
 
     # ---- evaluation ----------------------------------------------------------------------------------------------
 
-    @needs_every_rank
     def test_it_evaluates(self, folder: Path) -> None:
         """Validation inside a fit and alone, testing and prediction give the values for the trained weights."""
         module, trainer = Small(), self.trainer(max_epochs=1)
@@ -261,7 +260,6 @@ class StrategyConformance:
         plain.load_state_dict(whole(dict(module.named_parameters())))
         return plain
 
-    @needs_every_rank
     def test_it_trains_a_module_that_it_has_evaluated(self, folder: Path) -> None:
         """``allows_inference_mode`` is correct: a module can be trained after an evaluation."""
         module, trainer = Small(), self.trainer()
@@ -271,7 +269,6 @@ class StrategyConformance:
 
     # ---- saving and resuming -------------------------------------------------------------------------------------
 
-    @needs_every_rank
     def test_it_resumes_exactly(self, folder: Path) -> None:
         """A run resumed from an epoch's end, its middle, or an open window equals an uninterrupted one."""
         for at, accumulate in ((6, 1), (9, 1), (9, 4)):
@@ -289,7 +286,6 @@ class StrategyConformance:
         for part in ("weights", "optimizer"):
             torch.testing.assert_close(resumed[part], uninterrupted[part], rtol=limit, atol=limit)
 
-    @needs_every_rank
     def test_its_files_are_those_of_a_plain_module(self, folder: Path) -> None:
         """A checkpoint contains complete tensors under the module's own names, and a plain module loads it."""
         module, trainer = Small(), self.trainer(max_epochs=1)
@@ -327,19 +323,15 @@ class StrategyConformance:
                     engine.clip_gradients(model, optimizer, max_norm=0.05)
                     optimizer.step()
                     optimizer.zero_grad()
-        states = whole(optimizer.state_dict()["state"])
-        losses = everyones_mean(strategy, module.losses, self.replicas)
-        found = {"weights": whole(dict(module.named_parameters())), "optimizer": states, "losses": losses}
+        found = {**trained(module, optimizer), "losses": everyones_mean(strategy, module.losses, self.replicas)}
         return {**found, "gradients": module.gradients, "steps": len(module.gradients)}, strategy
 
-    @needs_every_rank
     def test_an_engine_trains_like_the_plain_loop(self, folder: Path) -> None:
         """As in a Trainer: gradients are accumulated, exchanged, visible to the loop, clipped and used for the step."""
         found, strategy = self.fit_by_engine()
         self.compare(found, self.plain_loop(accumulate=2, clip=("norm", 0.05)))
         self.check_stepped(found, strategy)
 
-    @needs_every_rank
     def test_an_engine_resumes_exactly(self, folder: Path) -> None:
         """Files of ``Engine.save`` contain the strategy's state of each rank."""
         uninterrupted, _ = self.fit_by_engine(saves=folder / "engine.ckpt")
@@ -348,7 +340,6 @@ class StrategyConformance:
 
     # ---- ranks ---------------------------------------------------------------------------------------------------
 
-    @needs_every_rank
     def test_it_knows_its_ranks(self, folder: Path) -> None:
         """Ranks and sizes match the job, and ``is_distributed`` is declared."""
         trainer = self.trainer()
@@ -366,7 +357,6 @@ class StrategyConformance:
             same(group.rank, strategy.global_rank, f"rank of {type(group).__name__}")
             check_group(group)
 
-    @needs_every_rank
     def test_ranks_exchange_values(self, folder: Path) -> None:
         """Collectives return the right values, on every rank; with one process they return their inputs."""
         trainer = self.trainer()
@@ -390,7 +380,6 @@ class StrategyConformance:
 
     # ---- life ----------------------------------------------------------------------------------------------------
 
-    @needs_every_rank
     def test_a_run_gives_the_module_back(self, folder: Path) -> None:
         """After a run the module is on the host and usable, on every rank, and can be trained again."""
         module, trainer = Small(), self.trainer(max_epochs=1)
@@ -403,14 +392,12 @@ class StrategyConformance:
         self.trainer(max_epochs=1).fit(module, self.loader(), self.loader(2))
         same(len(module.losses), 2 * BATCHES * self.replicas, "batches of both runs")
 
-    @needs_every_rank
     def test_it_can_be_torn_down_at_any_time(self, folder: Path) -> None:
         """``teardown`` works before anything is set up, and twice."""
         strategy = self.trainer().strategy
         strategy.teardown()
         strategy.teardown()
 
-    @needs_every_rank
     def test_an_error_in_a_step_is_what_the_caller_sees(self, folder: Path) -> None:
         """An exception in a step reaches the caller, the strategy's hook is called, and another run works."""
         heard: list[BaseException] = []
@@ -421,7 +408,6 @@ class StrategyConformance:
         same([type(each) for each in heard], [ZeroDivisionError], "what on_exception got")
         self.compare(self.fit(Small()), self.plain_loop())
 
-    @needs_every_rank
     def test_a_copy_of_it_trains(self, folder: Path) -> None:
         """The strategy can be pickled for a started process, also after training; the copy trains like the original."""
         strategy = self.make()
