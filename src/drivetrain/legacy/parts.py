@@ -1,41 +1,18 @@
-"""Shared parts of accelerators and plugins of earlier generations: members that call another object, and the
-strategy.
-"""
+"""Shared parts of accelerators and plugins of earlier generations: members that call the present strategy."""
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import Any
 
+from drivetrain.compat.delegates import calls, reads
 from drivetrain.errors import ConfigurationError
-
-
-def reads(path: str, writable: bool = False) -> Any:
-    """Return a property with the value at ``path`` of the object, such as "strategy.usual.root_device"."""
-    owner, _, name = path.rpartition(".")
-
-    def write(part: Any, value: Any) -> None:
-        setattr(attrgetter(owner)(part), name, value)
-
-    return property(attrgetter(path), write if writable else None)
-
-
-def calls(path: str) -> Any:
-    """Return a method that calls the method at ``path`` of the object with its arguments."""
-    find = attrgetter(path)
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return find(self)(*args, **kwargs)
-
-    method.__name__ = method.__qualname__ = path.rpartition(".")[2]  # for tracebacks
-    return method
 
 
 class AsksStrategy:
     """Members that accelerators of 1.1 and training-type plugins of 1.3 both delegate to the present strategy.
 
-    strategy: the present strategy, whose methods call the accelerator; ``strategy.usual`` has its own methods.
-        strategy: today's, whose methods call the accelerator; ``strategy.usual`` has those of the strategy itself.
+    Attributes:
+        strategy: the present strategy, whose methods call the accelerator; ``strategy.usual`` has its own methods.
     """
 
     strategy: Any

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.choice import choose
+from drivetrain.compat.delegates import calls, reads
 from drivetrain.legacy.adapted import adapted
-from drivetrain.legacy.parts import AsksStrategy, calls, reads
+from drivetrain.legacy.parts import AsksStrategy
 from drivetrain.legacy.v1_1.plugins import DDPPlugin
 from drivetrain.legacy.v1_1.strategy import Driven
 from drivetrain.legacy.v1_3.epoch_ends import EpochEnds

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.accelerators.choice import choose
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.compat.delegates import calls, reads
 from drivetrain.legacy.adapted import adapted
-from drivetrain.legacy.parts import calls, reads
 from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
 from drivetrain.legacy.v1_3.precision_plugins import PrecisionPlugin, precision_plugin_of
 from drivetrain.legacy.v1_3.strategy import Composed

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import defined_by_user, is_own_class
+from drivetrain.compat.delegates import calls, reads
 from drivetrain.errors import ConfigurationError, described, did_you_mean
-from drivetrain.legacy.parts import calls, reads
 from drivetrain.precision.precision import Precision, PrecisionRegistry
 
 _APEX = {"O0": "32-true", "O1": "16-mixed", "O2": "16-mixed", "O3": "16-true"}

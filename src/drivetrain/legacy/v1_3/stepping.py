@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.base.introspect import positional_arity
+from drivetrain.compat.delegates import calls
 from drivetrain.engine.engine import Engine
 from drivetrain.legacy.adapted import Adapted
-from drivetrain.legacy.parts import calls
 from drivetrain.legacy.v1_3.defaults import hook_of
 from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS, call_all, log_dictionaries
 from drivetrain.legacy.v1_3.steps import bind_step

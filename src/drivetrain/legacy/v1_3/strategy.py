@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import defined_by_user
-from drivetrain.legacy.parts import calls, reads
+from drivetrain.compat.delegates import calls, reads
 from drivetrain.legacy.v1_3.defaults import hook_of
 from drivetrain.legacy.v1_3.stepping import Stepped, named
 

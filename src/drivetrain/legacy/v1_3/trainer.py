@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import drivetrain.callbacks
 from drivetrain.base.introspect import near_misses, overrides
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.compat.delegates import reads
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.legacy.v1_3 import flags
 from drivetrain.legacy.v1_3._callbacks import ModelCheckpoint
@@ -237,10 +238,7 @@ class Trainer(FlaggedTrainer):
         """The accelerator, composed of two plugins; while the Trainer is being created, the present accelerator."""
         return getattr(self.strategy, "source", None) or super().accelerator
 
-    @property
-    def training_type_plugin(self) -> Any:
-        """The accelerator's training-type plugin."""
-        return self.accelerator.training_type_plugin
+    training_type_plugin: Any = reads("accelerator.training_type_plugin", "The accelerator's training-type plugin.")
 
     @property
     def distributed_backend(self) -> str:
