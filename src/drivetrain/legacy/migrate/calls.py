@@ -7,11 +7,11 @@ import importlib
 import inspect
 
 from drivetrain.legacy.migrate.bindings import Bindings
-from drivetrain.legacy.migrate.flags import KNOWN, rewrite_trainer
+from drivetrain.legacy.migrate.flags import rewrite_trainer
 from drivetrain.legacy.migrate.hyperparameters import report_hyperparameters
 from drivetrain.legacy.migrate.names import Today
 from drivetrain.legacy.v1_3 import hooks
-from drivetrain.legacy.v1_3.flags import FLAGS
+from drivetrain.legacy.v1_3.flags import FLAGS, PRESENT
 
 RENAMED = {
     ("fit", "train_dataloader"): "train_dataloaders",
@@ -124,7 +124,7 @@ def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
         bindings.source.left(node, 'EarlyStopping(...): write monitor="...", which was "early_stop_on" by default')
     for keyword in (each for each in node.keywords if each.arg == "trainer_defaults"):
         for key in keyword.value.keys if isinstance(keyword.value, ast.Dict) else []:
-            if isinstance(key, ast.Constant) and key.value in FLAGS.keys() - KNOWN:
+            if isinstance(key, ast.Constant) and key.value in FLAGS.keys() - PRESENT:
                 bindings.source.left(
                     key, f'trainer_defaults={{"{key.value}": ...}}: see what docs/legacy.md says of it'
                 )

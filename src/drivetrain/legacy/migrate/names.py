@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import drivetrain
@@ -123,11 +122,6 @@ class Names:
             path = ".".join(part for part in (each.roots.get(root, ""), rest) if part)
             if root in each.roots and path in each.served:
                 yield each, path
-
-    @cached_property
-    def roots(self) -> set[str]:
-        """The names of Lightning's top-level packages."""
-        return {root for each in self.tables for root in each.roots}
 
 
 def _offered(each: Table, path: str) -> set[str]:

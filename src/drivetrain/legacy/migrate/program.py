@@ -6,7 +6,6 @@ import ast
 
 from drivetrain.legacy.migrate.bindings import Bindings
 from drivetrain.legacy.migrate.calls import HOOKS, rewrite_calls
-from drivetrain.legacy.migrate.flags import KNOWN
 from drivetrain.legacy.migrate.imports import rewrite_imports
 from drivetrain.legacy.migrate.names import Names
 from drivetrain.legacy.migrate.source import Source
@@ -48,7 +47,7 @@ def is_of_version_1(bindings: Bindings) -> bool:
     for node in ast.walk(bindings.source.tree):
         if isinstance(node, ast.Call) and (today := bindings.meaning(node.func)) is not None:
             arguments = {keyword.arg for keyword in node.keywords}
-            if today.name == "Trainer" and arguments & (flags.FLAGS.keys() - KNOWN):
+            if today.name == "Trainer" and arguments & (flags.FLAGS.keys() - flags.PRESENT):
                 return True
         elif isinstance(node, ast.ClassDef) and _has_hook_of_that_time(bindings, node):
             return True

@@ -60,9 +60,7 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
 def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the accelerator, the devices, the precision and the remaining ``plugins``."""
     given = flags["accelerator"] or flags["distributed_backend"]
-    plugins = flags["plugins"] or []
-    plugins = list(plugins) if isinstance(plugins, (list, tuple)) else [plugins]
-    plugins = [DDPShardedPlugin() if each == "ddp_sharded" else each for each in plugins]
+    plugins = [DDPShardedPlugin() if each == "ddp_sharded" else each for each in later.as_list(flags["plugins"])]
     wraps = [each for each in plugins if isinstance(each, DDPPlugin)]
     if len(wraps) > 1:
         raise ConfigurationError(f"Trainer(plugins=...) got {len(wraps)} plugins for DDP. Keep one.")
@@ -99,11 +97,10 @@ def _devices(flags: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 def _class_of(given: Any, hardware: str, several: bool) -> type[Accelerator]:
     """Return the requested accelerator, or the default for several devices."""
     if given is None:
-        single = {"gpu": named.GPUAccelerator, "cpu": named.CPUAccelerator, "auto": named.CPUAccelerator}
         if hardware == "tpu":
             return named.TPUAccelerator
         if not several:
-            return single[hardware]
+            return named.GPUAccelerator if hardware == "gpu" else named.CPUAccelerator
         return named.DDPCPUSpawnAccelerator if hardware == "cpu" else named.DDPSpawnAccelerator
     if given not in BACKENDS:
         raise ConfigurationError(
