@@ -44,9 +44,9 @@ class Accelerator:
     _strategy: Any = None
 
     def __init__(self, precision_plugin: PrecisionPlugin | str, training_type_plugin: TrainingTypePlugin | str) -> None:
-        self.precision_plugin = precision_plugin_of(precision_plugin)
+        self.take_precision(precision_plugin)
         self.training_type_plugin = training_type_plugin_of(training_type_plugin)
-        self.precision_plugin.accelerator = self.training_type_plugin.accelerator = self
+        self.training_type_plugin.accelerator = self
 
     @property
     def strategy(self) -> Any:
@@ -63,11 +63,10 @@ class Accelerator:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
         return getattr(self.strategy.accelerator, name)
 
-    def take_precision(self, today: Any) -> None:
-        """Use the precision that the Trainer has chosen, if it differs from the plugin's."""
-        if self.precision_plugin.today is not today:
-            self.precision_plugin = precision_plugin_of(today)
-            self.precision_plugin.accelerator = self
+    def take_precision(self, given: Any) -> None:
+        """Use another plugin, or a plugin for a present precision."""
+        self.precision_plugin = precision_plugin_of(given)
+        self.precision_plugin.accelerator = self
 
     def as_settings(self) -> dict[str, Any]:
         """Return the present Trainer's arguments for this accelerator.
@@ -135,26 +134,25 @@ class Accelerator:
 
     def connect_training_type_plugin(self, plugin: TrainingTypePlugin, model: nn.Module) -> None:
         """Use ``plugin`` and set it up with ``model``."""
-        rank_zero_warn(
-            f"accelerator.connect_training_type_plugin({type(plugin).__name__}(), model) is deprecated. Write "
-            f"{type(self).__name__}(..., training_type_plugin={type(plugin).__name__}()).",
-            FutureWarning,
-        )
+        self._warn_of_connecting("training_type_plugin", plugin)
         self.training_type_plugin = training_type_plugin_of(plugin)
         self.training_type_plugin.accelerator = self
         self.setup_training_type_plugin(model)
 
     def connect_precision_plugin(self, plugin: PrecisionPlugin) -> None:
         """Use ``plugin`` and set it up."""
-        rank_zero_warn(
-            f"accelerator.connect_precision_plugin({type(plugin).__name__}()) is deprecated. Write "
-            f"{type(self).__name__}(precision_plugin={type(plugin).__name__}(), ...).",
-            FutureWarning,
-        )
-        self.precision_plugin = precision_plugin_of(plugin)
-        self.precision_plugin.accelerator = self
+        self._warn_of_connecting("precision_plugin", plugin)
+        self.take_precision(plugin)
         self.strategy.precision_plugin = self.precision_plugin.today
         self.setup_precision_plugin()
+
+    def _warn_of_connecting(self, kind: str, plugin: Any) -> None:
+        name = f"{type(plugin).__name__}()"
+        arguments = f"{kind}={name}, ..." if kind == "precision_plugin" else f"..., {kind}={name}"
+        rank_zero_warn(
+            f"accelerator.connect_{kind}({name}, ...) is deprecated. Write {type(self).__name__}({arguments}).",
+            FutureWarning,
+        )
 
     # ---- the run and its end -----------------------------------------------------------------------------------------
 

@@ -74,34 +74,28 @@ class EpochEnds(Callback):
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._keep(pl_module, "validation_epoch_end", outputs, dataloader_idx)
-
-    def on_test_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._keep(pl_module, "test_epoch_end", outputs, dataloader_idx)
-
-    def _keep(self, pl_module: Any, hook: str, outputs: Any, dataloader_idx: int) -> None:
-        if hook_of(pl_module, hook) and outputs is not None:
+        if hook_of(pl_module, f"{_stage(trainer)}_epoch_end") and outputs is not None:
             self._evaluation.setdefault(dataloader_idx, []).append(outputs)
         elif _takes_dictionaries(pl_module):
             self._last = outputs  # of a step whose dictionary is logged at the end of the evaluation
 
+    on_test_batch_end = on_validation_batch_end
+
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._end(trainer, pl_module, "validation_epoch_end")
-
-    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._end(trainer, pl_module, "test_epoch_end")
-
-    def _end(self, trainer: Any, pl_module: Any, hook: str) -> None:
-        step = hook.replace("_epoch_end", "_step")
-        kept = [trainer.strategy.epoch_outputs(step, self._evaluation[index]) for index in sorted(self._evaluation)]
+        outputs_of = trainer.strategy.epoch_outputs
+        kept = [outputs_of(f"{_stage(trainer)}_step", outputs) for _, outputs in sorted(self._evaluation.items())]
         self._evaluation = {}
         last, self._last = self._last, None
-        if hook_of(pl_module, hook):
-            last = _call(pl_module, hook, kept[0] if len(kept) == 1 else kept)
+        if hook_of(pl_module, f"{_stage(trainer)}_epoch_end"):
+            last = _call(pl_module, f"{_stage(trainer)}_epoch_end", kept[0] if len(kept) == 1 else kept)
         _log(pl_module, last)
         getattr(pl_module, "save_predictions", lambda: None)()
+
+    on_test_epoch_end = on_validation_epoch_end
+
+
+def _stage(trainer: Any) -> str:
+    return "test" if trainer.testing else "validation"
 
 
 def call_all(trainer: Any, name: str) -> None:
