@@ -11,7 +11,7 @@ def reads(path: str, doc: str | None = None, writable: bool = False) -> Any:
     *owners, name = path.split(".")
 
     def write(this: Any, value: Any) -> None:
-        setattr(attrgetter(".".join(owners))(this), name, value)
+        setattr(attrgetter(".".join(owners))(this) if owners else this, name, value)
 
     return property(attrgetter(path), write if writable else None, doc=doc)
 
