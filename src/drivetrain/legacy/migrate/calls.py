@@ -46,25 +46,6 @@ GONE = {
 }
 """Members that the Trainer had, and what to write today."""
 
-HOOKS = {
-    "training_epoch_end": "on_train_epoch_end(self), and keep what training_step returns in a list yourself",
-    "validation_epoch_end": "on_validation_epoch_end(self), and keep what validation_step returns in a list yourself",
-    "test_epoch_end": "on_test_epoch_end(self), and keep what test_step returns in a list yourself",
-    "on_epoch_start": "on_train_epoch_start, on_validation_epoch_start or on_test_epoch_start",
-    "on_epoch_end": "on_train_epoch_end, on_validation_epoch_end or on_test_epoch_end",
-    "on_pretrain_routine_start": "on_fit_start",
-    "on_pretrain_routine_end": "on_fit_start",
-    "configure_sharded_model": "configure_model",
-    "get_progress_bar_dict": "self.log(..., prog_bar=True)",
-    "on_batch_start": "on_train_batch_start",
-    "on_batch_end": "on_train_batch_end",
-    "on_init_start": "setup",
-    "on_init_end": "setup",
-    "on_keyboard_interrupt": "on_exception",
-    "tbptt_split_batch": "a loop over the parts of the batch in training_step, with manual optimization",
-}
-"""Hooks of modules and callbacks that are not called any more, and what to write."""
-
 _STEPS = ("training_step", "validation_step", "test_step")
 
 
@@ -171,7 +152,7 @@ def _report_module(bindings: Bindings, node: ast.ClassDef) -> None:
         for statement in ast.walk(method):
             if isinstance(statement, ast.Assign):
                 _rewrite_hparams(bindings, statement)
-            elif isinstance(statement, (ast.Return, ast.Call)) and method.name in (*_STEPS, *HOOKS):
+            elif isinstance(statement, (ast.Return, ast.Call)) and method.name in (*_STEPS, *hooks.GONE):
                 _report_dictionary(bindings, statement)
 
 
@@ -240,8 +221,8 @@ def _rewrite_hparams(bindings: Bindings, node: ast.Assign) -> None:
 def _report_hooks(bindings: Bindings, node: ast.ClassDef, table: dict[str, tuple[str, str]]) -> None:
     """Report hooks that are no longer called, or that have the arguments of an earlier generation."""
     for method in _methods(node):
-        if method.name in HOOKS:
-            bindings.source.left(method, f"{method.name} is not called any more: write {HOOKS[method.name]}")
+        if method.name in hooks.GONE:
+            bindings.source.left(method, f"{method.name} is not called any more: write {hooks.GONE[method.name]}")
         if method.name not in table:
             continue
         today, then = (text.split() for text in table[method.name])

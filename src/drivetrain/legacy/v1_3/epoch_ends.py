@@ -9,13 +9,6 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.legacy.v1_3.defaults import hook_of
 
-EXTRA_HOOKS = frozenset({
-    "training_epoch_end", "validation_epoch_end", "test_epoch_end", "on_epoch_start", "on_epoch_end",
-    "on_pretrain_routine_start", "on_pretrain_routine_end", "configure_sharded_model", "tbptt_split_batch",
-    "get_progress_bar_dict", "on_batch_start", "on_batch_end", "on_init_start", "on_init_end", "on_keyboard_interrupt",
-})  # fmt: skip
-"""The hooks of modules and callbacks that are called for accelerators of these generations, and nowhere else."""
-
 
 class EpochEnds(Callback):
     """Collects the outputs of steps for a module with ``training_epoch_end`` or a similar hook.

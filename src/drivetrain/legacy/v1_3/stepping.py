@@ -15,8 +15,9 @@ from drivetrain.base.introspect import positional_arity
 from drivetrain.compat.delegates import calls
 from drivetrain.engine.engine import Engine
 from drivetrain.legacy.adapted import Adapted
+from drivetrain.legacy.v1_3 import hooks
 from drivetrain.legacy.v1_3.defaults import hook_of
-from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS, call_all, log_dictionaries
+from drivetrain.legacy.v1_3.epoch_ends import call_all, log_dictionaries
 from drivetrain.legacy.v1_3.steps import bind_step
 from drivetrain.module.optimizers import normalise
 from drivetrain.strategies.facts import Earlier
@@ -77,7 +78,7 @@ class Stepped(Adapted):
     earlier = Earlier(
         step_ends=True,
         zero_grad=True,
-        hooks=EXTRA_HOOKS,
+        hooks=frozenset(hooks.GONE),
         step_arguments=frozenset({"optimizer_idx", "hiddens"}),
         enters_contexts=True,
     )
