@@ -214,16 +214,21 @@ def wrong_value(
     return kind(f"{owner}({name}={shown(value)}): {name} is {expected}. Write {cure}.")
 
 
-def check_installed(owner: str, package: str, instead: str) -> None:
-    """Check that ``owner`` can import its package; ``instead`` says what to use without it.
+def unknown_value(owner: str, name: str, value: Any, known: Iterable[str]) -> ConfigurationError:
+    """Return the error for an argument of ``owner`` that is none of the ``known`` names; it suggests one."""
+    return ConfigurationError(f"{owner}({name}={shown(value)}) is unknown. {did_you_mean(str(value), known)}")
+
+
+def check_installed(owner: str, package: str, instead: str = "") -> None:
+    """Check that ``owner`` can import its package; ``instead`` says what to use without it, if anything.
 
     Raises:
         MissingPackageError: it is not installed.
     """
     if importlib.util.find_spec(package) is None:
+        otherwise = f", or use {instead}" if instead else ""
         raise MissingPackageError(
-            f"{owner} needs the package {package}, which is not installed. Run `pip install {package}`, or use "
-            f"{instead}."
+            f"{owner} needs the package {package}, which is not installed. Run `pip install {package}`{otherwise}."
         )
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Self
 
-from drivetrain.errors import ConfigurationError, did_you_mean, shown
+from drivetrain.errors import unknown_value
 
 default_pg_timeout = timedelta(seconds=1800)
 
@@ -297,9 +297,7 @@ class TorchCollective(Collective):
             return op
         if not isinstance(native := getattr(dist.ReduceOp, op.upper(), None), dist.ReduceOp.RedOpType):
             known = [name.lower() for name in dist.ReduceOp.RedOpType.__members__]
-            raise ConfigurationError(
-                f"{cls.__name__} got op={shown(op)}, which torch.distributed does not have. {did_you_mean(op, known)}"
-            )
+            raise unknown_value(cls.__name__, "op", op, known)
         return native
 
 

@@ -19,7 +19,7 @@ from drivetrain.base import files
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.compat import fabric_strategies as fabric
 from drivetrain.engine import snapshots
-from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
+from drivetrain.errors import CheckpointError, ConfigurationError, unknown_value
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies._xla import run_recorded
 
@@ -121,10 +121,7 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
     ) -> None:
         plain.XLAStrategy.__init__(self, accelerator, parallel_devices, checkpoint_io, precision)
         if state_dict_type not in ("full", "sharded"):
-            raise ConfigurationError(
-                f"XLAFSDPStrategy(state_dict_type={state_dict_type!r}) is unknown. "
-                f"{did_you_mean(str(state_dict_type), ('full', 'sharded'))}"
-            )
+            raise unknown_value("XLAFSDPStrategy", "state_dict_type", state_dict_type, ("full", "sharded"))
         if activation_checkpointing_policy and "auto_wrapper_callable" in fsdp_arguments:
             raise ConfigurationError(
                 "XLAFSDPStrategy got activation_checkpointing_policy and auto_wrapper_callable, which both say how "
