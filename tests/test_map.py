@@ -65,6 +65,7 @@ TESTS_OF = {
     "launchers/xla.py": "strategies/test_xla.py xla/test_xla.py",
     "legacy/absent.py": "legacy/v1_3/test_served.py",
     "legacy/adapted.py": "legacy/v1_1/test_accelerators.py legacy/v1_3/test_accelerators.py",
+    "legacy/deprecated.py": "legacy/v1_1/test_trainer.py legacy/v1_3/test_trainer.py",
     "legacy/migrate/bindings.py": "legacy/migrate/test_imports.py",
     "legacy/migrate/hyperparameters.py": "legacy/migrate/test_calls.py",
     "legacy/migrate/names.py": "legacy/migrate/test_imports.py",

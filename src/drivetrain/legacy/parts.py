@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from drivetrain.accelerators.choice import choose
 from drivetrain.compat.delegates import calls, reads
 from drivetrain.errors import ConfigurationError
+from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
 
 
 class AsksStrategy:
@@ -43,6 +46,34 @@ class AsksStrategy:
     def on_save(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """Return the checkpoint to write instead of ``checkpoint``."""
         return checkpoint
+
+
+class EarlierAccelerator:
+    """What the accelerators of both generations have in common.
+
+    Attributes:
+        hardware: the name of the present accelerator.
+        optimizer_frequencies: for how many batches in a row each optimizer is stepped; empty: all are, for each batch.
+        ends_evaluation_epochs: whether ``on_epoch_start`` and ``on_epoch_end`` are called in evaluations too.
+        strategy: the present strategy, whose methods call this accelerator.
+    """
+
+    hardware = "auto"
+    optimizer_frequencies: Sequence[int] = ()
+    ends_evaluation_epochs = True
+    strategy: Any
+    _strategy: Any = None
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return the present Trainer's arguments for this accelerator.
+
+        Raises:
+            ConfigurationError: its hardware, or the package for it, is missing.
+        """
+        choose(self.hardware)  # raises that error before the strategy for the hardware is created
+        self.strategy.engine = None  # a user's loop with its own engine has ended
+        epoch_ends = EpochEnds(self.ends_evaluation_epochs)
+        return {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [epoch_ends]}
 
 
 class OfAccelerator:

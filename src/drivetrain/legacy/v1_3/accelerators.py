@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
-from drivetrain.accelerators.choice import choose
-from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.compat.delegates import calls, reads
 from drivetrain.legacy.adapted import adapted
-from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
+from drivetrain.legacy.deprecated import warn_deprecated
+from drivetrain.legacy.parts import EarlierAccelerator
 from drivetrain.legacy.v1_3.precision_plugins import PrecisionPlugin, precision_plugin_of
 from drivetrain.legacy.v1_3.strategy import Composed
 from drivetrain.legacy.v1_3.training_type_plugin import TrainingTypePlugin
@@ -27,21 +26,26 @@ def _runs(step: str, context: str) -> Any:
     return lambda self, step_kwargs: self._step(step, context, step_kwargs)
 
 
-class Accelerator:
+class _OfPlugin:
+    """Methods of :class:`TrainingTypePlugin` that an accelerator has too; each calls that of its plugin."""
+
+
+for _name in (
+    "all_gather", "barrier", "broadcast", "connect", "lightning_module_state_dict", "model_sharded_context",
+    "optimizer_state", "post_training_step", "process_dataloader", "save_checkpoint", "setup_environment",
+    "start_evaluating", "start_predicting", "start_training", "test_step_end", "training_step_end",
+    "validation_step_end",
+):  # fmt: skip
+    setattr(_OfPlugin, _name, calls(f"training_type_plugin.{_name}"))
+
+
+class Accelerator(EarlierAccelerator, _OfPlugin):
     """An accelerator of the 1.3 generation; the Trainer sets devices, ranks and cluster.
 
     Args:
         precision_plugin: a plugin, a present precision, or its name.
         training_type_plugin: a plugin, or the name of a strategy.
     """
-
-    hardware = "auto"
-    """The name of today's accelerator."""
-
-    optimizer_frequencies: Sequence[int] = ()
-    """For how many batches in a row each optimizer is stepped; empty: all are, for each batch."""
-
-    _strategy: Any = None
 
     def __init__(self, precision_plugin: PrecisionPlugin | str, training_type_plugin: TrainingTypePlugin | str) -> None:
         self.take_precision(precision_plugin)
@@ -69,15 +73,7 @@ class Accelerator:
         self.precision_plugin.accelerator = self
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the present Trainer's arguments for this accelerator.
-
-        Raises:
-            ConfigurationError: its hardware, or the package for it, is missing.
-        """
-        choose(self.hardware)  # raises that error before the strategy for the hardware is created
-        self.strategy.engine = None  # a user's loop with its own engine has ended
-        own = {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [EpochEnds()]}
-        return {**own, **self.training_type_plugin.settings()}
+        return {**super().as_settings(), **self.training_type_plugin.settings()}
 
     # ---- facts of an accelerator -------------------------------------------------------------------------------------
 
@@ -103,13 +99,6 @@ class Accelerator:
         return self.call_configure_sharded_model_hook and getattr(module, "call_configure_sharded_model_hook", True)
 
     # ---- set-up, in the order of the calls ---------------------------------------------------------------------------
-
-    connect = calls("training_type_plugin.connect")
-    """``connect(model)``: take the user's module, before :meth:`setup_environment`."""
-    setup_environment = calls("training_type_plugin.setup_environment")
-    """Start the processes and make the device current."""
-    model_sharded_context = calls("training_type_plugin.model_sharded_context")
-    """Return the context in which ``configure_sharded_model`` runs."""
 
     def setup(self, trainer: Any, model: nn.Module) -> None:
         """Set up the plugins and, unless they come later, the optimizers."""
@@ -149,10 +138,7 @@ class Accelerator:
     def _warn_of_connecting(self, kind: str, plugin: Any) -> None:
         name = f"{type(plugin).__name__}()"
         arguments = f"{kind}={name}, ..." if kind == "precision_plugin" else f"..., {kind}={name}"
-        rank_zero_warn(
-            f"accelerator.connect_{kind}({name}, ...) is deprecated. Write {type(self).__name__}({arguments}).",
-            FutureWarning,
-        )
+        warn_deprecated(f"accelerator.connect_{kind}({name}, ...)", f"{type(self).__name__}({arguments})")
 
     # ---- the run and its end -----------------------------------------------------------------------------------------
 
@@ -166,13 +152,6 @@ class Accelerator:
             self.setup_optimizers(trainer)
         self.precision_plugin.pre_dispatch()
 
-    start_training = calls("training_type_plugin.start_training")
-    """``start_training(trainer)``: run the training."""
-    start_evaluating = calls("training_type_plugin.start_evaluating")
-    """``start_evaluating(trainer)``: run a validation or a test."""
-    start_predicting = calls("training_type_plugin.start_predicting")
-    """``start_predicting(trainer)``: run a prediction."""
-
     def dispatch(self, trainer: Any) -> None:
         """Called in each process, before the loop."""
         self.training_type_plugin.dispatch(trainer)
@@ -182,9 +161,6 @@ class Accelerator:
         """Called when the loop has ended."""
         self.training_type_plugin.post_dispatch(trainer)
         self.precision_plugin.post_dispatch()
-
-    barrier = calls("training_type_plugin.barrier")
-    """``barrier(name=None)``: wait for every rank."""
 
     def teardown(self) -> None:
         """Wait for all ranks, unless this one has failed, and free the device."""
@@ -216,15 +192,6 @@ class Accelerator:
         precision, plugin = self.precision_plugin, self.training_type_plugin
         with getattr(precision, context)(), getattr(plugin, context)():
             return getattr(plugin, name)(*step_kwargs.values())
-
-    post_training_step = calls("training_type_plugin.post_training_step")
-    """``training_step`` has run: called before :meth:`training_step_end`."""
-    training_step_end = calls("training_type_plugin.training_step_end")
-    """Return the output of ``training_step``; a module's own replaces this."""
-    validation_step_end = calls("training_type_plugin.validation_step_end")
-    """The same for ``validation_step``."""
-    test_step_end = calls("training_type_plugin.test_step_end")
-    """The same for ``test_step``."""
 
     def backward(
         self,
@@ -274,19 +241,6 @@ class Accelerator:
     ) -> Any:
         """Clip the gradients of this optimizer's parameters; ``None`` and 0: no clipping."""
         return self.precision_plugin.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
-
-    broadcast = calls("training_type_plugin.broadcast")
-    """``broadcast(obj, src=0)``: return rank ``src``'s ``obj`` on every rank."""
-    all_gather = calls("training_type_plugin.all_gather")
-    """``all_gather(tensor, group=None, sync_grads=False)``: return (world_size, ...)."""
-    process_dataloader = calls("training_type_plugin.process_dataloader")
-    """``process_dataloader(dataloader)``: return what to iterate in its place."""
-    save_checkpoint = calls("training_type_plugin.save_checkpoint")
-    """``save_checkpoint(checkpoint, filepath)``: write on rank 0; every rank calls it."""
-    lightning_module_state_dict = calls("training_type_plugin.lightning_module_state_dict")
-    """Return the module's complete state; every rank must call it."""
-    optimizer_state = calls("training_type_plugin.optimizer_state")
-    """``optimizer_state(optimizer)``: return the complete state; every rank must call it."""
 
     def on_train_start(self) -> None:
         """Called after the callbacks' and the module's hook of this name, like the next two."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
+from drivetrain.legacy.deprecated import warn_deprecated
 from drivetrain.legacy.v1_3.defaults import hook_of
 
 
@@ -118,14 +118,9 @@ def _log(module: Any, returned: Any) -> None:
 def log_dictionaries(module: Any, returned: Mapping[str, Any]) -> None:
     """Log a result's entries "log" and "progress_bar"; in 1.1, also other numbers, for callbacks."""
     logged, shown = returned.get("log") or {}, returned.get("progress_bar") or {}
-    own = vars(module)
-    if (logged or shown) and not own.get("_has_warned_of_dictionaries"):
-        own["_has_warned_of_dictionaries"] = True
-        rank_zero_warn(
-            f"{type(module).__name__} returns a dictionary with 'log' or 'progress_bar', which is deprecated. Write "
-            "self.log(name, value, prog_bar=True).",
-            FutureWarning,
-        )
+    if logged or shown:
+        what = f"{type(module).__name__} returns a dictionary with 'log' or 'progress_bar', which"
+        warn_deprecated(what, "self.log(name, value, prog_bar=True)", once_for=module)
     for name in {**logged, **shown}:
         value = logged.get(name, shown.get(name))
         module.log(name, value, logger=name in logged, prog_bar=name in shown)

@@ -11,7 +11,8 @@ from typing import Any
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks import DeviceStatsMonitor, GradientAccumulationScheduler, ModelSummary
-from drivetrain.errors import ConfigurationError, did_you_mean, shown
+from drivetrain.errors import ConfigurationError, shown, unknown_value
+from drivetrain.legacy.deprecated import warn_deprecated
 from drivetrain.legacy.v1_3._callbacks import StochasticWeightAveraging
 from drivetrain.legacy.v1_3.accelerators import Accelerator, CPUAccelerator, GPUAccelerator, TPUAccelerator
 from drivetrain.legacy.v1_3.checks import GradientNorms, StopsOnNaN
@@ -116,7 +117,7 @@ def translated(
             new = spelling_of(name, text, is_off(value))
             new = f"callbacks=[{text}]" if isinstance(value, Callback) else new
             new = 'accelerator="cpu", strategy="ddp_spawn"' if value == "ddp_cpu" else new
-            rank_zero_warn(f"Trainer({name}={text}) is deprecated. Write {new}.", FutureWarning)
+            warn_deprecated(f"Trainer({name}={text})", new)
     for name in TUNER:
         changed.pop(name, None)
     flags = {**FLAGS, **changed}
@@ -178,9 +179,7 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     if given is not None and not is_backend(given):
         known = ["cpu", "gpu", "tpu", "ddp_cpu", *PLUGINS]
         if given not in ("cpu", "gpu", "tpu", "auto"):
-            raise ConfigurationError(
-                f"Trainer(accelerator={shown(given)}) is unknown. {did_you_mean(str(given), known)}"
-            )
+            raise unknown_value("Trainer", "accelerator", given, known)
         hardware = {"cpu": CPUAccelerator, "gpu": GPUAccelerator, "tpu": TPUAccelerator, "auto": Accelerator}[given]
     precision = precisions[0] if precisions else precision_of(flags)
     plugin = kinds[0] if kinds else _backend(given if is_backend(given) else None, hardware, devices, flags)

@@ -14,6 +14,7 @@ from drivetrain.base.introspect import near_misses, overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.compat.delegates import reads
 from drivetrain.data.combined import CombinedLoader
+from drivetrain.legacy.deprecated import warn_deprecated
 from drivetrain.legacy.v1_3 import flags
 from drivetrain.legacy.v1_3._callbacks import ModelCheckpoint
 from drivetrain.legacy.v1_3.arguments import FromCommandLine
@@ -129,11 +130,8 @@ class FlaggedTrainer(FromCommandLine, Asked):
             source, instead, loaders = "validation loaders", "dataloaders=...", val_loaders
         else:
             return loaders, more
-        rank_zero_warn(
-            f"trainer.{call} without data takes the {source} of trainer.fit, which is deprecated. Write "
-            f"trainer.{call}(model, {instead}).",
-            FutureWarning,
-        )
+        what = f"trainer.{call} without data takes the {source} of trainer.fit, which"
+        warn_deprecated(what, f"trainer.{call}(model, {instead})")
         return loaders, more
 
     _ended_fit = False
@@ -253,9 +251,7 @@ def _renamed(call: str, then: str, given: Any, today: str, loaders: Any) -> Any:
     """Return the argument of this name, or what was given under its earlier name, with a warning."""
     if given is None:
         return loaders
-    rank_zero_warn(
-        f"trainer.{call}({then}=...) is deprecated. Write trainer.{call}(model, {today}=...).", FutureWarning
-    )
+    warn_deprecated(f"trainer.{call}({then}=...)", f"trainer.{call}(model, {today}=...)")
     return given
 
 
