@@ -64,14 +64,8 @@ class Stepped(Adapted):
     teardown = calls("source.teardown")
 
     def __getstate__(self) -> dict[str, Any]:
-        own: dict[str, Any] = {
-            "trainer": None,
-            "loop": None,
-            "engine": None,
-            "outputs_of_batch": None,
-            "further_arguments": {},
-        }
-        return {**self.usual.__getstate__(), **own}
+        of_this_process = dict.fromkeys(("trainer", "loop", "engine", "outputs_of_batch"))
+        return {**self.usual.__getstate__(), **of_this_process, "further_arguments": {}}
 
     # ---- a step; a subclass defines ``ask`` --------------------------------------------------------------------------
 
