@@ -75,12 +75,12 @@ class EpochEnds(Callback):
     on_test_batch_end = on_validation_batch_end
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        outputs_of = trainer.strategy.epoch_outputs
-        kept = [outputs_of(f"{_stage(trainer)}_step", outputs) for _, outputs in sorted(self._evaluation.items())]
+        stage, outputs_of = _stage(trainer), trainer.strategy.epoch_outputs
+        kept = [outputs_of(f"{stage}_step", outputs) for _, outputs in sorted(self._evaluation.items())]
         self._evaluation = {}
         last, self._last = self._last, None
-        if hook_of(pl_module, f"{_stage(trainer)}_epoch_end"):
-            last = _call(pl_module, f"{_stage(trainer)}_epoch_end", kept[0] if len(kept) == 1 else kept)
+        if hook_of(pl_module, f"{stage}_epoch_end"):
+            last = _call(pl_module, f"{stage}_epoch_end", kept[0] if len(kept) == 1 else kept)
         _log(pl_module, last)
         getattr(pl_module, "save_predictions", lambda: None)()
 
