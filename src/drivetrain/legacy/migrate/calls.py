@@ -46,6 +46,13 @@ GONE = {
 }
 """Members that the Trainer had, and what to write today."""
 
+_OF_STEPS = {
+    "optimizer_idx": "write self.automatic_optimization = False, and step the optimizers of self.optimizers() in "
+    "training_step",
+    "hiddens": "loop over the parts of the batch, with manual optimization",
+}
+"""Arguments of steps that are not passed any more, and what to write."""
+
 _STEPS = ("training_step", "validation_step", "test_step")
 
 
@@ -166,12 +173,9 @@ def _report_data(bindings: Bindings, node: ast.ClassDef) -> None:
 
 
 def _report_step(bindings: Bindings, method: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    taken = {argument.arg for argument in (*method.args.args, *method.args.kwonlyargs)}
-    if "optimizer_idx" in taken:
-        bindings.source.left(
-            method, "training_step(..., optimizer_idx): write self.automatic_optimization = False, and step the "
-            "optimizers of self.optimizers() in training_step",
-        )  # fmt: skip
+    taken = [argument.arg for argument in (*method.args.args, *method.args.kwonlyargs)]
+    for name in filter(_OF_STEPS.get, taken):
+        bindings.source.left(method, f"training_step(..., {name}): {_OF_STEPS[name]}")
     needed = [each.arg for each in method.args.args[: len(method.args.args) - len(method.args.defaults)]]
     if method.name != "training_step" and len(needed) > 3 and needed[3] != "dataloader_idx":
         bindings.source.left(
@@ -184,10 +188,6 @@ def _report_step(bindings: Bindings, method: ast.FunctionDef | ast.AsyncFunction
             bindings.source.left(
                 inner, f"{called}(...) is not logged any more: write self.log(name, value), and return the loss"
             )
-    if "hiddens" in taken:
-        bindings.source.left(
-            method, "training_step(..., hiddens): loop over the parts of the batch, with manual optimization"
-        )
 
 
 def _report_dictionary(bindings: Bindings, node: ast.Return | ast.Call) -> None:

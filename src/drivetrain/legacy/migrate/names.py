@@ -56,7 +56,7 @@ class Names:
 
     def is_only_earlier(self, module: str, name: str = "") -> bool:
         """Whether only an earlier generation has a module, or a name in it."""
-        places = [(each, path) for each, path in self._places(module)]
+        places = list(self._places(module))
         in_latest = [path for each, path in places if each is LATEST]
         if not name or self.is_module(f"{module}.{name}"):
             module = f"{module}.{name}" if name else module
