@@ -214,6 +214,11 @@ def wrong_value(
     return kind(f"{owner}({name}={shown(value)}): {name} is {expected}. Write {cure}.")
 
 
+def unknown_value(owner: str, name: str, value: Any, known: Iterable[str]) -> ConfigurationError:
+    """Return the error for an argument of ``owner`` that is none of the ``known`` names; it suggests one."""
+    return ConfigurationError(f"{owner}({name}={shown(value)}) is unknown. {did_you_mean(str(value), known)}")
+
+
 def check_installed(owner: str, package: str, instead: str = "", install: str = "") -> None:
     """Check that ``owner`` can import its package.
 

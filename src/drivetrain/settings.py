@@ -130,8 +130,8 @@ class Settings:
         split_on_oom: run batches that do not fit into memory again, in parts, with the gradients of the whole batch.
         cuda_graphs: replay training steps as graphs of the device: "auto": where that is possible and faster; True:
             always.
-        optimizer_kernels: faster kernels of optimizers on the host: "equal": with the same numbers; "fastest": any; None:
-            none.
+        optimizer_kernels: faster kernels of optimizers on the host: "equal": with the same numbers; "fastest": any;
+            None: none.
         save_trainable_only: checkpoints leave out frozen weights, and keep their fingerprints.
 
     Raises:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain.compat import deepspeed_files
 from drivetrain.compat.deepspeed_files import convert_zero_checkpoint_to_fp32_state_dict, ds_checkpoint_dir
 
 
@@ -61,6 +60,6 @@ def test_a_folder_becomes_one_file(folder: Path, tag: str | None, found: str) ->
 
 
 def test_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deepspeed_files, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install deepspeed"):
         convert_zero_checkpoint_to_fp32_state_dict(folder, folder / "one.pt")

@@ -58,6 +58,7 @@ def test_a_data_module_splits_them(tmp_path: Path) -> None:
 def test_without_torchvision_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PL_USE_MOCKED_MNIST", raising=False)
     monkeypatch.setattr(demo_mnist, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install torchvision"):
         MNIST("data")
     assert MNISTDataModule().default_transforms is None

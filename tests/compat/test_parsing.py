@@ -95,7 +95,7 @@ def test_a_model_of_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     torchvision.models = SimpleNamespace(get_model=lambda name, **kwargs: (made, name, kwargs))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torchvision", torchvision)
     assert get_torchvision_model("resnet18", num_classes=3) == (made, "resnet18", {"num_classes": 3})  # type: ignore[comparison-overlap]
-    monkeypatch.setattr("drivetrain.compat.parsing.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="pip install torchvision"):
         get_torchvision_model("resnet18")
 

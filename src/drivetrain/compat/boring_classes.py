@@ -31,18 +31,11 @@ class RandomDataset(Dataset[Tensor]):
         return self.len
 
 
-class RandomDictDataset(Dataset[dict[str, Tensor]]):
+class RandomDictDataset(RandomDataset):
     """The same vectors as "a" in a dictionary, with "b", which is "a" plus 2."""
 
-    def __init__(self, size: int, length: int) -> None:
-        self.len = length
-        self.data = torch.randn(length, size)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
+    def __getitem__(self, index: int) -> dict[str, Tensor]:  # type: ignore[override]
         return {"a": self.data[index], "b": self.data[index] + 2}
-
-    def __len__(self) -> int:
-        return self.len
 
 
 class RandomIterableDataset(IterableDataset[Tensor]):
@@ -135,25 +128,47 @@ class DemoModel(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=self.learning_rate)
 
 
-class _OneSetPerStage(LightningDataModule):
-    """A loader for each stage over the data set that ``setup`` has made for it."""
+_STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
+_STREAMED = {"train": 512, "val": 128, "test": 256, "predict": 64}  # samples by stage
 
+
+class _DataPerStage(LightningDataModule):
+    """A loader for each stage over the data set, or one for each of the data sets, that ``setup`` has made for it."""
+
+    _attribute: str
+
+    def setup(self, stage: str) -> None:
+        """Create the data sets for ``stage``."""
+        for name in _STAGES.get(stage, ()):
+            setattr(self, self._attribute.format(name), self._data(name))
+
+    def _data(self, name: str) -> Any:
+        """Return the data for "train", "val", "test" or "predict"."""
+        raise NotImplementedError
+
+    def _loaders(self, name: str) -> Any:
+        data = getattr(self, self._attribute.format(name))
+        return [DataLoader(each) for each in data] if isinstance(data, list) else DataLoader(data)
+
+    def train_dataloader(self) -> Any:
+        return self._loaders("train")
+
+    def val_dataloader(self) -> Any:
+        return self._loaders("val")
+
+    def test_dataloader(self) -> Any:
+        return self._loaders("test")
+
+    def predict_dataloader(self) -> Any:
+        return self._loaders("predict")
+
+
+class _OneSetPerStage(_DataPerStage):
+    _attribute = "random_{}"
     random_train: Dataset[Tensor]
     random_val: Dataset[Tensor]
     random_test: Dataset[Tensor]
     random_predict: Dataset[Tensor]
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(self.random_train)
-
-    def val_dataloader(self) -> Any:
-        return DataLoader(self.random_val)
-
-    def test_dataloader(self) -> Any:
-        return DataLoader(self.random_test)
-
-    def predict_dataloader(self) -> Any:
-        return DataLoader(self.random_predict)
 
 
 class BoringDataModule(_OneSetPerStage):
@@ -163,54 +178,30 @@ class BoringDataModule(_OneSetPerStage):
         super().__init__()
         self.random_full = RandomDataset(_FEATURES, 4 * _SAMPLES)
 
-    def setup(self, stage: str) -> None:
-        """Create the parts for ``stage``."""
-        parts = {"train": ("fit",), "val": ("fit", "validate"), "test": ("test",), "predict": ("predict",)}
-        for position, (name, stages) in enumerate(parts.items()):
-            if stage in stages:
-                part = Subset(self.random_full, range(position * _SAMPLES, (position + 1) * _SAMPLES))
-                setattr(self, f"random_{name}", part)
-
-
-_STREAMED = {"train": 512, "val": 128, "test": 256, "predict": 64}  # samples by stage
-_STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "predict": ("predict",)}
+    def _data(self, name: str) -> Subset[Tensor]:
+        start = list(_STREAMED).index(name) * _SAMPLES
+        return Subset(self.random_full, range(start, start + _SAMPLES))
 
 
 class BoringDataModuleNoLen(_OneSetPerStage):
     """Random vectors for :class:`BoringModel`, from data sets without a length."""
 
-    def setup(self, stage: str) -> None:
-        """Create the data sets for ``stage``."""
-        for name in _STAGES[stage]:
-            setattr(self, f"random_{name}", RandomIterableDataset(_FEATURES, _STREAMED[name]))
+    def _data(self, name: str) -> RandomIterableDataset:
+        return RandomIterableDataset(_FEATURES, _STREAMED[name])
 
 
-class IterableBoringDataModule(LightningDataModule):
+class IterableBoringDataModule(_DataPerStage):
     """Random vectors for :class:`BoringModel`: for each stage two loaders, the second without a length."""
 
+    _attribute = "{}_datasets"
     train_datasets: list[Dataset[Tensor]]
     val_datasets: list[Dataset[Tensor]]
     test_datasets: list[Dataset[Tensor]]
     predict_datasets: list[Dataset[Tensor]]
 
-    def setup(self, stage: str) -> None:
-        """Create the data sets for ``stage``."""
-        for name in _STAGES[stage]:
-            samples = _STREAMED[name]
-            pair = [RandomDataset(_FEATURES, samples), RandomIterableDataset(_FEATURES, samples)]
-            setattr(self, f"{name}_datasets", pair)
-
-    def train_dataloader(self) -> Any:
-        return [DataLoader(each) for each in self.train_datasets]
-
-    def val_dataloader(self) -> Any:
-        return [DataLoader(each) for each in self.val_datasets]
-
-    def test_dataloader(self) -> Any:
-        return [DataLoader(each) for each in self.test_datasets]
-
-    def predict_dataloader(self) -> Any:
-        return [DataLoader(each) for each in self.predict_datasets]
+    def _data(self, name: str) -> list[Dataset[Tensor]]:
+        samples = _STREAMED[name]
+        return [RandomDataset(_FEATURES, samples), RandomIterableDataset(_FEATURES, samples)]
 
 
 class Net(nn.Module):

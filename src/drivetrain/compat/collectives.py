@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from typing_extensions import Self
 
-from drivetrain.errors import ConfigurationError, did_you_mean, shown
+from drivetrain.errors import unknown_value
 
 default_pg_timeout = timedelta(seconds=1800)
 
@@ -244,16 +244,14 @@ class TorchCollective(Collective):
         if self.is_initialized():
             return self
         given = {self.addr_key: main_address, self.port_key: main_port}
-        before = {key: os.environ.get(key) for key in given}
+        before = {key: os.environ[key] for key in given if key in os.environ}
         os.environ.update({key: str(value) for key, value in given.items() if value is not None})
         try:
             super().setup(**kwargs)
         finally:
-            for key, value in before.items():
-                if value is None:
-                    os.environ.pop(key, None)
-                else:
-                    os.environ[key] = value
+            for key in given:
+                os.environ.pop(key, None)
+            os.environ.update(before)
         TorchCollective.manages_default_group = True
         return self
 
@@ -299,31 +297,20 @@ class TorchCollective(Collective):
             return op
         if not isinstance(native := getattr(dist.ReduceOp, op.upper(), None), dist.ReduceOp.RedOpType):
             known = [name.lower() for name in dist.ReduceOp.RedOpType.__members__]
-            raise ConfigurationError(
-                f"{cls.__name__} got op={shown(op)}, which torch.distributed does not have. {did_you_mean(op, known)}"
-            )
+            raise unknown_value(cls.__name__, "op", op, known)
         return native
 
 
 class SingleDeviceCollective(Collective):
     """A collective of one process: nothing is exchanged."""
 
-    @property
-    def rank(self) -> int:
-        return 0
+    rank = 0
+    world_size = 1
 
-    @property
-    def world_size(self) -> int:
-        return 1
-
-    def broadcast(self, tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+    def _unchanged(self, tensor: Tensor, *_: Any, **__: Any) -> Tensor:
         return tensor
 
-    def all_reduce(self, tensor: Tensor, *_: Any, **__: Any) -> Tensor:
-        return tensor
-
-    def reduce(self, tensor: Tensor, *_: Any, **__: Any) -> Tensor:
-        return tensor
+    broadcast = all_reduce = reduce = recv = _unchanged
 
     def all_gather(self, tensor_list: list[Tensor], tensor: Tensor, **__: Any) -> list[Tensor]:
         return [tensor]
@@ -344,28 +331,22 @@ class SingleDeviceCollective(Collective):
 
     def send(self, *_: Any, **__: Any) -> None: ...
 
-    def recv(self, tensor: Tensor, *_: Any, **__: Any) -> Tensor:
-        return tensor
-
-    def barrier(self, *_: Any, **__: Any) -> None: ...
+    barrier = send
 
     @classmethod
     def is_available(cls) -> bool:
         return True
 
-    @classmethod
-    def is_initialized(cls) -> bool:
-        return True
+    is_initialized = is_available
 
     @classmethod
-    def init_group(cls, **_: Any) -> None: ...
+    def init_group(cls, *_: Any, **__: Any) -> None: ...
+
+    destroy_group = init_group
 
     @classmethod
     def new_group(cls, **_: Any) -> Any:
         return object()
-
-    @classmethod
-    def destroy_group(cls, group: Any) -> None: ...
 
     @classmethod
     def _convert_to_native_op(cls, op: str) -> str:

@@ -17,9 +17,8 @@ def from_compiled(model: Any) -> LightningModule:
     """
     if original(model) is model:
         raise WrongTypeError(f"from_compiled got a {type(model).__name__}. Pass what torch.compile(module) returned.")
-    _check(original(model))
-    module: LightningModule = compiled_in_place(model)
-    return module
+    _checked(original(model))
+    return _checked(compiled_in_place(model))
 
 
 def to_uncompiled(model: Any) -> LightningModule:
@@ -31,24 +30,19 @@ def to_uncompiled(model: Any) -> LightningModule:
     Raises:
         WrongTypeError: ``model`` is not a LightningModule, or is not compiled.
     """
-    module = original(model)
-    _check(module)
+    module = _checked(original(model))
     if module is model and context_of(module) is None:
         raise WrongTypeError(f"to_uncompiled got a {type(model).__name__} that is not compiled. Leave the call out.")
     leave_uncompiled(module)
-    uncompiled: LightningModule = module
-    return uncompiled
+    return module
 
 
 def _maybe_unwrap_optimized(model: Any) -> LightningModule:
     """Return a LightningModule; the result of ``torch.compile`` is first compiled in place."""
-    if original(model) is not model:
-        return from_compiled(model)
-    _check(model)
-    module: LightningModule = model
-    return module
+    return _checked(model) if original(model) is model else from_compiled(model)
 
 
-def _check(module: Any) -> None:
+def _checked(module: Any) -> LightningModule:
     if not isinstance(module, LightningModule):
         raise WrongTypeError(f"Expected a LightningModule, and got a {type(module).__name__}. Pass one.")
+    return module

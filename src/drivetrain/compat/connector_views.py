@@ -6,7 +6,6 @@ Libraries use them despite their private names: finetuning-scheduler, PINA and s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import Entry
 from drivetrain.callback import Callback
+from drivetrain.compat.delegates import reads
 from drivetrain.errors import ConfigurationError, NotSupportedError, shown
 from drivetrain.logbook.entry import Logged
 from drivetrain.logbook.logbook import Logbook
@@ -28,11 +28,6 @@ if TYPE_CHECKING:
     from drivetrain.plan import Plan
     from drivetrain.settings import Settings
     from drivetrain.trainer.trainer import Trainer
-
-
-def reads(path: str, doc: str) -> Any:
-    """Return a read-only property of a view with the value at ``path``, such as "_progress.batch_idx"."""
-    return property(attrgetter(path), doc=doc)
 
 
 class AcceleratorView:

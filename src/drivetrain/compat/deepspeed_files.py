@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.compat.files import NoPathError
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, check_installed
 
 CPU_DEVICE = torch.device("cpu")
 
@@ -68,10 +67,7 @@ def convert_zero_checkpoint_to_fp32_state_dict(
         ModuleNotFoundError: DeepSpeed is not installed.
         ConfigurationError, NoPathError: see :func:`ds_checkpoint_dir`.
     """
-    if find_spec("deepspeed") is None:
-        raise ModuleNotFoundError(
-            "convert_zero_checkpoint_to_fp32_state_dict needs deepspeed. Run: pip install deepspeed"
-        )
+    check_installed("convert_zero_checkpoint_to_fp32_state_dict", "deepspeed")
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     folder = Path(ds_checkpoint_dir(checkpoint_dir, tag))

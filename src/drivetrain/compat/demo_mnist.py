@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, random_split
 
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.errors import check_installed
 from drivetrain.module.datamodule import LightningDataModule
 
 _FOLDER = "./data"
@@ -70,10 +71,7 @@ def MNIST(*args: Any, **kwargs: Any) -> Dataset[Any]:
     """
     if os.environ.get("PL_USE_MOCKED_MNIST"):
         return _HostedMNIST(*args, **kwargs)
-    if find_spec("torchvision") is None:
-        raise ModuleNotFoundError(
-            "MNIST needs torchvision. Run: pip install torchvision, or set the variable PL_USE_MOCKED_MNIST=1."
-        )
+    check_installed("MNIST", "torchvision", "the variable PL_USE_MOCKED_MNIST=1")
     from torchvision.datasets import MNIST as OfTorchvision  # type: ignore[import-not-found]
 
     try:

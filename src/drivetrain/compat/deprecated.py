@@ -7,21 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from drivetrain.accelerators import XLAAccelerator
+from drivetrain import accelerators, precision, strategies
 from drivetrain.base.rank_zero import lightning_deprecation
 from drivetrain.errors import NotSupportedError
-from drivetrain.precision import (
-    BitsandbytesPrecision,
-    DeepSpeedPrecision,
-    DoublePrecision,
-    FSDPPrecision,
-    HalfPrecision,
-    MixedPrecision,
-    Precision,
-    TransformerEnginePrecision,
-    XLAPrecision,
-)
-from drivetrain.strategies import SingleDeviceXLAStrategy
 
 
 class RemovedError(NotSupportedError, NotImplementedError):
@@ -56,26 +44,26 @@ def _removed(name: str) -> Any:
     return type(name, (), {"__init__": __init__, "__module__": __name__, "__doc__": f"The removed {name}."})
 
 
-PrecisionPlugin = _former("PrecisionPlugin", Precision)
-BitsandbytesPrecisionPlugin = _former("BitsandbytesPrecisionPlugin", BitsandbytesPrecision)
-DeepSpeedPrecisionPlugin = _former("DeepSpeedPrecisionPlugin", DeepSpeedPrecision)
-DoublePrecisionPlugin = _former("DoublePrecisionPlugin", DoublePrecision)
-FSDPPrecisionPlugin = _former("FSDPPrecisionPlugin", FSDPPrecision)
-HalfPrecisionPlugin = _former("HalfPrecisionPlugin", HalfPrecision)
-MixedPrecisionPlugin = _former("MixedPrecisionPlugin", MixedPrecision)
-TransformerEnginePrecisionPlugin = _former("TransformerEnginePrecisionPlugin", TransformerEnginePrecision)
-XLAPrecisionPlugin = _former("XLAPrecisionPlugin", XLAPrecision)
-TPUPrecisionPlugin = _former("TPUPrecisionPlugin", XLAPrecision, precision="32-true")
-TPUBf16PrecisionPlugin = _former("TPUBf16PrecisionPlugin", XLAPrecision, precision="bf16-true")
-XLABf16PrecisionPlugin = _former("XLABf16PrecisionPlugin", XLAPrecision, precision="bf16-true")
-TPUPrecision = _former("TPUPrecision", XLAPrecision, precision="32-true")
-TPUBf16Precision = _former("TPUBf16Precision", XLAPrecision, precision="bf16-true")
-XLABf16Precision = _former("XLABf16Precision", XLAPrecision, precision="bf16-true")
-TPUAccelerator = _former("TPUAccelerator", XLAAccelerator)
-SingleTPUStrategy = _former("SingleTPUStrategy", SingleDeviceXLAStrategy)
+PrecisionPlugin = _former("PrecisionPlugin", precision.Precision)
+BitsandbytesPrecisionPlugin = _former("BitsandbytesPrecisionPlugin", precision.BitsandbytesPrecision)
+DeepSpeedPrecisionPlugin = _former("DeepSpeedPrecisionPlugin", precision.DeepSpeedPrecision)
+DoublePrecisionPlugin = _former("DoublePrecisionPlugin", precision.DoublePrecision)
+FSDPPrecisionPlugin = _former("FSDPPrecisionPlugin", precision.FSDPPrecision)
+HalfPrecisionPlugin = _former("HalfPrecisionPlugin", precision.HalfPrecision)
+MixedPrecisionPlugin = _former("MixedPrecisionPlugin", precision.MixedPrecision)
+TransformerEnginePrecisionPlugin = _former("TransformerEnginePrecisionPlugin", precision.TransformerEnginePrecision)
+XLAPrecisionPlugin = _former("XLAPrecisionPlugin", precision.XLAPrecision)
+TPUPrecisionPlugin = _former("TPUPrecisionPlugin", precision.XLAPrecision, precision="32-true")
+TPUBf16PrecisionPlugin = _former("TPUBf16PrecisionPlugin", precision.XLAPrecision, precision="bf16-true")
+XLABf16PrecisionPlugin = _former("XLABf16PrecisionPlugin", precision.XLAPrecision, precision="bf16-true")
+TPUPrecision = _former("TPUPrecision", precision.XLAPrecision, precision="32-true")
+TPUBf16Precision = _former("TPUBf16Precision", precision.XLAPrecision, precision="bf16-true")
+XLABf16Precision = _former("XLABf16Precision", precision.XLAPrecision, precision="bf16-true")
+TPUAccelerator = _former("TPUAccelerator", accelerators.XLAAccelerator)
+SingleTPUStrategy = _former("SingleTPUStrategy", strategies.SingleDeviceXLAStrategy)
 
 
-class FSDPMixedPrecisionPlugin(FSDPPrecision):
+class FSDPMixedPrecisionPlugin(precision.FSDPPrecision):
     """The former FSDPMixedPrecisionPlugin, which also had an argument for the device."""
 
     def __new__(cls, precision: Any = "16-mixed", device: Any = None, scaler: Any = None) -> Any:

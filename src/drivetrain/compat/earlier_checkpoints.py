@@ -24,6 +24,8 @@ import torch
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.checkpoints.foreign import Placeholder, placeholders
+from drivetrain.loops.progress import Progress
+from drivetrain.loops.window import Window
 
 State = dict[str, Any]
 
@@ -125,22 +127,16 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
     if not over:  # counted after the batch's hooks and validation, both of which may save
         stepped += now["processed"] - now["completed"] if manual else 1
     return {
+        **_fresh_progress(),
         "current_epoch": epochs["processed"] - ending,
         "batches_done": done,
         "earlier_batches": ever["processed"] - done,
         "global_step": steps,
         "stepped_batches": stepped if manual else min(stepped, steps),
         "is_last_batch": done > 0 and (ending or batches["is_last_batch"]),
-        "held": 0,
-        "divisor": 1,
         "stepped": done > 0,
-        "flush_due": False,
         "validation": "" if over or not done else _validation(fit_loop, now),
-        # An epoch that a limit or a request cut short counts as complete: its remaining batches are never run.
-        "epoch_cut": False,
-        "cut_batches": 0,
         "epoch_ending": ending,
-        "eval_steps": {},
     }
 
 
@@ -173,15 +169,20 @@ def _progress_of_epochs(checkpoint: State) -> State:
     """Return the counters of a file of 1.0 to 1.5, as if it had been saved between two epochs."""
     steps = int(checkpoint["global_step"])
     return {
+        **_fresh_progress(),
         "current_epoch": int(checkpoint.get("epoch", 0)),
-        "batches_done": 0,
         "earlier_batches": steps,  # too few, if steps had several batches each
         "global_step": steps,
         "stepped_batches": steps,
-        "epoch_cut": False,
-        "epoch_ending": False,
-        "eval_steps": {},
     }
+
+
+def _fresh_progress() -> State:
+    """Return the counters of a fit that has not begun, which is not inside a window.
+
+    No epoch is cut: one that a limit or a request has cut short counts as complete; its other batches are never run.
+    """
+    return {**Progress().state_dict(), **Window().place()}
 
 
 # ---- precision and callbacks -----------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.compat.fabric_strategies import FabricParallelStrategy, Strategy
+from drivetrain.compat.delegates import reads
+from drivetrain.compat.fabric_strategies import FabricParallelStrategy, Strategy, Target
 from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import requires_closure
 from drivetrain.errors import ConfigurationError
@@ -34,6 +35,9 @@ _OF_DEEPSPEED = frozenset(
     }
 )  # fmt: skip
 """Names in a checkpoint that DeepSpeed uses."""
+
+_LOSS_SCALING = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
+"""Arguments for precision "16-true", which are attributes too."""
 
 
 @dataclass
@@ -139,10 +143,8 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
             )
         self.remote_device, self.load_full_weights = remote_device, load_full_weights
         self.exclude_frozen_parameters = exclude_frozen_parameters
-        self.loss_scale, self.initial_scale_power, self.loss_scale_window = (
-            loss_scale, initial_scale_power, loss_scale_window,
-        )  # fmt: skip
-        self.hysteresis, self.min_loss_scale = hysteresis, min_loss_scale
+        self.loss_scale, self.initial_scale_power = loss_scale, initial_scale_power
+        self.loss_scale_window, self.hysteresis, self.min_loss_scale = loss_scale_window, hysteresis, min_loss_scale
         self._all: list[_Trained] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -153,18 +155,14 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         """Whether parameters are spread over the ranks."""
         return self.stage == 3
 
-    @property
-    def _deepspeed_engine(self) -> Any:
-        """DeepSpeed's engine, under a name that programs read."""
-        return self.deepspeed_engine
+    _deepspeed_engine: Any = reads("deepspeed_engine", "DeepSpeed's engine, under a name that programs read.")
 
     def engine_config(self) -> dict[str, Any]:
         """Return the configuration that DeepSpeed's engine gets."""
         made = super().engine_config()
         made["gradient_accumulation_steps"] = self.config.get("gradient_accumulation_steps", 1)
         if self.precision_plugin.name == "16-true":
-            names = ("loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale")
-            made["fp16"] = {**{name: getattr(self, name) for name in names}, **made["fp16"]}
+            made["fp16"] = {**{name: getattr(self, name) for name in _LOSS_SCALING}, **made["fp16"]}
         return made
 
     # ---- set up --------------------------------------------------------------------------------------------------
@@ -172,12 +170,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
         """Return ``module``, with stage 3 in an engine, for an evaluation; with an optimizer, both are set up."""
         module = super().setup_module(module)
-        if self.stage < 3:
-            return module
-        with self._for(module):
-            self._start_engine(None)
-            engine: nn.Module = self._engine
-        return engine
+        return module if self.stage < 3 else self._started(module, None)
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         raise NotImplementedError(
@@ -201,9 +194,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
                 'once after a backward pass. Use another optimizer, or strategy="ddp".'
             )
         module = super().setup_module(module)
-        with self._for(module):
-            self._start_engine(optimizer)
-            engine: nn.Module = self._engine
+        engine = self._started(module, optimizer)
         self._all.append(_Trained(engine, module, optimizer, scheduler))
         self._engine = engine
         return engine, optimizers, scheduler
@@ -220,6 +211,20 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
             config_dict_or_path=self.engine_config(), remote_device=self.remote_device
         )
         return context
+
+    def _started(self, module: nn.Module, optimizer: Optimizer | None) -> nn.Module:
+        """Return a new engine of ``module``."""
+        with self._for(module):
+            self._start_engine(optimizer)
+            engine: nn.Module = self._engine
+        return engine
+
+    @contextmanager
+    def _for_trained(self, module: nn.Module) -> Iterator[_Trained | None]:
+        """Context of :meth:`_for` with a module or an engine; yields its record, or ``None`` without an optimizer."""
+        one = self._of(module)
+        with self._for(module) if one is None else self._for(one.module, one.engine):
+            yield one
 
     @contextmanager
     def _for(self, module: nn.Module, engine: Any = None) -> Iterator[None]:
@@ -305,14 +310,12 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """Return complete weights on rank 0; every rank calls it."""
-        one = self._of(module)
-        with self._for(module if one is None else one.module, None if one is None else one.engine):
+        with self._for_trained(module):
             return self.lightning_module_state_dict()
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         """Load complete weights; every rank calls it."""
-        one = self._of(module)
-        with self._for(module if one is None else one.module, None if one is None else one.engine):
+        with self._for_trained(module) as one:
             self.load_model_state_dict({"state_dict": state_dict}, strict)
             if one is not None:
                 _deepspeed_state.load_master_weights(one.module, state_dict)
@@ -349,11 +352,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         )  # fmt: skip
 
     def load_checkpoint(  # type: ignore[override]
-        self,
-        path: str | Path,
-        state: nn.Module | Optimizer | MutableMapping[str, Any] | None = None,
-        strict: bool = True,
-        weights_only: bool | None = None,
+        self, path: str | Path, state: Target = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Read a folder of DeepSpeed's own format, which is unpickled and can run code, or a file with weights.
 

@@ -5,7 +5,7 @@ Both are FSDP2 here; see docs/fsdp.md and docs/model_parallel.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -22,7 +22,8 @@ from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States, Strategy, entered
+from drivetrain.compat.delegates import reads
+from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States, Strategy, Target, entered
 from drivetrain.errors import CheckpointNameError, described
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
@@ -67,11 +68,7 @@ class _Sharded(Strategy):
     loading: Sequence[nn.Module] = ()  # the modules into which a checkpoint is being read
 
     def load_checkpoint(  # type: ignore[override]
-        self,
-        path: str | Path,
-        state: nn.Module | Optimizer | MutableMapping[str, Any] | None = None,
-        strict: bool = True,
-        weights_only: bool | None = None,
+        self, path: str | Path, state: Target = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Read a file or a folder into the objects of ``state``, each rank its own shards; return the other entries.
 
@@ -229,10 +226,9 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
 
         return ShardingStrategy[self._asked_sharding]
 
-    @property
-    def mixed_precision_config(self) -> Any:
-        """The dtypes in which parameters are gathered and gradients reduced; ``None``: the parameters' own."""
-        return self.mixed_precision
+    mixed_precision_config: Any = reads(
+        "mixed_precision", "The dtypes in which parameters are gathered and gradients reduced; None: the parameters'."
+    )
 
 
 class FabricModelParallelStrategy(  # type: ignore[misc]  # as above

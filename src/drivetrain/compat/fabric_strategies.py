@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 from weakref import ref
 
 import torch
@@ -27,6 +27,7 @@ from drivetrain.base.members import Members, overridden_members
 from drivetrain.base.no_init import NoInit
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.compat.delegates import reads
 from drivetrain.compat.members import TRAINER_ONLY
 from drivetrain.engine import snapshots
 from drivetrain.engine.verbs import Verbs, reading
@@ -36,6 +37,9 @@ from drivetrain.precision.precision import Precision
 from drivetrain.strategies.familiar import standing_for
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 from drivetrain.strategies.placement import place
+
+Target: TypeAlias = nn.Module | Optimizer | MutableMapping[str, Any] | None
+"""What a checkpoint is read into: one object, or several by name; ``None``: nothing."""
 
 _START = 'Say how processes are started in facts: facts = FabricDDPStrategy.facts.but(start_method="spawn").'
 
@@ -274,14 +278,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
             cls.facts = cls._plain.facts.but(engine_verbs=FabricVerbs, engine_class=None)  # type: ignore[attr-defined]
         super().__init_subclass__(**kwargs)
 
-    @property
-    def precision(self) -> Precision:
-        """The precision."""
-        return self._precision
-
-    @precision.setter
-    def precision(self, precision: Precision) -> None:
-        self._precision = precision
+    precision: Precision = reads("_precision", "The precision.", writable=True)
 
     @property
     def precision_plugin(self) -> Precision:
@@ -374,11 +371,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         super().save_checkpoint(snapshots.of(state, filter or {}, self.states(self)), path, storage_options)
 
     def load_checkpoint(  # type: ignore[override]
-        self,
-        path: str | Path,
-        state: nn.Module | Optimizer | MutableMapping[str, Any] | None = None,
-        strict: bool = True,
-        weights_only: bool | None = None,
+        self, path: str | Path, state: Target = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Read a file into the objects of ``state``, or into one module or optimizer; return its other entries."""
         held, states = super().load_checkpoint(path, weights_only), self.states(self)
@@ -428,7 +421,7 @@ class FabricSingleDeviceStrategy(Strategy, plain.SingleDeviceStrategy):
         checkpoint_io: CheckpointIO | None = None,
         precision: Precision | None = None,
     ) -> None:
-        plain.SingleDeviceStrategy.__init__(self, device, accelerator, checkpoint_io, precision)
+        self._plain.__init__(self, device, accelerator, checkpoint_io, precision)  # type: ignore[misc]
 
 
 class FabricParallelStrategy(Strategy, plain.ParallelStrategy):

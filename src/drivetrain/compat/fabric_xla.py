@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,23 +17,16 @@ from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base import files
 from drivetrain.checkpoints.io import CheckpointIO
-from drivetrain.compat.fabric_strategies import (
-    FabricParallelStrategy,
-    FabricSingleDeviceStrategy,
-    FabricVerbs,
-    Strategy,
-    entered,
-    not_drawn,
-)
+from drivetrain.compat import fabric_strategies as fabric
 from drivetrain.engine import snapshots
-from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
+from drivetrain.errors import CheckpointError, ConfigurationError, unknown_value
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies._xla import run_recorded
 
 _METADATA = "shard_metadata"  # the key that torch_xla reads when it consolidates checkpoints
 
 
-class FabricSingleDeviceXLAStrategy(FabricSingleDeviceStrategy, plain.SingleDeviceXLAStrategy):
+class FabricSingleDeviceXLAStrategy(fabric.FabricSingleDeviceStrategy, plain.SingleDeviceXLAStrategy):
     """One XLA device, one process; see :class:`drivetrain.strategies.SingleDeviceXLAStrategy`.
 
     Args:
@@ -43,24 +36,15 @@ class FabricSingleDeviceXLAStrategy(FabricSingleDeviceStrategy, plain.SingleDevi
 
     _plain: type = plain.SingleDeviceXLAStrategy
 
-    def __init__(
-        self,
-        device: torch.device | str | int | None = None,
-        accelerator: Accelerator | None = None,
-        checkpoint_io: CheckpointIO | None = None,
-        precision: Precision | None = None,
-    ) -> None:
-        plain.SingleDeviceXLAStrategy.__init__(self, device, accelerator, checkpoint_io, precision)
-
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
         """Step ``optimizer``, and let the device execute the recorded operations."""
         return super().optimizer_step(optimizer, **kwargs)
 
 
-class _Replicas(Strategy):
+class _Replicas(fabric.Strategy):
     """Base of the strategies with a replica on each device."""
 
-    facts = plain.XLAStrategy.facts.but(engine_verbs=FabricVerbs)
+    facts = plain.XLAStrategy.facts.but(engine_verbs=fabric.FabricVerbs)
 
     def optimizer_step(self, optimizer: Optimizer, **kwargs: Any) -> Any:  # type: ignore[override]
         """Step ``optimizer``, and let the device execute the recorded operations."""
@@ -78,7 +62,7 @@ class _Replicas(Strategy):
 
 
 class FabricXLAStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpose
-    _Replicas, FabricParallelStrategy, plain.XLAStrategy
+    _Replicas, fabric.FabricParallelStrategy, plain.XLAStrategy
 ):
     """One replica per XLA device; see :class:`drivetrain.strategies.XLAStrategy`.
 
@@ -102,7 +86,7 @@ class FabricXLAStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpos
         )
 
 
-class FabricXLAFSDPStrategy(_Replicas, FabricParallelStrategy, plain.XLAStrategy):  # type: ignore[misc]  # as above
+class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAStrategy):  # type: ignore[misc]  # as above
     """One replica per XLA device, with shards of the model: torch_xla's ``XlaFullyShardedDataParallel``.
 
     Set up the module first, then the optimizers created from its parameters. Checkpoints have torch_xla's form: a
@@ -137,10 +121,7 @@ class FabricXLAFSDPStrategy(_Replicas, FabricParallelStrategy, plain.XLAStrategy
     ) -> None:
         plain.XLAStrategy.__init__(self, accelerator, parallel_devices, checkpoint_io, precision)
         if state_dict_type not in ("full", "sharded"):
-            raise ConfigurationError(
-                f"XLAFSDPStrategy(state_dict_type={state_dict_type!r}) is unknown. "
-                f"{did_you_mean(str(state_dict_type), ('full', 'sharded'))}"
-            )
+            raise unknown_value("XLAFSDPStrategy", "state_dict_type", state_dict_type, ("full", "sharded"))
         if activation_checkpointing_policy and "auto_wrapper_callable" in fsdp_arguments:
             raise ConfigurationError(
                 "XLAFSDPStrategy got activation_checkpointing_policy and auto_wrapper_callable, which both say how "
@@ -159,7 +140,7 @@ class FabricXLAFSDPStrategy(_Replicas, FabricParallelStrategy, plain.XLAStrategy
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
         """Context in which new layers are created in the precision, on the host; ``empty_init``: not initialised."""
-        return entered(not_drawn(empty_init), self.precision_plugin.module_init_context())
+        return fabric.entered(fabric.not_drawn(empty_init), self.precision_plugin.module_init_context())
 
     def module_sharded_context(self) -> AbstractContextManager[Any]:
         """Context that does nothing: ``setup_module`` shards the layers."""
@@ -271,7 +252,7 @@ class FabricXLAFSDPStrategy(_Replicas, FabricParallelStrategy, plain.XLAStrategy
         held = snapshots.of(state, filter or {}, self.states(self))
         held[_METADATA] = modules[0].get_shard_metadata()
         self.barrier("no rank has begun to write")
-        file = folder / f"checkpoint_rank-{self.global_rank:08d}-of-{self.world_size:08d}.pth"
+        file = self._file_in(folder)
         for rank in range(self.num_processes) if self._sequential_save else (self.local_rank,):
             if rank == self.local_rank:
                 self.checkpoint_io.save_checkpoint(held, file, storage_options)
@@ -279,6 +260,10 @@ class FabricXLAFSDPStrategy(_Replicas, FabricParallelStrategy, plain.XLAStrategy
                 self.barrier(f"rank {rank} has written")
         if not self._saves_shards:
             self._put_together(folder)
+
+    def _file_in(self, folder: Path) -> Path:
+        """Return the file of this rank."""
+        return folder / f"checkpoint_rank-{self.global_rank:08d}-of-{self.world_size:08d}.pth"
 
     def _put_together(self, folder: Path) -> None:
         """Replace the folder with shards by one file with all weights."""
@@ -298,16 +283,12 @@ class FabricXLAFSDPStrategy(_Replicas, FabricParallelStrategy, plain.XLAStrategy
         self.barrier("the shards are consolidated")
 
     def load_checkpoint(  # type: ignore[override]
-        self,
-        path: str | Path,
-        state: nn.Module | Optimizer | MutableMapping[str, Any] | None = None,
-        strict: bool = True,
-        weights_only: bool | None = None,
+        self, path: str | Path, state: fabric.Target = None, strict: bool = True, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Read this rank's file in a folder, or a file with all weights into a module that is not set up yet."""
         place = Path(self.broadcast(path))
         if place.is_dir():
-            place = place / f"checkpoint_rank-{self.global_rank:08d}-of-{self.world_size:08d}.pth"
+            place = self._file_in(place)
             if not place.is_file():
                 raise CheckpointError(
                     f"There is no {place}: another number of replicas has saved this checkpoint. Start as many, or "

@@ -39,7 +39,7 @@ class ServedModule(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
-            return sorted(name for name in self._compat_names() if not name.startswith("_"))
+            return sorted(name for name in names(self._compat_path) if not name.startswith("_"))
         if name.startswith("__"):  # import, inspect and warnings read many of these
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if (found := find(self._compat_path, name)) is not None:
@@ -56,10 +56,7 @@ class ServedModule(ModuleType):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return sorted({*vars(self), *self._compat_names(), *submodules(self._compat_path)})
-
-    def _compat_names(self) -> set[str]:
-        return {offered for offered, _, _ in offers(self._compat_path)}
+        return sorted({*vars(self), *names(self._compat_path), *submodules(self._compat_path)})
 
 
 class CompatFinder:
@@ -162,11 +159,16 @@ def program_of(path: str) -> tuple[str, str] | None:
 def offers(path: str, of: table.Table | None = None) -> Iterator[tuple[str, str, str]]:
     """Yield the names of a module in a table, by default the current one, each with drivetrain's module and name."""
     for source in (of or table.in_use()).served[path]:
-        home, _, names = source.partition(":")
-        listed: Iterable[str] = names.split() or importlib.import_module(home).__all__
+        home, _, written = source.partition(":")
+        listed: Iterable[str] = written.split() or importlib.import_module(home).__all__
         for name in listed:
             offered, _, ours = name.partition("=")
             yield offered, home, ours or offered
+
+
+def names(path: str, of: table.Table | None = None) -> set[str]:
+    """Return the names of a module in a table, by default the current one."""
+    return {offered for offered, _, _ in offers(path, of)}
 
 
 def find(path: str, name: str) -> tuple[str, str] | None:
@@ -186,7 +188,5 @@ def _below(path: str, name: str) -> str:
 
 
 def _refusal(module: str, path: str, name: str) -> str:
-    known = (
-        {offered for offered, _, _ in offers(path)} | set(submodules(path)) if path in table.in_use().served else set()
-    )
+    known = {*names(path), *submodules(path)} if path in table.in_use().served else set()
     return f"drivetrain.compat has no {module}.{name} (yet). {did_you_mean(name, known)} {_CURE}"

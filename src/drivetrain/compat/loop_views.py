@@ -11,7 +11,7 @@ import torch
 
 from drivetrain.base.files import encodable
 from drivetrain.compat import connector_views
-from drivetrain.compat.connector_views import reads
+from drivetrain.compat.delegates import reads
 from drivetrain.errors import NotSupportedError
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.results import results_table
@@ -71,11 +71,7 @@ class _LoopView:
 
 
 def _limit(name: str) -> Any:  # a property; the classes below declare its type
-    return property(
-        lambda view: getattr(view._trainer, name),
-        lambda view, value: setattr(view._trainer, name, value),
-        doc="The Trainer's limit; it can be set.",
-    )
+    return reads(f"_trainer.{name}", "The Trainer's limit; it can be set.", writable=True)
 
 
 class TrainingEpochView(_LoopView):
@@ -173,16 +169,8 @@ class OptimizationView:
         """The steps of automatic optimization: ``optim_progress.optimizer.step``."""
         return self
 
-    @property
-    def optimizer(self) -> OptimizationView:
-        """See :attr:`optim_progress`."""
-        return self
-
-    @property
-    def step(self) -> StepProgress:
-        """See :attr:`optim_progress`."""
-        return self.optim_step_progress
-
+    optimizer = optim_progress
+    step: StepProgress = reads("optim_step_progress", "See :attr:`optim_progress`.")
     optimizer_steps: int = reads("optim_step_progress.total.completed", "How many steps are done.")
 
 

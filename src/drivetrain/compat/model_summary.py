@@ -8,8 +8,19 @@ from torch import Tensor, nn
 
 from drivetrain.callbacks.model_summary import UNKNOWN, Summary, human_count
 from drivetrain.callbacks.model_summary import summarize as _summarize
+from drivetrain.compat.delegates import reads
 
 UNKNOWN_SIZE = UNKNOWN
+
+
+def _column(name: str, doc: str) -> Any:
+    """Return a property with the values of one column of the table, one for each row; ``None`` is shown as "?"."""
+
+    def read(summary: ModelSummary) -> list[Any]:
+        column = [getattr(row, name) for row in summary._summary.rows]
+        return [UNKNOWN if value is None else value for value in column]
+
+    return property(read, doc=doc)
 
 
 class ModelSummary:
@@ -32,50 +43,20 @@ class ModelSummary:
         """The submodules with their names."""
         return [(name, self._model.get_submodule(name)) for name in self.layer_names]
 
-    @property
-    def layer_names(self) -> list[str]:
-        """The submodules' names."""
-        return [row.name for row in self._summary.rows]
-
-    @property
-    def layer_types(self) -> list[str]:
-        """The names of their classes."""
-        return [row.type for row in self._summary.rows]
-
-    @property
-    def in_sizes(self) -> list[Any]:
-        """The input shapes; "?" if unknown."""
-        return [UNKNOWN if row.in_sizes is None else row.in_sizes for row in self._summary.rows]
-
-    @property
-    def out_sizes(self) -> list[Any]:
-        """The output shapes; "?" if unknown."""
-        return [UNKNOWN if row.out_sizes is None else row.out_sizes for row in self._summary.rows]
-
-    @property
-    def param_nums(self) -> list[int]:
-        """The number of elements of each one's parameters."""
-        return [row.num_parameters for row in self._summary.rows]
-
-    @property
-    def training_modes(self) -> list[bool]:
-        """Whether each is in training mode."""
-        return [row.training for row in self._summary.rows]
+    layer_names: list[str] = _column("name", "The submodules' names.")
+    layer_types: list[str] = _column("type", "The names of their classes.")
+    in_sizes: list[Any] = _column("in_sizes", 'The input shapes; "?" if unknown.')
+    out_sizes: list[Any] = _column("out_sizes", 'The output shapes; "?" if unknown.')
+    param_nums: list[int] = _column("num_parameters", "The number of elements of each one's parameters.")
+    training_modes: list[bool] = _column("training", "Whether each is in training mode.")
 
     @property
     def total_training_modes(self) -> dict[str, int]:
         """The number of submodules of any depth in each mode."""
         return {"train": self._summary.modules_in_train, "eval": self._summary.modules_in_eval}
 
-    @property
-    def total_parameters(self) -> int:
-        """Number of elements of all parameters."""
-        return self._summary.total
-
-    @property
-    def trainable_parameters(self) -> int:
-        """Number of elements of trainable parameters."""
-        return self._summary.trainable
+    total_parameters: int = reads("_summary.total", "Number of elements of all parameters.")
+    trainable_parameters: int = reads("_summary.trainable", "Number of elements of trainable parameters.")
 
     @property
     def model_size(self) -> float:

@@ -7,7 +7,6 @@ import pickle
 import types
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from importlib.util import find_spec
 from typing import Any
 
 from torch import nn
@@ -15,6 +14,7 @@ from torch import nn
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
+from drivetrain.errors import check_installed
 from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.hparams import HyperparametersMixin
 from drivetrain.module.module import LightningModule
@@ -62,8 +62,7 @@ def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
     Raises:
         ModuleNotFoundError: torchvision is not installed.
     """
-    if find_spec("torchvision") is None:
-        raise ModuleNotFoundError("get_torchvision_model needs torchvision. Run: pip install torchvision")
+    check_installed("get_torchvision_model", "torchvision")
     from torchvision import models  # type: ignore[import-not-found]
 
     found: nn.Module = models.get_model(model_name, **kwargs)

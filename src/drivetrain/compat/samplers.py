@@ -24,11 +24,6 @@ class _Drawn(Dataset[Any]):
                 f"DistributedSamplerWrapper got a {type(sampler).__name__} without a length, so the ranks cannot agree "
                 "where an epoch ends. Give it __len__."
             )
-        if len(sampler) == float("inf"):
-            raise ConfigurationError(
-                "DistributedSamplerWrapper got a sampler with an infinite length. Let __len__ return the samples of an "
-                "epoch."
-            )
         self.sampler: Any = sampler
         self.order: list[Any] = []
 

@@ -157,8 +157,7 @@ pytorch.utilities.migration.utils .compat.migration: _pl_migrate_checkpoint migr
 pytorch.utilities.model_helpers .compat.parsing: get_torchvision_model is_overridden
 pytorch.utilities.model_summary .compat.model_summary: ModelSummary get_formatted_model_size get_human_readable_count
     parse_batch_shape summarize
-pytorch.utilities.model_summary.model_summary .compat.model_summary: ModelSummary get_formatted_model_size
-    get_human_readable_count parse_batch_shape summarize UNKNOWN_SIZE
+pytorch.utilities.model_summary.model_summary =pytorch.utilities.model_summary | .compat.model_summary: UNKNOWN_SIZE
 pytorch.utilities.parameter_tying .compat.parameters: find_shared_parameters set_shared_parameters
 pytorch.utilities.parsing .module.hparams: AttributeDict | .compat.parsing: clean_namespace collect_init_args
     get_init_args is_picklable lightning_getattr lightning_hasattr lightning_setattr parse_class_init_keys

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from drivetrain.engine.engine import Engine
 
 
+_OPTIONS = ("mode", "warmup", "atol", "rtol")
+
+
 class FabricSpikeDetection(LossWatch):
     """:class:`drivetrain.callbacks.SpikeDetection` as a callback of Fabric.
 
@@ -44,15 +47,14 @@ class FabricSpikeDetection(LossWatch):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: the losses, the batches to leave out, and the arguments."""
-        return {
-            **super().state_dict(), "mode": self.mode, "warmup": self.warmup, "atol": self.atol, "rtol": self.rtol,
-            "bad_batches_path": None if self.exclude_batches_path is None else str(self.exclude_batches_path),
-        }  # fmt: skip
+        path = None if self.exclude_batches_path is None else str(self.exclude_batches_path)
+        own = {name: getattr(self, name) for name in _OPTIONS}
+        return {**super().state_dict(), **own, "bad_batches_path": path}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a result of :meth:`state_dict`."""
         super().load_state_dict(state_dict)
-        self.mode, self.warmup = state_dict["mode"], state_dict["warmup"]
-        self.atol, self.rtol = state_dict["atol"], state_dict["rtol"]
+        for name in _OPTIONS:
+            setattr(self, name, state_dict[name])
         path = state_dict["bad_batches_path"]
         self.exclude_batches_path = None if path is None else Path(path)

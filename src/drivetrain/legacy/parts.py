@@ -1,41 +1,21 @@
-"""Shared parts of accelerators and plugins of earlier generations: members that call another object, and the
-strategy.
-"""
+"""Shared parts of accelerators and plugins of earlier generations: members that call the present strategy."""
 
 from __future__ import annotations
 
-from operator import attrgetter
+from collections.abc import Sequence
 from typing import Any
 
+from drivetrain.accelerators.choice import choose
+from drivetrain.compat.delegates import calls, reads
 from drivetrain.errors import ConfigurationError
-
-
-def reads(path: str, writable: bool = False) -> Any:
-    """Return a property with the value at ``path`` of the object, such as "strategy.usual.root_device"."""
-    owner, _, name = path.rpartition(".")
-
-    def write(part: Any, value: Any) -> None:
-        setattr(attrgetter(owner)(part), name, value)
-
-    return property(attrgetter(path), write if writable else None)
-
-
-def calls(path: str) -> Any:
-    """Return a method that calls the method at ``path`` of the object with its arguments."""
-    find = attrgetter(path)
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return find(self)(*args, **kwargs)
-
-    method.__name__ = method.__qualname__ = path.rpartition(".")[2]  # for tracebacks
-    return method
+from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
 
 
 class AsksStrategy:
     """Members that accelerators of 1.1 and training-type plugins of 1.3 both delegate to the present strategy.
 
-    strategy: the present strategy, whose methods call the accelerator; ``strategy.usual`` has its own methods.
-        strategy: today's, whose methods call the accelerator; ``strategy.usual`` has those of the strategy itself.
+    Attributes:
+        strategy: the present strategy, whose methods call the accelerator; ``strategy.usual`` has its own methods.
     """
 
     strategy: Any
@@ -66,6 +46,34 @@ class AsksStrategy:
     def on_save(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
         """Return the checkpoint to write instead of ``checkpoint``."""
         return checkpoint
+
+
+class EarlierAccelerator:
+    """What the accelerators of both generations have in common.
+
+    Attributes:
+        hardware: the name of the present accelerator.
+        optimizer_frequencies: for how many batches in a row each optimizer is stepped; empty: all are, for each batch.
+        ends_evaluation_epochs: whether ``on_epoch_start`` and ``on_epoch_end`` are called in evaluations too.
+        strategy: the present strategy, whose methods call this accelerator.
+    """
+
+    hardware = "auto"
+    optimizer_frequencies: Sequence[int] = ()
+    ends_evaluation_epochs = True
+    strategy: Any
+    _strategy: Any = None
+
+    def as_settings(self) -> dict[str, Any]:
+        """Return the present Trainer's arguments for this accelerator.
+
+        Raises:
+            ConfigurationError: its hardware, or the package for it, is missing.
+        """
+        choose(self.hardware)  # raises that error before the strategy for the hardware is created
+        self.strategy.engine = None  # a user's loop with its own engine has ended
+        epoch_ends = EpochEnds(self.ends_evaluation_epochs)
+        return {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [epoch_ends]}
 
 
 class OfAccelerator:

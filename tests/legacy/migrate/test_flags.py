@@ -7,9 +7,8 @@ import ast
 import pytest
 
 import drivetrain
-from drivetrain.legacy.migrate.flags import KNOWN
 from drivetrain.legacy.migrate.program import migrate
-from drivetrain.legacy.v1_3.flags import FLAGS
+from drivetrain.legacy.v1_3.flags import FLAGS, PRESENT
 
 IMPORT = "from drivetrain import Trainer\n"
 
@@ -107,7 +106,7 @@ def test_what_has_another_result_is_reported(before: str) -> None:
     assert not [each for each in source.remarks if each.is_left]
 
 
-@pytest.mark.parametrize("name", sorted(FLAGS.keys() - KNOWN))
+@pytest.mark.parametrize("name", sorted(FLAGS.keys() - PRESENT))
 def test_no_flag_of_that_time_passes_unseen(name: str) -> None:
     source = migrate("train.py", f"{IMPORT}t = Trainer({name}=value)\n".encode())
     assert [each for each in source.remarks if name in each.text]
@@ -116,7 +115,7 @@ def test_no_flag_of_that_time_passes_unseen(name: str) -> None:
 
 
 def test_todays_arguments_stay() -> None:
-    values = ", ".join(f"{name}=v" for name in sorted(KNOWN - {"profiler", "model_registry"}))
+    values = ", ".join(f"{name}=v" for name in sorted(PRESENT - {"profiler", "model_registry"}))
     text = f"import drivetrain as dt\nt = dt.Trainer({values})\n"
     assert migrate("train.py", text.encode()).result() == text
     assert drivetrain.Trainer  # the name that the text uses

@@ -107,8 +107,8 @@ class Bindings:
         return found
 
     def _chain(self, node: ast.Name, bound: Bound) -> Chain:
-        module, expression, parent = bound.module, node, self.source.parents.get(node)
-        reached: ast.expr = expression
+        module, parent = bound.module, self.source.parents.get(node)
+        reached: ast.expr = node
         while isinstance(parent, ast.Attribute):
             today = self.names.find(module, parent.attr)
             if today is not None or not self.names.is_module(f"{module}.{parent.attr}"):

@@ -7,11 +7,11 @@ import importlib
 import inspect
 
 from drivetrain.legacy.migrate.bindings import Bindings
-from drivetrain.legacy.migrate.flags import KNOWN, rewrite_trainer
+from drivetrain.legacy.migrate.flags import rewrite_trainer
 from drivetrain.legacy.migrate.hyperparameters import report_hyperparameters
 from drivetrain.legacy.migrate.names import Today
 from drivetrain.legacy.v1_3 import hooks
-from drivetrain.legacy.v1_3.flags import FLAGS
+from drivetrain.legacy.v1_3.flags import FLAGS, PRESENT
 
 RENAMED = {
     ("fit", "train_dataloader"): "train_dataloaders",
@@ -46,24 +46,12 @@ GONE = {
 }
 """Members that the Trainer had, and what to write today."""
 
-HOOKS = {
-    "training_epoch_end": "on_train_epoch_end(self), and keep what training_step returns in a list yourself",
-    "validation_epoch_end": "on_validation_epoch_end(self), and keep what validation_step returns in a list yourself",
-    "test_epoch_end": "on_test_epoch_end(self), and keep what test_step returns in a list yourself",
-    "on_epoch_start": "on_train_epoch_start, on_validation_epoch_start or on_test_epoch_start",
-    "on_epoch_end": "on_train_epoch_end, on_validation_epoch_end or on_test_epoch_end",
-    "on_pretrain_routine_start": "on_fit_start",
-    "on_pretrain_routine_end": "on_fit_start",
-    "configure_sharded_model": "configure_model",
-    "get_progress_bar_dict": "self.log(..., prog_bar=True)",
-    "on_batch_start": "on_train_batch_start",
-    "on_batch_end": "on_train_batch_end",
-    "on_init_start": "setup",
-    "on_init_end": "setup",
-    "on_keyboard_interrupt": "on_exception",
-    "tbptt_split_batch": "a loop over the parts of the batch in training_step, with manual optimization",
+_OF_STEPS = {
+    "optimizer_idx": "write self.automatic_optimization = False, and step the optimizers of self.optimizers() in "
+    "training_step",
+    "hiddens": "loop over the parts of the batch, with manual optimization",
 }
-"""Hooks of modules and callbacks that are not called any more, and what to write."""
+"""Arguments of steps that are not passed any more, and what to write."""
 
 _STEPS = ("training_step", "validation_step", "test_step")
 
@@ -124,7 +112,7 @@ def _rewrite_object(bindings: Bindings, node: ast.Call, today: Today) -> None:
         bindings.source.left(node, 'EarlyStopping(...): write monitor="...", which was "early_stop_on" by default')
     for keyword in (each for each in node.keywords if each.arg == "trainer_defaults"):
         for key in keyword.value.keys if isinstance(keyword.value, ast.Dict) else []:
-            if isinstance(key, ast.Constant) and key.value in FLAGS.keys() - KNOWN:
+            if isinstance(key, ast.Constant) and key.value in FLAGS.keys() - PRESENT:
                 bindings.source.left(
                     key, f'trainer_defaults={{"{key.value}": ...}}: see what docs/legacy.md says of it'
                 )
@@ -171,7 +159,7 @@ def _report_module(bindings: Bindings, node: ast.ClassDef) -> None:
         for statement in ast.walk(method):
             if isinstance(statement, ast.Assign):
                 _rewrite_hparams(bindings, statement)
-            elif isinstance(statement, (ast.Return, ast.Call)) and method.name in (*_STEPS, *HOOKS):
+            elif isinstance(statement, (ast.Return, ast.Call)) and method.name in (*_STEPS, *hooks.GONE):
                 _report_dictionary(bindings, statement)
 
 
@@ -185,12 +173,9 @@ def _report_data(bindings: Bindings, node: ast.ClassDef) -> None:
 
 
 def _report_step(bindings: Bindings, method: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-    taken = {argument.arg for argument in (*method.args.args, *method.args.kwonlyargs)}
-    if "optimizer_idx" in taken:
-        bindings.source.left(
-            method, "training_step(..., optimizer_idx): write self.automatic_optimization = False, and step the "
-            "optimizers of self.optimizers() in training_step",
-        )  # fmt: skip
+    taken = [argument.arg for argument in (*method.args.args, *method.args.kwonlyargs)]
+    for name in filter(_OF_STEPS.get, taken):
+        bindings.source.left(method, f"training_step(..., {name}): {_OF_STEPS[name]}")
     needed = [each.arg for each in method.args.args[: len(method.args.args) - len(method.args.defaults)]]
     if method.name != "training_step" and len(needed) > 3 and needed[3] != "dataloader_idx":
         bindings.source.left(
@@ -203,10 +188,6 @@ def _report_step(bindings: Bindings, method: ast.FunctionDef | ast.AsyncFunction
             bindings.source.left(
                 inner, f"{called}(...) is not logged any more: write self.log(name, value), and return the loss"
             )
-    if "hiddens" in taken:
-        bindings.source.left(
-            method, "training_step(..., hiddens): loop over the parts of the batch, with manual optimization"
-        )
 
 
 def _report_dictionary(bindings: Bindings, node: ast.Return | ast.Call) -> None:
@@ -240,8 +221,8 @@ def _rewrite_hparams(bindings: Bindings, node: ast.Assign) -> None:
 def _report_hooks(bindings: Bindings, node: ast.ClassDef, table: dict[str, tuple[str, str]]) -> None:
     """Report hooks that are no longer called, or that have the arguments of an earlier generation."""
     for method in _methods(node):
-        if method.name in HOOKS:
-            bindings.source.left(method, f"{method.name} is not called any more: write {HOOKS[method.name]}")
+        if method.name in hooks.GONE:
+            bindings.source.left(method, f"{method.name} is not called any more: write {hooks.GONE[method.name]}")
         if method.name not in table:
             continue
         today, then = (text.split() for text in table[method.name])

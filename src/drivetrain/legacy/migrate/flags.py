@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -12,11 +11,8 @@ from drivetrain.legacy.migrate.bindings import Bindings
 from drivetrain.legacy.migrate.source import Span
 from drivetrain.legacy.v1_3 import flags
 from drivetrain.legacy.v1_3.precision_plugins import ApexMixedPrecisionPlugin
-from drivetrain.settings import NOT_YET, Settings
+from drivetrain.settings import NOT_YET
 from drivetrain.strategies.strategy import StrategyRegistry
-
-KNOWN = frozenset(field.name for field in dataclasses.fields(Settings))
-"""Today's arguments."""
 
 _UNKNOWN: Any = object()  # a value that is only known when the program runs
 _CALLBACKS = re.compile(r"callbacks=\[(.*)\]", re.DOTALL)
@@ -58,7 +54,9 @@ class _Call:
 
     def _rewrite(self, name: str, keyword: ast.keyword) -> None:
         value = _literal(keyword.value)
-        if name in ("gpus", "tpu_cores", "num_processes", "auto_select_gpus", "devices"):
+        if name == "auto_select_gpus":
+            self._drop_or_leave(name, keyword, value, 'write devices="auto" for any free ones')
+        elif name in ("gpus", "tpu_cores", "num_processes"):
             self._devices(name, keyword, value)
         elif name in ("distributed_backend", "accelerator"):
             self._backend(name, keyword, value)
@@ -66,15 +64,15 @@ class _Call:
             self._precision(name, keyword, value)
         elif name in ("checkpoint_callback", "accumulate_grad_batches"):
             self._callback_or_not(name, keyword, value)
-        elif name in flags.WITHOUT_EFFECT:
+        elif name in flags.NO_EFFECT:
             self._drop(keyword)
-        elif name in flags.OF_THE_TUNER and name not in KNOWN:
+        elif name in flags.TUNER and name not in flags.PRESENT:
             self._drop_or_leave(name, keyword, value, "write Tuner(trainer) of drivetrain.tuner")
-        elif name in flags.SUPERSEDED and name not in KNOWN:
+        elif name in flags.NEW_SPELLING and name not in flags.PRESENT:
             self._superseded(name, keyword, value)
         elif name == "max_steps" and value is None:
             self._drop(keyword)
-        elif name not in KNOWN:
+        elif name not in flags.PRESENT:
             self._leave(keyword, f"Trainer has no argument {name} any more: see docs/arguments.md")
         elif name in NOT_YET and value != NOT_YET[name]:
             self._leave(keyword, "not supported yet: leave it out")
@@ -107,11 +105,6 @@ class _Call:
     # ---- kinds of flags ----------------------------------------------------------------------------------------------
 
     def _devices(self, name: str, keyword: ast.keyword, value: Any) -> None:
-        if name == "devices":
-            return
-        if name == "auto_select_gpus":
-            self._drop_or_leave(name, keyword, value, 'write devices="auto" for any free ones')
-            return
         others = ["gpus", "tpu_cores", "num_processes"]
         wins = next((each for each in others if each in self.given and not self._is_off(each)), "gpus")
         has_accelerator = not self._names_backend("accelerator") and "accelerator" in self.given
@@ -139,12 +132,7 @@ class _Call:
         if not simple or has_accelerator:
             self._leave(keyword, f'write accelerator="{hardware}", devices=..., or accelerator="cpu" if there are none')
             return
-        span = self.source.span(keyword.value)
-        pieces = (f'accelerator="{hardware}" if ', span, ' else "cpu", devices=', span, " or 1")
-        self.source.replace(*self.source.span(keyword), *pieces)
-        self._changed(
-            keyword, "".join(each if isinstance(each, str) else self.source.text[slice(*each)] for each in pieces)
-        )
+        self._becomes(keyword, f'accelerator="{hardware}" if {{value}} else "cpu", devices={{value}} or 1')
 
     def _backend(self, name: str, keyword: ast.keyword, value: Any) -> None:
         if value is None:
@@ -194,19 +182,14 @@ class _Call:
 
     def _superseded(self, name: str, keyword: ast.keyword, value: Any) -> None:
         has_off = flags.spelling_of(name, "x", True) != flags.spelling_of(name, "x")
+        new = flags.spelling_of(name, "{value}", value is not _UNKNOWN and flags.is_off(value))
+        inner = _CALLBACKS.fullmatch(new)
+        is_sure = "..." not in new and (value is not _UNKNOWN or ("{value}" in new and not has_off))
         if value is not _UNKNOWN and flags.is_default(name, value):
             self._drop(keyword)
-            return
-        off = value is not _UNKNOWN and has_off and flags.is_off(value)
-        new = flags.spelling_of(name, "{value}", off)
-        inner = _CALLBACKS.fullmatch(new)
-        if "..." in new or (value is _UNKNOWN and (has_off or "{value}" not in new)):
-            self._leave(keyword, f"write {new.format(value=self.source.text_of(keyword.value))}")
-        elif inner is not None:
-            before, value_comes, after = inner[1].partition("{value}")
-            span = self.source.span(keyword.value)
-            self._callback(keyword, before, *((span, after) if value_comes else ()))
-        elif _ARGUMENTS.fullmatch(new):
+        elif is_sure and inner is not None:
+            self._callback(keyword, *_filled(inner[1], self.source.span(keyword.value)))
+        elif is_sure and _ARGUMENTS.fullmatch(new):
             self._becomes(keyword, new)
         else:
             self._leave(keyword, f"write {new.format(value=self.source.text_of(keyword.value))}")
@@ -215,13 +198,9 @@ class _Call:
 
     def _becomes(self, keyword: ast.keyword, new: str) -> None:
         """Replace an argument with ``new``, in which "{value}" is the value."""
-        before, value_comes, after = new.partition("{value}")
         start, end = self.source.span(keyword)
-        value = self.source.span(keyword.value)
-        if value_comes:
-            self.source.replace(start, end, before, (_after_equals(self.source.text, start, value[0]), end), after)
-        else:
-            self.source.replace(start, end, new)
+        value = (_after_equals(self.source.text, start, self.source.span(keyword.value)[0]), end)
+        self.source.replace(start, end, *_filled(new, value))
         self._changed(keyword, new.replace("{value}", self.source.text_of(keyword.value)))
 
     def _callback(self, keyword: ast.keyword, *pieces: str | Span) -> None:
@@ -241,19 +220,16 @@ class _Call:
     def _add_callbacks(self) -> None:
         pieces: list[str | Span] = []
         for _, each in self.more:
-            pieces += [*([", "] if pieces else []), *each]
+            pieces += [", ", *each]
         given = self.given.get("callbacks")
-        if given is not None and isinstance(given.value, ast.List):
-            if given.value.elts:
-                end = self.source.span(given.value.elts[-1])[1]
-                self.source.replace(end, end, ", ", *pieces)
-            else:
-                self.source.replace(*self.source.span(given.value), "[", *pieces, "]")
-        elif given is not None:  # None
-            self.source.replace(*self.source.span(given.value), "[", *pieces, "]")
+        if given is not None and isinstance(given.value, ast.List) and given.value.elts:
+            end = self.source.span(given.value.elts[-1])[1]
+            self.source.replace(end, end, *pieces)
+        elif given is not None:  # [] or None
+            self.source.replace(*self.source.span(given.value), "[", *pieces[1:], "]")
         else:
             first = self.more.pop(0)[0]
-            self.source.replace(*self.source.span(first), "callbacks=[", *pieces, "]")
+            self.source.replace(*self.source.span(first), "callbacks=[", *pieces[1:], "]")
         self.doomed |= {self._index(keyword) for keyword, _ in self.more}
 
     def _drop(self, keyword: ast.keyword) -> None:
@@ -306,6 +282,15 @@ def _literal(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return _UNKNOWN
+
+
+def _filled(text: str, value: Span) -> list[str | Span]:
+    """Return the pieces of ``text`` with ``value`` in place of each "{value}"."""
+    first, *others = text.split("{value}")
+    pieces: list[str | Span] = [first]
+    for each in others:
+        pieces += [value, each]
+    return pieces
 
 
 def _after_equals(text: str, start: int, value: int) -> int:

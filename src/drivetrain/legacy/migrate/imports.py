@@ -40,6 +40,7 @@ def rewrite_imports(bindings: Bindings) -> None:
 class _Rewriter:
     def __init__(self, bindings: Bindings) -> None:
         self.bindings, self.source, self.names = bindings, bindings.source, bindings.names
+        self.bound_by = {id(each.alias): each for each in bindings.bound}
         self.needed: dict[int, list[_Item]] = {}  # by the alias of an imported module: the names that replace its uses
 
     def run(self) -> None:
@@ -136,7 +137,7 @@ class _Rewriter:
     def _rewrite_import(self, node: ast.Import) -> None:
         doomed, before = set(), []
         for index, alias in enumerate(node.names):
-            bound = next((each for each in self.bindings.bound if each.alias is alias), None)
+            bound = self.bound_by.get(id(alias))
             if bound is None:
                 continue
             before += self.needed.get(id(alias), [])
@@ -145,10 +146,9 @@ class _Rewriter:
             if alias.asname is None:
                 module = "drivetrain" if self.names.is_module(alias.name) else None
             if module is not None and bound.local not in self.bindings.taken:
-                now = module
-                self.source.replace(start, start + len(alias.name), now)
+                self.source.replace(start, start + len(alias.name), module)
                 rest = self.source.text_of(alias)[len(alias.name) :]
-                self.source.changed(node, f"import {alias.name}{rest}", f"import {now}{rest}")
+                self.source.changed(node, f"import {alias.name}{rest}", f"import {module}{rest}")
             elif self.needed.get(id(alias)):
                 doomed.add(index)
             elif not self.names.is_module(alias.name):
@@ -157,13 +157,8 @@ class _Rewriter:
 
     def _rewrite_from(self, node: ast.ImportFrom) -> None:
         old = node.module or ""
-        items: list[_Item] = []
-        more: list[_Item] = []
-        for alias in node.names:
-            bound = next(each for each in self.bindings.bound if each.alias is alias)
-            item = self._item(bound, alias)
-            more += self.needed.get(id(alias), [])
-            items.append(item)
+        items = [self._item(self.bound_by[id(alias)], alias) for alias in node.names]
+        more = [item for alias in node.names for item in self.needed.get(id(alias), [])]
         modules = [item.module for item in items if item.name and item not in more]
         kept = old if old in modules else max(modules, key=modules.count, default="")
         doomed = {index for index, item in enumerate(items) if item.module != kept or not item.name}

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import drivetrain
 from drivetrain.base.missing import MISSING, why_missing
-from drivetrain.compat import table
-from drivetrain.compat.finder import offers
+from drivetrain.compat import finder, table
 from drivetrain.compat.table import LATEST, Table
 
 _LEGACY = "drivetrain.legacy."
@@ -58,13 +56,13 @@ class Names:
 
     def is_only_earlier(self, module: str, name: str = "") -> bool:
         """Whether only an earlier generation has a module, or a name in it."""
-        places = [(each, path) for each, path in self._places(module)]
+        places = list(self._places(module))
         in_latest = [path for each, path in places if each is LATEST]
         if not name or self.is_module(f"{module}.{name}"):
             module = f"{module}.{name}" if name else module
             return not any(each is LATEST for each, _ in self._places(module)) and self.is_module(module)
-        known = any(name in _offered(LATEST, path) for path in in_latest)
-        return not known and any(name in _offered(each, path) for each, path in places)
+        known = any(name in finder.names(path, LATEST) for path in in_latest)
+        return not known and any(name in finder.names(path, each) for each, path in places)
 
     def find(self, module: str, name: str) -> Today | None:
         """Return the present counterpart of a name in one of Lightning's modules; ``None`` if there is none."""
@@ -72,7 +70,7 @@ class Names:
             found = [
                 _public(home, ours)
                 for each, path in self._places(module)
-                for offered, home, ours in offers(path, each)
+                for offered, home, ours in finder.offers(path, each)
                 if offered == name and home != _ABSENT
             ]
             first = next(iter(found), self._elsewhere(module, name))
@@ -87,12 +85,12 @@ class Names:
         """
         if self.is_module(module) or not name[:1].isupper() or not self.belongs(module):
             return None
-        found = (offer for path in LATEST.served if path.startswith("pytorch") for offer in offers(path, LATEST))
+        found = (offer for path in LATEST.served if path.startswith("pytorch") for offer in finder.offers(path, LATEST))
         return next((_public(home, ours) for offered, home, ours in found if offered == name), None)
 
     def all_of(self, module: str) -> dict[str, Today]:
         """Return the public names of a module, which ``import *`` binds."""
-        names = {name for each, path in self._places(module) for name in _offered(each, path)}
+        names = {name for each, path in self._places(module) for name in finder.names(path, each)}
         found = {name: self.find(module, name) for name in sorted(names) if not name.startswith("_")}
         return {name: today for name, today in found.items() if today is not None}
 
@@ -123,15 +121,6 @@ class Names:
             path = ".".join(part for part in (each.roots.get(root, ""), rest) if part)
             if root in each.roots and path in each.served:
                 yield each, path
-
-    @cached_property
-    def roots(self) -> set[str]:
-        """The names of Lightning's top-level packages."""
-        return {root for each in self.tables for root in each.roots}
-
-
-def _offered(each: Table, path: str) -> set[str]:
-    return {offered for offered, _, _ in offers(path, each)}
 
 
 def _value(today: Today) -> Any:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 
 from drivetrain.legacy.migrate.bindings import Bindings
-from drivetrain.legacy.migrate.calls import HOOKS, rewrite_calls
-from drivetrain.legacy.migrate.flags import KNOWN
+from drivetrain.legacy.migrate.calls import rewrite_calls
 from drivetrain.legacy.migrate.imports import rewrite_imports
 from drivetrain.legacy.migrate.names import Names
 from drivetrain.legacy.migrate.source import Source
-from drivetrain.legacy.v1_3 import flags
+from drivetrain.legacy.v1_3 import flags, hooks
 
 EARLIER = "1.3"
 """The generation whose meaning names have in a program of version 1, if the user does not say which it is."""
@@ -48,7 +47,7 @@ def is_of_version_1(bindings: Bindings) -> bool:
     for node in ast.walk(bindings.source.tree):
         if isinstance(node, ast.Call) and (today := bindings.meaning(node.func)) is not None:
             arguments = {keyword.arg for keyword in node.keywords}
-            if today.name == "Trainer" and arguments & (flags.FLAGS.keys() - KNOWN):
+            if today.name == "Trainer" and arguments & (flags.FLAGS.keys() - flags.PRESENT):
                 return True
         elif isinstance(node, ast.ClassDef) and _has_hook_of_that_time(bindings, node):
             return True
@@ -56,5 +55,5 @@ def is_of_version_1(bindings: Bindings) -> bool:
 
 
 def _has_hook_of_that_time(bindings: Bindings, node: ast.ClassDef) -> bool:
-    hooks = HOOKS.keys() & {getattr(each, "name", "") for each in node.body}
-    return bool(hooks) and (bindings.is_a(node, "LightningModule") or bindings.is_a(node, "Callback"))
+    found = hooks.GONE.keys() & {getattr(each, "name", "") for each in node.body}
+    return bool(found) and (bindings.is_a(node, "LightningModule") or bindings.is_a(node, "Callback"))

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import drivetrain.callbacks
-from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.legacy.deprecated import warn_deprecated
 from drivetrain.legacy.v1_3 import _callbacks as later
 
 
@@ -42,11 +42,8 @@ class ModelCheckpoint(later.ModelCheckpoint):
         if filepath is not None:
             folder, name = (filepath, None) if os.path.isdir(filepath) else os.path.split(filepath)
             dirpath, filename = folder or dirpath, name or filename
-            rank_zero_warn(
-                f"ModelCheckpoint(filepath={str(filepath)!r}) is deprecated. Write dirpath={str(dirpath)!r}, "
-                f"filename={filename!r}.",
-                FutureWarning,
-            )
+            today = f"dirpath={str(dirpath)!r}, filename={filename!r}"
+            warn_deprecated(f"ModelCheckpoint(filepath={str(filepath)!r})", today)
         if prefix:
             filename = f"{prefix}-{filename or '{epoch}-{step}'}"
         super().__init__(

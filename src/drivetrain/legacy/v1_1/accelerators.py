@@ -9,12 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.accelerators.choice import choose
+from drivetrain.compat.delegates import calls, reads
 from drivetrain.legacy.adapted import adapted
-from drivetrain.legacy.parts import AsksStrategy, calls, reads
+from drivetrain.legacy.parts import AsksStrategy, EarlierAccelerator
 from drivetrain.legacy.v1_1.plugins import DDPPlugin
 from drivetrain.legacy.v1_1.strategy import Driven
-from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
 from drivetrain.strategies.parallel import ParallelStrategy
 from drivetrain.strategies.strategy import StrategyRegistry
 
@@ -41,7 +40,7 @@ def _runs(step: str, context: str) -> Any:
     return lambda self, args=None: self._step(step, context, args)
 
 
-class Accelerator(AsksStrategy, metaclass=_LateBound):
+class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
     """An accelerator of the 1.1 generation: a subclass may override any method, and call ``super()`` for the rest.
 
     A required constructor argument ``trainer`` of a subclass may be left out: the Trainer sets it when it gets the
@@ -57,18 +56,15 @@ class Accelerator(AsksStrategy, metaclass=_LateBound):
         nickname: the name in ``distributed_backend``.
         train_loop, validation_loop, test_loop: other names of :meth:`train_or_test`.
         step_args: the arguments of the running step: batch, batch_idx and so on.
-        hardware: the name of the present accelerator.
         strategy_name: the registered name of the present strategy.
         made_by_cluster: whether a cluster starts the processes, never this program.
     """
 
-    hardware = "auto"
     strategy_name = "ddp"
     made_by_cluster = False
+    ends_evaluation_epochs = False
     nickname: str | None = None
-    optimizer_frequencies: Any = ()
     step_args: list[Any]
-    _strategy: Any = None
     _cluster: Any = None
     _dist: Any = None
 
@@ -98,14 +94,7 @@ class Accelerator(AsksStrategy, metaclass=_LateBound):
         return self._strategy
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the present Trainer's arguments for this accelerator.
-
-        Raises:
-            ConfigurationError: its hardware, or the package for it, is missing.
-        """
-        choose(self.hardware)  # raises that error before the strategy for the hardware is created
-        self.strategy.engine = None  # a user's loop with its own engine has ended
-        found = {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [EpochEnds(in_evaluation=False)]}
+        found = super().as_settings()
         return found if (devices := getattr(self, "nprocs", None)) is None else {**found, "devices": devices}
 
     @property

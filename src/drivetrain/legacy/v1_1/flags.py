@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.errors import ConfigurationError, did_you_mean, shown
+from drivetrain.errors import ConfigurationError, unknown_value
+from drivetrain.legacy.deprecated import warn_deprecated
 from drivetrain.legacy.v1_1 import named
 from drivetrain.legacy.v1_1.accelerators import Accelerator
 from drivetrain.legacy.v1_1.plugins import DDPPlugin, DDPShardedPlugin, NativeAMPPlugin
@@ -38,10 +39,9 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
         NotSupportedError: this version does not support a flag.
     """
     if (automatic := given.get("automatic_optimization")) is not None:
-        rank_zero_warn(
-            f"Trainer(automatic_optimization={automatic}) is deprecated. Write self.automatic_optimization = "
-            f"{automatic} in the constructor of the LightningModule.",
-            FutureWarning,
+        warn_deprecated(
+            f"Trainer(automatic_optimization={automatic})",
+            f"self.automatic_optimization = {automatic} in the constructor of the LightningModule",
         )
     if not given.get("enable_pl_optimizer", True):
         rank_zero_warn(
@@ -52,7 +52,7 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
     kept = {"max_epochs": _EPOCHS["max_epochs"], **{name: value for name, value in given.items() if name not in _OWN}}
     if isinstance(kept.get("profiler"), bool):
         if kept["profiler"]:
-            rank_zero_warn('Trainer(profiler=True) is deprecated. Write profiler="simple".', FutureWarning)
+            warn_deprecated("Trainer(profiler=True)", 'profiler="simple"')
         kept["profiler"] = "simple" if kept["profiler"] else None
     return later.translated(kept, _hardware)
 
@@ -60,9 +60,7 @@ def translated(given: Mapping[str, Any]) -> dict[str, Any]:
 def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the accelerator, the devices, the precision and the remaining ``plugins``."""
     given = flags["accelerator"] or flags["distributed_backend"]
-    plugins = flags["plugins"] or []
-    plugins = list(plugins) if isinstance(plugins, (list, tuple)) else [plugins]
-    plugins = [DDPShardedPlugin() if each == "ddp_sharded" else each for each in plugins]
+    plugins = [DDPShardedPlugin() if each == "ddp_sharded" else each for each in later.as_list(flags["plugins"])]
     wraps = [each for each in plugins if isinstance(each, DDPPlugin)]
     if len(wraps) > 1:
         raise ConfigurationError(f"Trainer(plugins=...) got {len(wraps)} plugins for DDP. Keep one.")
@@ -99,14 +97,11 @@ def _devices(flags: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 def _class_of(given: Any, hardware: str, several: bool) -> type[Accelerator]:
     """Return the requested accelerator, or the default for several devices."""
     if given is None:
-        single = {"gpu": named.GPUAccelerator, "cpu": named.CPUAccelerator, "auto": named.CPUAccelerator}
         if hardware == "tpu":
             return named.TPUAccelerator
         if not several:
-            return single[hardware]
+            return named.GPUAccelerator if hardware == "gpu" else named.CPUAccelerator
         return named.DDPCPUSpawnAccelerator if hardware == "cpu" else named.DDPSpawnAccelerator
     if given not in BACKENDS:
-        raise ConfigurationError(
-            f"Trainer(accelerator={shown(given)}) is unknown. {did_you_mean(str(given), BACKENDS)}"
-        )
+        raise unknown_value("Trainer", "accelerator", given, BACKENDS)
     return BACKENDS[given]

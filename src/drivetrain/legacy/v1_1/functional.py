@@ -31,8 +31,6 @@ def _classified(today: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
     """Wrap a present function: the number of classes determines its task."""
 
     def call(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if args and isinstance(args[0], str):  # a present call, with the task first
-            args, kwargs = args[1:], {"task": args[0], **kwargs}
         return today(pred, target, **with_task(args, kwargs))
 
     return call

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.legacy.deprecated import warn_deprecated
 
 _GONE = ("tbptt_reduce_fx", "tbptt_pad_token", "sync_fn", "dataloader_idx")
 
@@ -60,14 +60,8 @@ class Result(dict[str, Any]):
 
     def logged_by(self, module: Any) -> dict[str, Any]:
         """Log the values with ``module``, and return all items as a plain dictionary."""
-        own = vars(module)
-        if not own.get("_has_warned_of_results"):
-            own["_has_warned_of_results"] = True
-            rank_zero_warn(
-                f"{type(module).__name__} returns {type(self).__name__} objects, which is deprecated. Write "
-                "self.log(name, value), and return the loss.",
-                FutureWarning,
-            )
+        what = f"{type(module).__name__} returns {type(self).__name__} objects, which"
+        warn_deprecated(what, "self.log(name, value), and return the loss", once_for=module)
         for name, options in self._options.items():
             module.log(name, self[name], **options)
         return dict(self)

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from drivetrain.base.introspect import defined_by_user
 from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.compat.delegates import calls
 from drivetrain.errors import ConfigurationError
-from drivetrain.legacy.parts import calls
 from drivetrain.legacy.v1_1.results import Result
 from drivetrain.legacy.v1_1.synced_log import log_through
 from drivetrain.legacy.v1_1.wrappers import that_runs_steps

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from drivetrain.compat.delegates import reads
 from drivetrain.legacy.v1_1 import flags
 from drivetrain.legacy.v1_1._callbacks import ModelCheckpoint
 from drivetrain.legacy.v1_3.trainer import FlaggedTrainer, signature_of
@@ -35,16 +36,8 @@ class Trainer(FlaggedTrainer):
             model.automatic_optimization = automatic
         return super().fit(model, *args, **more)
 
-    @property
-    def accelerator_backend(self) -> Any:
-        """The accelerator."""
-        return self.strategy.source  # type: ignore[attr-defined]
-
-    @property
-    def distributed_backend(self) -> str | None:
-        """The accelerator's nickname."""
-        nickname: str | None = self.accelerator_backend.nickname
-        return nickname
+    accelerator_backend: Any = reads("strategy.source", "The accelerator.")
+    distributed_backend: str | None = reads("strategy.source.nickname", "The accelerator's nickname.")
 
     @property
     def data_parallel(self) -> bool:

@@ -9,8 +9,8 @@ from types import MethodType
 from typing import Any, ClassVar
 
 import drivetrain.callbacks
-from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import UnknownArgumentError, did_you_mean
+from drivetrain.legacy.deprecated import warn_deprecated
 from drivetrain.legacy.v1_3 import hooks
 from drivetrain.legacy.v1_3.module import Callback
 
@@ -45,9 +45,7 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
         for name, value in (("every_n_val_epochs", every_n_val_epochs), ("period", period)):
             if value is not None:
                 kwargs["every_n_epochs"] = value
-                rank_zero_warn(
-                    f"ModelCheckpoint({name}={value}) is deprecated. Write every_n_epochs={value}.", FutureWarning
-                )
+                warn_deprecated(f"ModelCheckpoint({name}={value})", f"every_n_epochs={value}")
         super().__init__(
             dirpath, filename, monitor, verbose, save_last, 1 if save_top_k is None else save_top_k,
             save_weights_only=save_weights_only, mode=mode, **kwargs,
@@ -66,11 +64,8 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
         metrics = super()._monitor_candidates(trainer)
         found = next((name for name in self.watched_by_default if name in metrics), None)
         if self.monitor is None and found is not None:
-            rank_zero_warn(
-                f"ModelCheckpoint without monitor watches {found!r}, because it was logged; this is deprecated. Write "
-                f"ModelCheckpoint(monitor={found!r}).",
-                FutureWarning,
-            )
+            what = f"ModelCheckpoint without monitor watches {found!r}, because it was logged; this"
+            warn_deprecated(what, f"ModelCheckpoint(monitor={found!r})")
             self.monitor, self.best_k_models = found, {}
         return metrics
 
@@ -159,5 +154,5 @@ class GPUStatsMonitor(drivetrain.callbacks.DeviceStatsMonitor):
     """The present DeviceStatsMonitor; its earlier arguments selected statistics, and now all are logged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        rank_zero_warn("GPUStatsMonitor is deprecated. Write DeviceStatsMonitor().", FutureWarning)
+        warn_deprecated("GPUStatsMonitor", "DeviceStatsMonitor()")
         super().__init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
-from drivetrain.accelerators.choice import choose
-from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.compat.delegates import calls, reads
 from drivetrain.legacy.adapted import adapted
-from drivetrain.legacy.parts import calls, reads
-from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
+from drivetrain.legacy.deprecated import warn_deprecated
+from drivetrain.legacy.parts import EarlierAccelerator
 from drivetrain.legacy.v1_3.precision_plugins import PrecisionPlugin, precision_plugin_of
 from drivetrain.legacy.v1_3.strategy import Composed
 from drivetrain.legacy.v1_3.training_type_plugin import TrainingTypePlugin
@@ -27,7 +26,20 @@ def _runs(step: str, context: str) -> Any:
     return lambda self, step_kwargs: self._step(step, context, step_kwargs)
 
 
-class Accelerator:
+class _OfPlugin:
+    """Methods of :class:`TrainingTypePlugin` that an accelerator has too; each calls that of its plugin."""
+
+
+for _name in (
+    "all_gather", "barrier", "broadcast", "connect", "lightning_module_state_dict", "model_sharded_context",
+    "optimizer_state", "post_training_step", "process_dataloader", "save_checkpoint", "setup_environment",
+    "start_evaluating", "start_predicting", "start_training", "test_step_end", "training_step_end",
+    "validation_step_end",
+):  # fmt: skip
+    setattr(_OfPlugin, _name, calls(f"training_type_plugin.{_name}"))
+
+
+class Accelerator(EarlierAccelerator, _OfPlugin):
     """An accelerator of the 1.3 generation; the Trainer sets devices, ranks and cluster.
 
     Args:
@@ -35,18 +47,10 @@ class Accelerator:
         training_type_plugin: a plugin, or the name of a strategy.
     """
 
-    hardware = "auto"
-    """The name of today's accelerator."""
-
-    optimizer_frequencies: Sequence[int] = ()
-    """For how many batches in a row each optimizer is stepped; empty: all are, for each batch."""
-
-    _strategy: Any = None
-
     def __init__(self, precision_plugin: PrecisionPlugin | str, training_type_plugin: TrainingTypePlugin | str) -> None:
-        self.precision_plugin = precision_plugin_of(precision_plugin)
+        self.take_precision(precision_plugin)
         self.training_type_plugin = training_type_plugin_of(training_type_plugin)
-        self.precision_plugin.accelerator = self.training_type_plugin.accelerator = self
+        self.training_type_plugin.accelerator = self
 
     @property
     def strategy(self) -> Any:
@@ -63,22 +67,13 @@ class Accelerator:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
         return getattr(self.strategy.accelerator, name)
 
-    def take_precision(self, today: Any) -> None:
-        """Use the precision that the Trainer has chosen, if it differs from the plugin's."""
-        if self.precision_plugin.today is not today:
-            self.precision_plugin = precision_plugin_of(today)
-            self.precision_plugin.accelerator = self
+    def take_precision(self, given: Any) -> None:
+        """Use another plugin, or a plugin for a present precision."""
+        self.precision_plugin = precision_plugin_of(given)
+        self.precision_plugin.accelerator = self
 
     def as_settings(self) -> dict[str, Any]:
-        """Return the present Trainer's arguments for this accelerator.
-
-        Raises:
-            ConfigurationError: its hardware, or the package for it, is missing.
-        """
-        choose(self.hardware)  # raises that error before the strategy for the hardware is created
-        self.strategy.engine = None  # a user's loop with its own engine has ended
-        own = {"accelerator": self.hardware, "strategy": self.strategy, "callbacks": [EpochEnds()]}
-        return {**own, **self.training_type_plugin.settings()}
+        return {**super().as_settings(), **self.training_type_plugin.settings()}
 
     # ---- facts of an accelerator -------------------------------------------------------------------------------------
 
@@ -105,13 +100,6 @@ class Accelerator:
 
     # ---- set-up, in the order of the calls ---------------------------------------------------------------------------
 
-    connect = calls("training_type_plugin.connect")
-    """``connect(model)``: take the user's module, before :meth:`setup_environment`."""
-    setup_environment = calls("training_type_plugin.setup_environment")
-    """Start the processes and make the device current."""
-    model_sharded_context = calls("training_type_plugin.model_sharded_context")
-    """Return the context in which ``configure_sharded_model`` runs."""
-
     def setup(self, trainer: Any, model: nn.Module) -> None:
         """Set up the plugins and, unless they come later, the optimizers."""
         self.setup_training_type_plugin(model)
@@ -135,26 +123,22 @@ class Accelerator:
 
     def connect_training_type_plugin(self, plugin: TrainingTypePlugin, model: nn.Module) -> None:
         """Use ``plugin`` and set it up with ``model``."""
-        rank_zero_warn(
-            f"accelerator.connect_training_type_plugin({type(plugin).__name__}(), model) is deprecated. Write "
-            f"{type(self).__name__}(..., training_type_plugin={type(plugin).__name__}()).",
-            FutureWarning,
-        )
+        self._warn_of_connecting("training_type_plugin", plugin)
         self.training_type_plugin = training_type_plugin_of(plugin)
         self.training_type_plugin.accelerator = self
         self.setup_training_type_plugin(model)
 
     def connect_precision_plugin(self, plugin: PrecisionPlugin) -> None:
         """Use ``plugin`` and set it up."""
-        rank_zero_warn(
-            f"accelerator.connect_precision_plugin({type(plugin).__name__}()) is deprecated. Write "
-            f"{type(self).__name__}(precision_plugin={type(plugin).__name__}(), ...).",
-            FutureWarning,
-        )
-        self.precision_plugin = precision_plugin_of(plugin)
-        self.precision_plugin.accelerator = self
+        self._warn_of_connecting("precision_plugin", plugin)
+        self.take_precision(plugin)
         self.strategy.precision_plugin = self.precision_plugin.today
         self.setup_precision_plugin()
+
+    def _warn_of_connecting(self, kind: str, plugin: Any) -> None:
+        name = f"{type(plugin).__name__}()"
+        arguments = f"{kind}={name}, ..." if kind == "precision_plugin" else f"..., {kind}={name}"
+        warn_deprecated(f"accelerator.connect_{kind}({name}, ...)", f"{type(self).__name__}({arguments})")
 
     # ---- the run and its end -----------------------------------------------------------------------------------------
 
@@ -168,13 +152,6 @@ class Accelerator:
             self.setup_optimizers(trainer)
         self.precision_plugin.pre_dispatch()
 
-    start_training = calls("training_type_plugin.start_training")
-    """``start_training(trainer)``: run the training."""
-    start_evaluating = calls("training_type_plugin.start_evaluating")
-    """``start_evaluating(trainer)``: run a validation or a test."""
-    start_predicting = calls("training_type_plugin.start_predicting")
-    """``start_predicting(trainer)``: run a prediction."""
-
     def dispatch(self, trainer: Any) -> None:
         """Called in each process, before the loop."""
         self.training_type_plugin.dispatch(trainer)
@@ -184,9 +161,6 @@ class Accelerator:
         """Called when the loop has ended."""
         self.training_type_plugin.post_dispatch(trainer)
         self.precision_plugin.post_dispatch()
-
-    barrier = calls("training_type_plugin.barrier")
-    """``barrier(name=None)``: wait for every rank."""
 
     def teardown(self) -> None:
         """Wait for all ranks, unless this one has failed, and free the device."""
@@ -218,15 +192,6 @@ class Accelerator:
         precision, plugin = self.precision_plugin, self.training_type_plugin
         with getattr(precision, context)(), getattr(plugin, context)():
             return getattr(plugin, name)(*step_kwargs.values())
-
-    post_training_step = calls("training_type_plugin.post_training_step")
-    """``training_step`` has run: called before :meth:`training_step_end`."""
-    training_step_end = calls("training_type_plugin.training_step_end")
-    """Return the output of ``training_step``; a module's own replaces this."""
-    validation_step_end = calls("training_type_plugin.validation_step_end")
-    """The same for ``validation_step``."""
-    test_step_end = calls("training_type_plugin.test_step_end")
-    """The same for ``test_step``."""
 
     def backward(
         self,
@@ -276,19 +241,6 @@ class Accelerator:
     ) -> Any:
         """Clip the gradients of this optimizer's parameters; ``None`` and 0: no clipping."""
         return self.precision_plugin.clip_gradients(optimizer, clip_val, gradient_clip_algorithm)
-
-    broadcast = calls("training_type_plugin.broadcast")
-    """``broadcast(obj, src=0)``: return rank ``src``'s ``obj`` on every rank."""
-    all_gather = calls("training_type_plugin.all_gather")
-    """``all_gather(tensor, group=None, sync_grads=False)``: return (world_size, ...)."""
-    process_dataloader = calls("training_type_plugin.process_dataloader")
-    """``process_dataloader(dataloader)``: return what to iterate in its place."""
-    save_checkpoint = calls("training_type_plugin.save_checkpoint")
-    """``save_checkpoint(checkpoint, filepath)``: write on rank 0; every rank calls it."""
-    lightning_module_state_dict = calls("training_type_plugin.lightning_module_state_dict")
-    """Return the module's complete state; every rank must call it."""
-    optimizer_state = calls("training_type_plugin.optimizer_state")
-    """``optimizer_state(optimizer)``: return the complete state; every rank must call it."""
 
     def on_train_start(self) -> None:
         """Called after the callbacks' and the module's hook of this name, like the next two."""

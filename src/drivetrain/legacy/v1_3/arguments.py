@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from argparse import ArgumentParser, Namespace
 from typing import Any
+
+from drivetrain.compat.files import convert
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
@@ -60,7 +61,4 @@ def _value(text: str) -> Any:
     words = {"true": True, "false": False, "none": None, "yes": True, "no": False}
     if text.lower() in words:
         return words[text.lower()]
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+    return convert(text)

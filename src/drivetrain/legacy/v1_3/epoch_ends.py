@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
+from drivetrain.legacy.deprecated import warn_deprecated
 from drivetrain.legacy.v1_3.defaults import hook_of
-
-EXTRA_HOOKS = frozenset({
-    "training_epoch_end", "validation_epoch_end", "test_epoch_end", "on_epoch_start", "on_epoch_end",
-    "on_pretrain_routine_start", "on_pretrain_routine_end", "configure_sharded_model", "tbptt_split_batch",
-    "get_progress_bar_dict", "on_batch_start", "on_batch_end", "on_init_start", "on_init_end", "on_keyboard_interrupt",
-})  # fmt: skip
-"""The hooks of modules and callbacks that are called for accelerators of these generations, and nowhere else."""
 
 
 class EpochEnds(Callback):
@@ -74,34 +67,28 @@ class EpochEnds(Callback):
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._keep(pl_module, "validation_epoch_end", outputs, dataloader_idx)
-
-    def on_test_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._keep(pl_module, "test_epoch_end", outputs, dataloader_idx)
-
-    def _keep(self, pl_module: Any, hook: str, outputs: Any, dataloader_idx: int) -> None:
-        if hook_of(pl_module, hook) and outputs is not None:
+        if hook_of(pl_module, f"{_stage(trainer)}_epoch_end") and outputs is not None:
             self._evaluation.setdefault(dataloader_idx, []).append(outputs)
         elif _takes_dictionaries(pl_module):
             self._last = outputs  # of a step whose dictionary is logged at the end of the evaluation
 
+    on_test_batch_end = on_validation_batch_end
+
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._end(trainer, pl_module, "validation_epoch_end")
-
-    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._end(trainer, pl_module, "test_epoch_end")
-
-    def _end(self, trainer: Any, pl_module: Any, hook: str) -> None:
-        step = hook.replace("_epoch_end", "_step")
-        kept = [trainer.strategy.epoch_outputs(step, self._evaluation[index]) for index in sorted(self._evaluation)]
+        stage, outputs_of = _stage(trainer), trainer.strategy.epoch_outputs
+        kept = [outputs_of(f"{stage}_step", outputs) for _, outputs in sorted(self._evaluation.items())]
         self._evaluation = {}
         last, self._last = self._last, None
-        if hook_of(pl_module, hook):
-            last = _call(pl_module, hook, kept[0] if len(kept) == 1 else kept)
+        if hook_of(pl_module, f"{stage}_epoch_end"):
+            last = _call(pl_module, f"{stage}_epoch_end", kept[0] if len(kept) == 1 else kept)
         _log(pl_module, last)
         getattr(pl_module, "save_predictions", lambda: None)()
+
+    on_test_epoch_end = on_validation_epoch_end
+
+
+def _stage(trainer: Any) -> str:
+    return "test" if trainer.testing else "validation"
 
 
 def call_all(trainer: Any, name: str) -> None:
@@ -131,14 +118,9 @@ def _log(module: Any, returned: Any) -> None:
 def log_dictionaries(module: Any, returned: Mapping[str, Any]) -> None:
     """Log a result's entries "log" and "progress_bar"; in 1.1, also other numbers, for callbacks."""
     logged, shown = returned.get("log") or {}, returned.get("progress_bar") or {}
-    own = vars(module)
-    if (logged or shown) and not own.get("_has_warned_of_dictionaries"):
-        own["_has_warned_of_dictionaries"] = True
-        rank_zero_warn(
-            f"{type(module).__name__} returns a dictionary with 'log' or 'progress_bar', which is deprecated. Write "
-            "self.log(name, value, prog_bar=True).",
-            FutureWarning,
-        )
+    if logged or shown:
+        what = f"{type(module).__name__} returns a dictionary with 'log' or 'progress_bar', which"
+        warn_deprecated(what, "self.log(name, value, prog_bar=True)", once_for=module)
     for name in {**logged, **shown}:
         value = logged.get(name, shown.get(name))
         module.log(name, value, logger=name in logged, prog_bar=name in shown)

@@ -4,17 +4,15 @@ replacement.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
-from drivetrain.callbacks import (
-    DeviceStatsMonitor,
-    GradientAccumulationScheduler,
-    ModelSummary,
-)
-from drivetrain.errors import ConfigurationError, did_you_mean, shown
+from drivetrain.callbacks import DeviceStatsMonitor, GradientAccumulationScheduler, ModelSummary
+from drivetrain.errors import ConfigurationError, shown, unknown_value
+from drivetrain.legacy.deprecated import warn_deprecated
 from drivetrain.legacy.v1_3._callbacks import StochasticWeightAveraging
 from drivetrain.legacy.v1_3.accelerators import Accelerator, CPUAccelerator, GPUAccelerator, TPUAccelerator
 from drivetrain.legacy.v1_3.checks import GradientNorms, StopsOnNaN
@@ -22,6 +20,7 @@ from drivetrain.legacy.v1_3.precision_plugins import ApexMixedPrecisionPlugin, P
 from drivetrain.legacy.v1_3.training_type_plugin import TrainingTypePlugin
 from drivetrain.legacy.v1_3.training_type_plugins import PLUGINS, training_type_plugin_of
 from drivetrain.precision.precision import Precision
+from drivetrain.settings import Settings
 from drivetrain.strategies.strategy import StrategyRegistry
 
 FLAGS: dict[str, Any] = {
@@ -42,15 +41,16 @@ FLAGS: dict[str, Any] = {
 }  # fmt: skip
 """The flags of the Trainer of that time, with their defaults."""
 
-_SAME = frozenset({
-    "logger", "default_root_dir", "num_nodes", "overfit_batches", "check_val_every_n_epoch", "fast_dev_run",
-    "max_epochs", "min_epochs", "min_steps", "max_time", "limit_train_batches", "limit_val_batches",
-    "limit_test_batches", "limit_predict_batches", "val_check_interval", "log_every_n_steps", "sync_batchnorm",
-    "num_sanity_val_steps", "profiler", "benchmark", "deterministic",
-})  # fmt: skip
-"""Flags that mean the same today."""
+PRESENT = frozenset(field.name for field in dataclasses.fields(Settings))
+"""The present arguments."""
 
-_NEW_SPELLING: dict[str, str] = {
+_CONVERTED = frozenset({
+    "accelerator", "accumulate_grad_batches", "callbacks", "gradient_clip_algorithm", "gradient_clip_val", "max_steps",
+    "plugins", "precision",
+})  # fmt: skip
+"""Flags with the name of a present argument, but another meaning, default or type of value."""
+
+NEW_SPELLING: dict[str, str] = {
     "gpus": 'accelerator="gpu", devices={value}',
     "tpu_cores": 'accelerator="tpu", devices={value}',
     "num_processes": 'accelerator="cpu", devices={value}',
@@ -74,26 +74,19 @@ _NEW_SPELLING: dict[str, str] = {
     "auto_scale_batch_size": "Tuner(trainer).scale_batch_size(model), or callbacks=[BatchSizeFinder()]",
     "stochastic_weight_avg": "callbacks=[StochasticWeightAveraging(swa_lrs=...)]",
     "multiple_trainloader_mode": "CombinedLoader(loaders, mode={value})",
+    "progress_bar_refresh_rate": "callbacks=[RichProgressBar(refresh_rate={value})]",
+    "process_position": "callbacks=[TQDMProgressBar(process_position=...)]",
 }
 """What a message says to write in place of a flag."""
 
-_BAR = "callbacks=[RichProgressBar(refresh_rate={value})]"
-_NEW_SPELLING |= {
-    "progress_bar_refresh_rate": _BAR,
-    "process_position": "callbacks=[TQDMProgressBar(process_position=...)]",
-}
-_NO_EFFECT = {"flush_logs_every_n_steps": "the loggers flush by themselves", "move_metrics_to_cpu": "they always are"}
+NO_EFFECT = {"flush_logs_every_n_steps": "the loggers flush by themselves", "move_metrics_to_cpu": "they always are"}
 _OFF: tuple[Any, ...] = (None, 0, "0", [], "")
 _INSTEAD_OF_OFF = {
     "gpus": 'accelerator="cpu"', "progress_bar_refresh_rate": "enable_progress_bar=False",
     "weights_summary": "enable_model_summary=False",
 }  # fmt: skip
-_TUNER = ("auto_lr_find", "auto_scale_batch_size")
-
-
-def _differs(value: Any, default: Any) -> bool:
-    """Whether a flag was changed; as a number of batches, 1 differs from 1.0, which means all of them."""
-    return bool(value != default) or (type(value) is int and type(default) is float)
+TUNER = ("auto_lr_find", "auto_scale_batch_size")
+"""Flags that ``trainer.tune`` reads."""
 
 
 def translated(
@@ -108,27 +101,27 @@ def translated(
     Raises:
         ConfigurationError: a flag has an invalid value.
     """
-    changed = {name: value for name, value in given.items() if name not in FLAGS or _differs(value, FLAGS[name])}
+    changed = {name: value for name, value in given.items() if not is_default(name, value)}
     if "gpus" in changed:
         changed["gpus"] = _gpus(changed["gpus"])
-    for name, why in _NO_EFFECT.items():
+    for name, why in NO_EFFECT.items():
         if name in changed:
             value = shown(changed.pop(name))
             rank_zero_warn(
                 f"Trainer({name}={value}) is deprecated and has no effect: {why}. Leave it out.", FutureWarning
             )
-    for name, instead in _NEW_SPELLING.items():
-        if name in changed and (name != "accelerator" or _is_backend(changed[name])):
+    for name in NEW_SPELLING:
+        if name in changed and (name != "accelerator" or is_backend(changed[name])):
             value = changed[name]
             text = f"{type(value).__name__}(...)" if isinstance(value, Callback) else shown(value)
-            new = _INSTEAD_OF_OFF[name] if name in _INSTEAD_OF_OFF and value in _OFF else instead.format(value=text)
+            new = spelling_of(name, text, is_off(value))
             new = f"callbacks=[{text}]" if isinstance(value, Callback) else new
             new = 'accelerator="cpu", strategy="ddp_spawn"' if value == "ddp_cpu" else new
-            rank_zero_warn(f"Trainer({name}={text}) is deprecated. Write {new}.", FutureWarning)
-    for name in _TUNER:
-        changed.pop(name, None)  # trainer.tune reads them
+            warn_deprecated(f"Trainer({name}={text})", new)
+    for name in TUNER:
+        changed.pop(name, None)
     flags = {**FLAGS, **changed}
-    settings = {name: changed[name] for name in changed if name in _SAME or name not in FLAGS}
+    settings = {name: changed[name] for name in changed if name in PRESENT - _CONVERTED or name not in FLAGS}
     settings |= {"callbacks": _callbacks(flags), **(hardware or _hardware)(flags)}
     if flags["gradient_clip_val"]:
         settings |= {name: flags[name] for name in ("gradient_clip_val", "gradient_clip_algorithm")}
@@ -143,9 +136,13 @@ def translated(
     return {**settings, **{name: given[name] for name in given if name not in FLAGS}}
 
 
+def as_list(given: Any) -> list[Any]:
+    """Return the items of a flag that is one item, several, or ``None``."""
+    return list(given) if isinstance(given, (list, tuple)) else [given] if given else []
+
+
 def _callbacks(flags: Mapping[str, Any]) -> list[Any]:
-    callbacks = flags["callbacks"] or []
-    callbacks = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    callbacks = as_list(flags["callbacks"])
     if isinstance(flags["checkpoint_callback"], Callback):
         callbacks.append(flags["checkpoint_callback"])
     if isinstance(flags["accumulate_grad_batches"], dict):
@@ -160,7 +157,7 @@ def _callbacks(flags: Mapping[str, Any]) -> list[Any]:
     return [*callbacks, *(make() for asked, make in more if asked)]
 
 
-def _is_backend(given: Any) -> bool:
+def is_backend(given: Any) -> bool:
     """Whether a value of ``accelerator=`` names a backend, now called a strategy."""
     return isinstance(given, str) and (given == "ddp_cpu" or given in PLUGINS or given in StrategyRegistry)
 
@@ -168,9 +165,8 @@ def _is_backend(given: Any) -> bool:
 def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Return the accelerator, the devices and the remaining ``plugins``."""
     given = flags["distributed_backend"] or flags["accelerator"]
-    plugins = flags["plugins"] or []
-    plugins = list(plugins) if isinstance(plugins, (list, tuple)) else [plugins]
-    named = [each for each in plugins if isinstance(each, str) and _is_backend(each)]
+    plugins = as_list(flags["plugins"])
+    named = [each for each in plugins if is_backend(each)]
     kinds = [each for each in plugins if isinstance(each, TrainingTypePlugin)] + named
     precisions = [each for each in plugins if isinstance(each, (PrecisionPlugin, Precision))]
     for kind, found in (("training-type", kinds), ("precision", precisions)):
@@ -180,15 +176,13 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     hardware, devices = _devices(flags, given)
     if isinstance(given, Accelerator):
         return {"accelerator": given, **devices, **rest}
-    if given is not None and not _is_backend(given):
+    if given is not None and not is_backend(given):
         known = ["cpu", "gpu", "tpu", "ddp_cpu", *PLUGINS]
         if given not in ("cpu", "gpu", "tpu", "auto"):
-            raise ConfigurationError(
-                f"Trainer(accelerator={shown(given)}) is unknown. {did_you_mean(str(given), known)}"
-            )
+            raise unknown_value("Trainer", "accelerator", given, known)
         hardware = {"cpu": CPUAccelerator, "gpu": GPUAccelerator, "tpu": TPUAccelerator, "auto": Accelerator}[given]
     precision = precisions[0] if precisions else precision_of(flags)
-    plugin = kinds[0] if kinds else _backend(given if _is_backend(given) else None, hardware, devices, flags)
+    plugin = kinds[0] if kinds else _backend(given if is_backend(given) else None, hardware, devices, flags)
     return {"accelerator": hardware(precision_plugin_of(precision), training_type_plugin_of(plugin)), **devices, **rest}
 
 
@@ -196,7 +190,7 @@ def _devices(flags: Mapping[str, Any], given: Any) -> tuple[type[Accelerator], d
     if "devices" in flags:
         return Accelerator, {"devices": flags["devices"]}
     gpus, cores = flags["gpus"], flags["tpu_cores"]
-    if gpus not in _OFF:
+    if not is_off(gpus):
         return GPUAccelerator, {"devices": gpus}
     if cores:
         return TPUAccelerator, {"devices": cores}
@@ -239,18 +233,12 @@ def _gpus(given: Any) -> Any:
 
 # ---- replacements for a program's text -------------------------------------------------------------------------------
 
-SUPERSEDED = frozenset(_NEW_SPELLING)
-"""Flags that have a new spelling."""
-
-WITHOUT_EFFECT, OF_THE_TUNER = frozenset(_NO_EFFECT), frozenset(_TUNER)
-"""Flags that do nothing, and those that this version does not support."""
-
 
 def spelling_of(name: str, value: str, is_off: bool = False) -> str:
     """Return the replacement of a flag with this value, as text; "off" has its own replacement."""
     if is_off and name in _INSTEAD_OF_OFF:
         return _INSTEAD_OF_OFF[name]
-    return _NEW_SPELLING[name].format(value=value)
+    return NEW_SPELLING[name].format(value=value)
 
 
 def is_off(value: Any) -> bool:
@@ -259,10 +247,10 @@ def is_off(value: Any) -> bool:
 
 
 def is_default(name: str, value: Any) -> bool:
-    """Whether a flag has its default value and can be left out."""
-    return name in FLAGS and not _differs(value, FLAGS[name])
+    """Whether a flag has its default value and can be left out.
 
-
-def is_backend(value: Any) -> bool:
-    """Whether a value of ``accelerator=`` names a present strategy."""
-    return _is_backend(value)
+    As a number of batches, 1 differs from 1.0, which means all of them.
+    """
+    if name not in FLAGS or (type(value) is int and type(FLAGS[name]) is float):
+        return False
+    return bool(value == FLAGS[name])

@@ -8,7 +8,7 @@ from typing import Any
 import drivetrain.compat.model_summary
 import drivetrain.compat.parameters
 from drivetrain.compat.enums import LightningEnum
-from drivetrain.errors import ConfigurationError, did_you_mean
+from drivetrain.errors import unknown_value
 
 
 class AMPType(LightningEnum):
@@ -93,6 +93,6 @@ class ModelSummary(drivetrain.compat.model_summary.ModelSummary):
 
     def __init__(self, model: Any, mode: str = MODE_DEFAULT) -> None:
         if mode not in self.MODES:
-            raise ConfigurationError(f"ModelSummary(mode={mode!r}) is unknown. {did_you_mean(str(mode), self.MODES)}")
+            raise unknown_value("ModelSummary", "mode", mode, self.MODES)
         super().__init__(model, max_depth=1 if mode == self.MODE_TOP else -1)
         self.mode = mode

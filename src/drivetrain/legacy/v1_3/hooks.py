@@ -37,19 +37,34 @@ OF_CALLBACKS: dict[str, tuple[str, str]] = {
 }
 """The same for callbacks."""
 
-GONE = (
-    "on_epoch_start", "on_epoch_end", "on_pretrain_routine_start", "on_pretrain_routine_end",
-)  # fmt: skip
-"""Hooks of modules and callbacks that no longer exist; and those of each alone."""
+GONE = {
+    "training_epoch_end": "on_train_epoch_end(self), and keep what training_step returns in a list yourself",
+    "validation_epoch_end": "on_validation_epoch_end(self), and keep what validation_step returns in a list yourself",
+    "test_epoch_end": "on_test_epoch_end(self), and keep what test_step returns in a list yourself",
+    "on_epoch_start": "on_train_epoch_start, on_validation_epoch_start or on_test_epoch_start",
+    "on_epoch_end": "on_train_epoch_end, on_validation_epoch_end or on_test_epoch_end",
+    "on_pretrain_routine_start": "on_fit_start",
+    "on_pretrain_routine_end": "on_fit_start",
+    "configure_sharded_model": "configure_model",
+    "get_progress_bar_dict": "self.log(..., prog_bar=True)",
+    "on_batch_start": "on_train_batch_start",
+    "on_batch_end": "on_train_batch_end",
+    "on_init_start": "setup",
+    "on_init_end": "setup",
+    "on_keyboard_interrupt": "on_exception",
+    "tbptt_split_batch": "a loop over the parts of the batch in training_step, with manual optimization",
+}
+"""Hooks of modules and callbacks that are not called any more, and what to write."""
 
-GONE_FROM_MODULES = (
-    *GONE, "training_epoch_end", "validation_epoch_end", "test_epoch_end", "training_step_end", "validation_step_end",
-    "test_step_end", "configure_sharded_model",
-)  # fmt: skip
 GONE_FROM_CALLBACKS = (
-    *GONE, "on_init_start", "on_init_end", "on_batch_start", "on_batch_end", "on_keyboard_interrupt",
-    "on_configure_sharded_model", "on_before_accelerator_backend_setup",
+    *(name for name in GONE if name.startswith("on_")), "on_configure_sharded_model",
+    "on_before_accelerator_backend_setup",
 )  # fmt: skip
+GONE_FROM_MODULES = (
+    *(name for name in GONE if name.startswith(("on_epoch", "on_pretrain")) or name.endswith("_epoch_end")),
+    "training_step_end", "validation_step_end", "test_step_end", "configure_sharded_model",
+)  # fmt: skip
+"""Default hooks of that time, which programs call with ``super()``."""
 
 
 def adapt(cls: type, hooks: Mapping[str, tuple[str, str]]) -> None:

@@ -8,6 +8,16 @@ from typing import Any
 from drivetrain.loggers.logger import Logger
 
 
+def _calls_each(name: str) -> Any:
+    """Return a method that calls the method of this name of each logger."""
+
+    def method(self: LoggerCollection, *args: Any, **kwargs: Any) -> None:
+        for logger in self:
+            getattr(logger, name)(*args, **kwargs)
+
+    return method
+
+
 class LoggerCollection(Logger):
     """Passes every call on to each of ``loggers``; ``logger[0]`` and iteration return them.
 
@@ -43,25 +53,11 @@ class LoggerCollection(Logger):
         """The loggers' versions, joined."""
         return "_".join(str(logger.version) for logger in self)
 
-    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        for logger in self:
-            logger.log_metrics(metrics, step)
-
-    def log_hyperparams(self, params: Any = None, *args: Any, **kwargs: Any) -> None:
-        for logger in self:
-            logger.log_hyperparams(params, *args, **kwargs)
-
-    def log_graph(self, *args: Any, **kwargs: Any) -> None:
-        for logger in self:
-            logger.log_graph(*args, **kwargs)
-
-    def save(self) -> None:
-        for logger in self:
-            logger.save()
-
-    def finalize(self, status: str) -> None:
-        for logger in self:
-            logger.finalize(status)
+    log_metrics = _calls_each("log_metrics")
+    log_hyperparams = _calls_each("log_hyperparams")
+    log_graph = _calls_each("log_graph")
+    save = _calls_each("save")
+    finalize = _calls_each("finalize")
 
 
 def as_one(loggers: Sequence[Any]) -> Any:

@@ -48,6 +48,8 @@ def with_task(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
     One class implied the task "binary", several "multiclass". Without ``num_classes`` they are not changed.
     """
+    if args and isinstance(args[0], str):  # a present call, with the task first
+        args, kwargs = args[1:], {"task": args[0], **kwargs}
     given = {**dict(zip(("num_classes",), args, strict=False)), **kwargs}
     given = {name: value for name, value in given.items() if name != "compute_on_step"}
     classes = given.get("num_classes")
@@ -62,8 +64,6 @@ class _Classified:
     today: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], str):  # a present call, with the task first
-            args, kwargs = args[1:], {"task": args[0], **kwargs}
         return cls.today(**with_task(args, kwargs))
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import defined_by_user, is_own_class
-from drivetrain.errors import ConfigurationError, described, did_you_mean
-from drivetrain.legacy.parts import calls, reads
+from drivetrain.compat.delegates import calls, reads
+from drivetrain.errors import ConfigurationError, described, unknown_value
 from drivetrain.precision.precision import Precision, PrecisionRegistry
 
 _APEX = {"O0": "32-true", "O1": "16-mixed", "O2": "16-mixed", "O3": "16-true"}
@@ -162,10 +162,7 @@ class ApexMixedPrecisionPlugin(MixedPrecisionPlugin):
 
     def __init__(self, amp_level: str = "O2") -> None:
         if amp_level not in _APEX:
-            raise ConfigurationError(
-                f"ApexMixedPrecisionPlugin(amp_level={amp_level!r}): there is no such level. "
-                f"{did_you_mean(str(amp_level), _APEX)}"
-            )
+            raise unknown_value("ApexMixedPrecisionPlugin", "amp_level", amp_level, _APEX)
         self.amp_level = amp_level
 
     def make_today(self) -> Precision:

@@ -6,6 +6,7 @@ from typing import Any
 
 import drivetrain.callback
 import drivetrain.callbacks
+from drivetrain.compat.delegates import reads
 from drivetrain.legacy.v1_3 import hooks
 from drivetrain.legacy.v1_3.defaults import set_defaults
 
@@ -47,7 +48,4 @@ class ProgressBarBase(_Counts):
 class ProgressBar(_Counts, drivetrain.callbacks.TQDMProgressBar):
     """The tqdm bar; its ``main_progress_bar`` is the bar of training."""
 
-    @property
-    def main_progress_bar(self) -> Any:
-        """The bar of training."""
-        return self.train_progress_bar
+    main_progress_bar: Any = reads("train_progress_bar", "The bar of training.")

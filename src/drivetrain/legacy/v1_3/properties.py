@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import drivetrain.trainer.trainer
+from drivetrain.compat.delegates import reads
 from drivetrain.loops.progress import Phase, TrainerFn
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.ddp2 import DDP2Strategy
@@ -143,35 +144,23 @@ class Asked(drivetrain.trainer.trainer.Trainer):
         """The number of bits, in the earlier form: 16, 32, 64 or "bf16"."""
         return _BITS.get(name := super().precision, name)
 
-    @property
-    def batch_idx(self) -> int:
-        """The index of the training batch."""
-        return self.progress.batch_idx
+    batch_idx: int = reads("progress.batch_idx", "The index of the training batch.")
 
     @property
     def total_batch_idx(self) -> int:
         """The index of the training batch, counted over all epochs."""
         return self.progress.earlier_batches + self.progress.batch_idx
 
-    @property
-    def running_sanity_check(self) -> bool:
-        """Whether the sanity check is running."""
-        return self.sanity_checking
+    running_sanity_check: bool = reads("sanity_checking", "Whether the sanity check is running.")
 
-    @property
-    def disable_validation(self) -> bool:
-        """Whether the fit never validates."""
-        return not self.enable_validation
+    disable_validation = property(lambda self: not self.enable_validation, doc="Whether the fit never validates.")
 
     @property
     def lr_schedulers(self) -> list[dict[str, Any]]:
         """The schedulers, each as a dictionary with its options."""
         return [dict(vars(config)) for config in self.lr_scheduler_configs]
 
-    @property
-    def early_stop_callback(self) -> Any:
-        """The first EarlyStopping among the callbacks."""
-        return self.early_stopping_callback
+    early_stop_callback: Any = reads("early_stopping_callback", "The first EarlyStopping among the callbacks.")
 
     @property
     def progress_bar_dict(self) -> dict[str, Any]:

@@ -44,12 +44,10 @@ loggers.csv_logs .loggers.csv: CSVLogger
 loggers.test_tube .legacy.absent: TestTubeLogger
 tuner .legacy.v1_3.tuner: Tuner
 tuner.tuning .legacy.v1_3.tuner: Tuner
-metrics .legacy.v1_3.metrics | torchmetrics: AveragePrecision ExplainedVariance MeanAbsoluteError MeanSquaredError
-    MeanSquaredLogError Metric MetricCollection PSNR=PeakSignalNoiseRatio PrecisionRecallCurve ROC
-    SSIM=StructuralSimilarityIndexMeasure
-metrics.classification torchmetrics: AveragePrecision ExplainedVariance MeanAbsoluteError MeanSquaredError
-    MeanSquaredLogError Metric MetricCollection PSNR=PeakSignalNoiseRatio PrecisionRecallCurve ROC
-    SSIM=StructuralSimilarityIndexMeasure | .legacy.v1_3.metrics: Accuracy ConfusionMatrix F1 FBeta Precision Recall
+*torchmetrics torchmetrics: AveragePrecision ExplainedVariance MeanAbsoluteError MeanSquaredError MeanSquaredLogError
+    Metric MetricCollection PSNR=PeakSignalNoiseRatio PrecisionRecallCurve ROC SSIM=StructuralSimilarityIndexMeasure
+metrics .legacy.v1_3.metrics | =*torchmetrics
+metrics.classification =*torchmetrics | .legacy.v1_3.metrics: Accuracy ConfusionMatrix F1 FBeta Precision Recall
 metrics.functional * | torchmetrics.functional: image_gradients
 metrics.functional.average_precision .legacy.v1_1.functional: average_precision
 metrics.functional.confusion_matrix .legacy.v1_1.functional: confusion_matrix
@@ -66,11 +64,6 @@ metrics.functional.psnr torchmetrics.functional: psnr=peak_signal_noise_ratio
 metrics.functional.ssim torchmetrics.functional: ssim=structural_similarity_index_measure
 metrics.metric torchmetrics: Metric MetricCollection
 metrics.regression =metrics.classification
-plugins .legacy.v1_3: ApexMixedPrecisionPlugin DoublePrecisionPlugin MixedPrecisionPlugin NativeMixedPrecisionPlugin
-    PrecisionPlugin DDP2Plugin DDPPlugin DDPShardedPlugin DDPSpawnPlugin DDPSpawnShardedPlugin DataParallelPlugin
-    HorovodPlugin ParallelPlugin SingleDevicePlugin SingleTPUPlugin TPUSpawnPlugin TrainingTypePlugin
-    TrainingTypePluginsRegistry | .plugins.environments: ClusterEnvironment LightningEnvironment SLURMEnvironment
-    TorchElasticEnvironment | .legacy.absent: RPCSequentialPlugin
 plugins.environments .plugins.environments: ClusterEnvironment LightningEnvironment SLURMEnvironment
     TorchElasticEnvironment
 plugins.precision .legacy.v1_3: ApexMixedPrecisionPlugin DoublePrecisionPlugin MixedPrecisionPlugin
@@ -83,6 +76,7 @@ plugins.precision.precision_plugin .legacy.v1_3: PrecisionPlugin
 plugins.training_type .legacy.v1_3: DDP2Plugin DDPPlugin DDPShardedPlugin DDPSpawnPlugin DDPSpawnShardedPlugin
     DataParallelPlugin HorovodPlugin ParallelPlugin SingleDevicePlugin SingleTPUPlugin TPUSpawnPlugin TrainingTypePlugin
     TrainingTypePluginsRegistry
+plugins =plugins.precision | =plugins.training_type | =plugins.environments | .legacy.absent: RPCSequentialPlugin
 plugins.training_type.ddp .legacy.v1_3: DDPPlugin
 plugins.training_type.ddp2 .legacy.v1_3: DDP2Plugin
 plugins.training_type.ddp_spawn .legacy.v1_3: DDPSpawnPlugin

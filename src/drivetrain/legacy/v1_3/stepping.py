@@ -12,11 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.base.introspect import positional_arity
+from drivetrain.compat.delegates import calls
 from drivetrain.engine.engine import Engine
 from drivetrain.legacy.adapted import Adapted
-from drivetrain.legacy.parts import calls
+from drivetrain.legacy.v1_3 import hooks
 from drivetrain.legacy.v1_3.defaults import hook_of
-from drivetrain.legacy.v1_3.epoch_ends import EXTRA_HOOKS, call_all, log_dictionaries
+from drivetrain.legacy.v1_3.epoch_ends import call_all, log_dictionaries
 from drivetrain.legacy.v1_3.steps import bind_step
 from drivetrain.module.optimizers import normalise
 from drivetrain.strategies.facts import Earlier
@@ -63,21 +64,15 @@ class Stepped(Adapted):
     teardown = calls("source.teardown")
 
     def __getstate__(self) -> dict[str, Any]:
-        own: dict[str, Any] = {
-            "trainer": None,
-            "loop": None,
-            "engine": None,
-            "outputs_of_batch": None,
-            "further_arguments": {},
-        }
-        return {**self.usual.__getstate__(), **own}
+        of_this_process = dict.fromkeys(("trainer", "loop", "engine", "outputs_of_batch"))
+        return {**self.usual.__getstate__(), **of_this_process, "further_arguments": {}}
 
     # ---- a step; a subclass defines ``ask`` --------------------------------------------------------------------------
 
     earlier = Earlier(
         step_ends=True,
         zero_grad=True,
-        hooks=EXTRA_HOOKS,
+        hooks=frozenset(hooks.GONE),
         step_arguments=frozenset({"optimizer_idx", "hiddens"}),
         enters_contexts=True,
     )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import defined_by_user
-from drivetrain.legacy.parts import calls, reads
+from drivetrain.compat.delegates import calls, reads
 from drivetrain.legacy.v1_3.defaults import hook_of
 from drivetrain.legacy.v1_3.stepping import Stepped, named
 
@@ -42,7 +42,8 @@ class Composed(Stepped):
 
     def setup(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.source.take_precision(self.precision_plugin)
+        if self.source.precision_plugin.today is not self.precision_plugin:  # the Trainer has chosen another
+            self.source.take_precision(self.precision_plugin)
         self.source.setup(trainer, self.lightning_module)
 
     def setup_optimizers(self, trainer: Any) -> None:
@@ -130,7 +131,6 @@ class Composed(Stepped):
     def clip_gradients_norm(
         self, module: nn.Module, optimizer: Optimizer, max_norm: float, *args: Any, **kwargs: Any
     ) -> Any:
-        self.norm_options = args, kwargs
         return self.source.clip_gradients(optimizer, max_norm, "norm")
 
     def clip_gradients_value(self, module: nn.Module, optimizer: Optimizer, clip_val: float) -> None:

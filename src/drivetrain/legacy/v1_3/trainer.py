@@ -5,14 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import drivetrain.callbacks
 from drivetrain.base.introspect import near_misses, overrides
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.compat.delegates import reads
 from drivetrain.data.combined import CombinedLoader
+from drivetrain.legacy.deprecated import warn_deprecated
 from drivetrain.legacy.v1_3 import flags
 from drivetrain.legacy.v1_3._callbacks import ModelCheckpoint
 from drivetrain.legacy.v1_3.arguments import FromCommandLine
@@ -122,19 +124,14 @@ class FlaggedTrainer(FromCommandLine, Asked):
         if passed or fitted is None or model not in (None, fitted):
             return loaders, more
         if datamodule is not None:
-            rank_zero_warn(
-                f"trainer.{call} without data takes the datamodule of trainer.fit, which is deprecated. Write "
-                f"trainer.{call}(model, datamodule=datamodule).",
-                FutureWarning,
-            )
-            return None, {**more, "datamodule": datamodule}
-        if call == "validate" and val_loaders is not None:
-            rank_zero_warn(
-                "trainer.validate without data takes the validation loaders of trainer.fit, which is deprecated. Write "
-                "trainer.validate(model, dataloaders=...).",
-                FutureWarning,
-            )
-            return val_loaders, more
+            source, instead = "datamodule", "datamodule=datamodule"
+            loaders, more = None, {**more, "datamodule": datamodule}
+        elif call == "validate" and val_loaders is not None:
+            source, instead, loaders = "validation loaders", "dataloaders=...", val_loaders
+        else:
+            return loaders, more
+        what = f"trainer.{call} without data takes the {source} of trainer.fit, which"
+        warn_deprecated(what, f"trainer.{call}(model, {instead})")
         return loaders, more
 
     _ended_fit = False
@@ -165,42 +162,42 @@ class FlaggedTrainer(FromCommandLine, Asked):
         **more: Any,
     ) -> Any:
         """Train ``model``; return 1, as in 1.3."""
-        if train_dataloader is not None:
-            train_dataloaders = _renamed("fit", "train_dataloader", "train_dataloaders", train_dataloader)
+        loaders = _renamed("fit", "train_dataloader", train_dataloader, "train_dataloaders", train_dataloaders)
         for name in ("truncated_bptt_steps", "prepare_data_per_node"):
             if self._flags[name] != flags.FLAGS[name]:
                 setattr(model, name, self._flags[name])
         if (mode := self._flags["multiple_trainloader_mode"]) != flags.FLAGS["multiple_trainloader_mode"]:
-            train_dataloaders = CombinedLoader(train_dataloaders, mode)
+            loaders = CombinedLoader(loaders, mode)
         more.setdefault("ckpt_path", self.resume_from_checkpoint)
         self._fitted = (model, datamodule, val_dataloaders)
         with self._from_last_epoch(more["ckpt_path"]):
-            super().fit(model, train_dataloaders, val_dataloaders, datamodule, **more)
+            super().fit(model, loaders, val_dataloaders, datamodule, **more)
         return 1
 
     def validate(
         self, model: Any = None, dataloaders: Any = None, *args: Any, val_dataloaders: Any = None, **more: Any
     ) -> Any:
         """Evaluate on the validation loaders."""
-        if val_dataloaders is not None:
-            dataloaders = _renamed("validate", "val_dataloaders", "dataloaders", val_dataloaders)
-        if _has_nothing_to_do(model or self.lightning_module, "validate", "validation_step"):
-            return []
-        dataloaders, more = self._data_of_fit("validate", model, dataloaders, args, more)
-        results = super().validate(model, dataloaders, *args, **_best_of(model, more))
-        return with_last_steps(results, self.callback_metrics)
+        dataloaders = _renamed("validate", "val_dataloaders", val_dataloaders, "dataloaders", dataloaders)
+        return self._evaluation_of_that_time(super().validate, "validation_step", model, dataloaders, args, more)
 
     def test(
         self, model: Any = None, dataloaders: Any = None, *args: Any, test_dataloaders: Any = None, **more: Any
     ) -> Any:
         """Evaluate on the test loaders."""
-        if test_dataloaders is not None:
-            dataloaders = _renamed("test", "test_dataloaders", "dataloaders", test_dataloaders)
-        if _has_nothing_to_do(model or self.lightning_module, "test", "test_step"):
+        dataloaders = _renamed("test", "test_dataloaders", test_dataloaders, "dataloaders", dataloaders)
+        return self._evaluation_of_that_time(super().test, "test_step", model, dataloaders, args, more)
+
+    def _evaluation_of_that_time(
+        self, run: Callable[..., Any], step: str, model: Any, loaders: Any, args: tuple[Any, ...], more: dict[str, Any]
+    ) -> list[Any]:
+        """Return the results of ``run``, the present method of an evaluation that runs the module's ``step``."""
+        if _has_nothing_to_do(model or self.lightning_module, run.__name__, step):
             return []
-        dataloaders, more = self._data_of_fit("test", model, dataloaders, args, more)
-        results = super().test(model, dataloaders, *args, **_best_of(model, more))
-        return with_last_steps(results, self.callback_metrics)
+        loaders, more = self._data_of_fit(run.__name__, model, loaders, args, more)
+        if model is not None and more.get("ckpt_path") == "best":  # it was the default, and had no effect with a model
+            del more["ckpt_path"]
+        return with_last_steps(run(model, loaders, *args, **more), self.callback_metrics)
 
     def predict(self, model: Any = None, dataloaders: Any = None, *args: Any, **more: Any) -> Any:
         """Predict on the loaders."""
@@ -237,10 +234,7 @@ class Trainer(FlaggedTrainer):
         """The accelerator, composed of two plugins; while the Trainer is being created, the present accelerator."""
         return getattr(self.strategy, "source", None) or super().accelerator
 
-    @property
-    def training_type_plugin(self) -> Any:
-        """The accelerator's training-type plugin."""
-        return self.accelerator.training_type_plugin
+    training_type_plugin: Any = reads("accelerator.training_type_plugin", "The accelerator's training-type plugin.")
 
     @property
     def distributed_backend(self) -> str:
@@ -253,11 +247,12 @@ class Trainer(FlaggedTrainer):
         return results
 
 
-def _renamed(call: str, then: str, today: str, loaders: Any) -> Any:
-    rank_zero_warn(
-        f"trainer.{call}({then}=...) is deprecated. Write trainer.{call}(model, {today}=...).", FutureWarning
-    )
-    return loaders
+def _renamed(call: str, then: str, given: Any, today: str, loaders: Any) -> Any:
+    """Return the argument of this name, or what was given under its earlier name, with a warning."""
+    if given is None:
+        return loaders
+    warn_deprecated(f"trainer.{call}({then}=...)", f"trainer.{call}(model, {today}=...)")
+    return given
 
 
 def _has_nothing_to_do(model: Any, call: str, step: str) -> bool:
@@ -268,13 +263,6 @@ def _has_nothing_to_do(model: Any, call: str, step: str) -> bool:
         return False
     rank_zero_warn(f"{type(model).__name__} has no {step}, so trainer.{call} does nothing. Define it.")
     return True
-
-
-def _best_of(model: Any, more: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments; ``ckpt_path="best"`` was the default, and had no effect with a model."""
-    if model is not None and more.get("ckpt_path") == "best":
-        more = {name: value for name, value in more.items() if name != "ckpt_path"}
-    return more
 
 
 def signature_of(of_that_time: Mapping[str, Any]) -> inspect.Signature:

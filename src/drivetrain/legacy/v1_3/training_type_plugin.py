@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from drivetrain.base.introspect import is_own_class
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.legacy.parts import AsksStrategy, OfAccelerator, calls, reads
+from drivetrain.compat.delegates import calls, reads
+from drivetrain.legacy.parts import AsksStrategy, OfAccelerator
 
 NEVER_USED = frozenset({
     "cluster_environment", "configure_sync_batchnorm", "determine_ddp_device_ids", "global_rank", "local_rank",

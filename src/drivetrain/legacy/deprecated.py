@@ -1,0 +1,21 @@
+"""Warnings of earlier generations: what a program writes, and what to write today."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drivetrain.base.rank_zero import rank_zero_warn
+
+
+def warn_deprecated(what: str, instead: str, once_for: Any = None) -> None:
+    """Warn that a program should write ``instead``.
+
+    Args:
+        what: the subject of the sentence, such as "Trainer(gpus=2)".
+        instead: what to write today.
+        once_for: an object, for which each ``instead`` is warned of once.
+    """
+    seen = set() if once_for is None else vars(once_for).setdefault("_deprecated", set())
+    if instead not in seen:
+        seen.add(instead)
+        rank_zero_warn(f"{what} is deprecated. Write {instead}.", FutureWarning)
