@@ -9,14 +9,13 @@ from typing import Any
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.spelling import is_higher_better
-from drivetrain.errors import ConfigurationError, count_meant, is_count, wrong_value
+from drivetrain.errors import ConfigurationError, check_choice, check_count, wrong_value
 
 
 def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
     """Return ``mode``, or "min" if it was not given; warn if the other mode is usually better for ``monitor``."""
-    if mode not in (None, "min", "max"):
-        raise ConfigurationError(f'{owner}(mode={mode!r}): mode is "min" or "max". Write one of the two.')
     if mode is not None:
+        check_choice(owner, "mode", mode, ("min", "max"))
         return mode
     if is_higher_better(monitor):
         rank_zero_warn(
@@ -32,8 +31,8 @@ def check_triggers(
     """Check that at most one of them is set."""
     counts = {"every_n_train_steps": every_n_train_steps, "every_n_epochs": every_n_epochs}
     for name, count in counts.items():
-        if count is not None and not is_count(count):
-            raise wrong_value("ModelCheckpoint", name, count, "an int of at least 0", f"{name}={count_meant(count, 1)}")
+        if count is not None:
+            check_count("ModelCheckpoint", name, count)
     interval = train_time_interval
     if interval is not None and not (isinstance(interval, timedelta) and interval > timedelta(0)):
         raise wrong_value(
@@ -48,7 +47,7 @@ def check_triggers(
         )
 
 
-def check_types(dirpath: Any, filename: Any, monitor: Any, save_top_k: Any) -> None:
+def check_types(dirpath: Any, filename: Any, monitor: Any) -> None:
     """Check the types of arguments whose errors would otherwise come late or not name them."""
     for name, value, kinds, kind, example in (
         ("dirpath", dirpath, (str, os.PathLike), "a path", '"checkpoints"'),
@@ -57,9 +56,6 @@ def check_types(dirpath: Any, filename: Any, monitor: Any, save_top_k: Any) -> N
     ):
         if value is not None and not isinstance(value, kinds):
             raise wrong_value("ModelCheckpoint", name, value, f"{kind} or None", f"{name}={example}", (str,))
-    if not isinstance(save_top_k, int) or isinstance(save_top_k, bool):
-        cure = f"save_top_k={count_meant(save_top_k, 1, lowest=-1)}"
-        raise wrong_value("ModelCheckpoint", "save_top_k", save_top_k, "an int", cure)
     check_place("ModelCheckpoint", dirpath, filename)
 
 
@@ -83,16 +79,10 @@ def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
 
 def check_choices(monitor: str | None, save_top_k: int, save_last: Any) -> None:
     """Check arguments with few allowed values, and those that need ``monitor``."""
-    if save_top_k < -1:
-        raise ConfigurationError(
-            f"ModelCheckpoint(save_top_k={save_top_k}): save_top_k is at least -1, which keeps all. Write -1."
-        )
+    check_count("ModelCheckpoint", "save_top_k", save_top_k, lowest=-1)
     if monitor is None and save_top_k not in (-1, 0, 1):
         raise ConfigurationError(
             f"ModelCheckpoint(save_top_k={save_top_k}) cannot rank checkpoints without monitor. "
             'Name a metric, monitor="val_loss", or write save_top_k=-1 to keep all.'
         )
-    if save_last not in (None, True, False, "link"):
-        raise ConfigurationError(
-            f'ModelCheckpoint(save_last={save_last!r}): save_last is True, False or "link". Write True.'
-        )
+    check_choice("ModelCheckpoint", "save_last", save_last, (None, True, False, "link"))

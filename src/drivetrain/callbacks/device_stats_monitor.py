@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.accelerators.cpu import CPUAccelerator
 from drivetrain.callback import Callback
-from drivetrain.errors import wrong_value
+from drivetrain.errors import check_choice
 from drivetrain.trainer.telling import check_loggers, tell_one
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ class DeviceStatsMonitor(Callback):
 
     def __init__(self, cpu_stats: bool | None = None) -> None:
         super().__init__()
-        if cpu_stats not in (None, True, False):
-            raise wrong_value("DeviceStatsMonitor", "cpu_stats", cpu_stats, "True, False or None", "cpu_stats=True")
+        check_choice("DeviceStatsMonitor", "cpu_stats", cpu_stats, (True, False, None))
         self.cpu_stats = cpu_stats
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

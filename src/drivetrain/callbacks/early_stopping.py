@@ -16,15 +16,7 @@ from drivetrain.base.restoring import COUNT, Form, WrongForm, entry, expect, num
 from drivetrain.base.spelling import warn_if_misspelt
 from drivetrain.callback import Callback
 from drivetrain.callbacks._checkpoint_arguments import mode_or_default
-from drivetrain.errors import (
-    NotLoggedError,
-    arguments_checked,
-    count_meant,
-    is_count,
-    is_number,
-    shown,
-    wrong_value,
-)
+from drivetrain.errors import NotLoggedError, arguments_checked, check_count, is_number, shown, wrong_value
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -111,11 +103,7 @@ class EarlyStopping(Callback):
         mode = mode_or_default("EarlyStopping", mode, monitor)
         if not isinstance(monitor, str):
             raise wrong_value("EarlyStopping", "monitor", monitor, "the name of a logged value", 'monitor="val_loss"')
-        if not is_count(patience):
-            raise wrong_value(
-                "EarlyStopping", "patience", patience, "an int of at least 0",
-                f"patience={count_meant(patience, 3)}",
-            )  # fmt: skip
+        check_count("EarlyStopping", "patience", patience, otherwise=3)
         for name, value in (
             ("min_delta", min_delta), ("stopping_threshold", stopping_threshold),
             ("divergence_threshold", divergence_threshold),

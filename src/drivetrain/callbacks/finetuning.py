@@ -13,13 +13,7 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import entry, expect, number
 from drivetrain.callback import Callback
 from drivetrain.engine.wrappers import unwrapped
-from drivetrain.errors import (
-    CheckpointError,
-    MissingAttributeError,
-    is_count,
-    is_number,
-    wrong_value,
-)
+from drivetrain.errors import CheckpointError, MissingAttributeError, check_count, is_number, wrong_value
 from drivetrain.strategies.optimizer_states import parameter_names, plain_name
 
 if TYPE_CHECKING:
@@ -252,10 +246,7 @@ class BackboneFinetuning(BaseFinetuning):
         rounding: int = 12,
     ) -> None:
         super().__init__()
-        if not is_count(unfreeze_backbone_at_epoch):
-            raise wrong_value(
-                "BackboneFinetuning", "unfreeze_backbone_at_epoch", unfreeze_backbone_at_epoch, "an epoch", "10"
-            )
+        check_count("BackboneFinetuning", "unfreeze_backbone_at_epoch", unfreeze_backbone_at_epoch, otherwise=10)
         rates = {"backbone_initial_ratio_lr": backbone_initial_ratio_lr}
         if backbone_initial_lr is not None:
             rates["backbone_initial_lr"] = backbone_initial_lr

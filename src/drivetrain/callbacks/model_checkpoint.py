@@ -101,7 +101,7 @@ class ModelCheckpoint(StoredCheckpoint):
     ) -> None:
         super().__init__()
         check_triggers(every_n_train_steps, train_time_interval, every_n_epochs)
-        check_types(dirpath, filename, monitor, save_top_k)
+        check_types(dirpath, filename, monitor)
         mode = mode_or_default("ModelCheckpoint", mode, monitor)
         check_choices(monitor, save_top_k, save_last)
         self.dirpath = None if dirpath is None else files.absolute(dirpath)

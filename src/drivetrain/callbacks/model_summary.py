@@ -18,7 +18,7 @@ from drivetrain import parity
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError, WrongTypeError, is_count, shown
+from drivetrain.errors import ConfigurationError, check_count
 from drivetrain.module.export import example_pass
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class ModelSummary(Callback):
 
     def __init__(self, max_depth: int = 1, **summarize_kwargs: Any) -> None:
         super().__init__()
-        _check_depth(max_depth)
+        check_count(type(self).__name__, "max_depth", max_depth, lowest=-1)
         self.max_depth = max_depth
         self._summarize_kwargs = summarize_kwargs
 
@@ -194,7 +194,7 @@ def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
     Raises:
         ConfigurationError: ``max_depth`` is below -1.
     """
-    _check_depth(max_depth)
+    check_count("summarize", "max_depth", max_depth, lowest=-1)
     submodules = [(name, child) for name, child in module.named_modules() if child is not module]
     shown = [(name, child) for name, child in submodules if max_depth == -1 or name.count(".") < max_depth]
     parameters = list(module.parameters())
@@ -254,15 +254,6 @@ def _table(lines: list[tuple[str, ...]]) -> Iterator[str]:
         yield " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         if position in (0, len(lines) - 1):
             yield rule
-
-
-def _check_depth(max_depth: int) -> None:
-    if not is_count(max_depth, -1):
-        kind = ConfigurationError if isinstance(max_depth, int) else WrongTypeError
-        raise kind(
-            f"A model summary got max_depth={shown(max_depth)}. Pass a number of levels, 0 for totals only, or -1 for "
-            "all."
-        )
 
 
 # ---- the example input -----------------------------------------------------------------------------------------------

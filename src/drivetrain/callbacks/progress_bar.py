@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks._progress_thread import DRAWING, ProgressThread, Snapshot
-from drivetrain.errors import ConfigurationError, WrongTypeError
+from drivetrain.errors import WrongTypeError, wrong_value
 from drivetrain.loops.progress import RunningStage
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ class ProgressBar(Callback):
     def __init__(self, refresh_rate: int = 1, leave: bool = False) -> None:
         super().__init__()
         if refresh_rate < 0:
-            raise ConfigurationError(
-                f"{type(self).__name__} got refresh_rate={refresh_rate}. Pass a number of batches, or 0 for no bar."
-            )
+            raise wrong_value(type(self).__name__, "refresh_rate", refresh_rate, "0 or more batches", "refresh_rate=1")
         self.refresh_rate = refresh_rate
         self.leave = leave
         self._enabled = True

@@ -14,7 +14,7 @@ from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import entry
 from drivetrain.base.tree import is_dtensor
 from drivetrain.callback import KeepsWeights
-from drivetrain.errors import ConfigurationError, NotSupportedError, is_count, is_number, wrong_value
+from drivetrain.errors import ConfigurationError, NotSupportedError, check_choice, is_count, is_number, wrong_value
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -101,8 +101,7 @@ class ModelPruning(KeepsWeights):
         is_amount = is_count(amount) or (is_number(amount) and 0 <= float(amount) <= 1)  # type: ignore[arg-type]
         if not callable(amount) and not is_amount:
             raise wrong_value("ModelPruning", "amount", amount, "a fraction, a number or a function", "amount=0.5")
-        if verbose not in (0, 1, 2):
-            raise wrong_value("ModelPruning", "verbose", verbose, "0, 1 or 2", "verbose=1")
+        check_choice("ModelPruning", "verbose", verbose, (0, 1, 2))
         self._given, self._global, self.amount, self._applies = (
             list(parameters_to_prune or ()), use_global_unstructured, amount, apply_pruning,
         )  # fmt: skip

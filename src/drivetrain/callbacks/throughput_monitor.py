@@ -11,7 +11,7 @@ from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import entry, number
 from drivetrain.callback import Callback
 from drivetrain.engine.throughput import Throughput, compute_dtype
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import wrong_value
 from drivetrain.trainer.telling import check_loggers, tell
 
 if TYPE_CHECKING:
@@ -51,9 +51,8 @@ class ThroughputMonitor(Callback):
         super().__init__()
         for name, value in (("batch_size_fn", batch_size_fn), ("length_fn", length_fn)):
             if not callable(value) and not (name == "length_fn" and value is None):
-                raise ConfigurationError(
-                    f"ThroughputMonitor({name}={value!r}) cannot be called. Write {name}=lambda batch: len(batch[0])."
-                )
+                cure = f"{name}=lambda batch: len(batch[0])"
+                raise wrong_value("ThroughputMonitor", name, value, "a function of a batch", cure)
         self.batch_size_fn, self.length_fn = batch_size_fn, length_fn
         self.available_flops, self.window_size, self.separator = available_flops, window_size, separator
         Throughput(available_flops, window_size=window_size)  # checks its arguments

@@ -13,7 +13,7 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import WrongForm, entry, number
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, check_choice
 from drivetrain.loops.stop import TIME_LIMIT
 from drivetrain.settings import seconds_of
 
@@ -46,10 +46,7 @@ class Timer(Callback):
         verbose: bool = True,
     ) -> None:
         super().__init__()
-        if interval not in ("step", "epoch"):
-            raise ConfigurationError(
-                f'Timer(interval={interval!r}): a timer looks after each "step" or "epoch". Write one of the two.'
-            )
+        check_choice("Timer", "interval", interval, ("step", "epoch"))
         self.duration_s = None if duration is None else seconds_of("duration", duration, owner="Timer")
         self.interval = interval
         self.verbose = verbose

@@ -47,10 +47,8 @@ class FolderLogger(Logger):
         if not isinstance(save_dir, (str, os.PathLike)):
             raise wrong_value(type(self).__name__, "save_dir", save_dir, "a path", 'save_dir="runs"')
         if version is not None and (isinstance(version, bool) or not isinstance(version, (int, str))):
-            raise ConfigurationError(
-                f"{type(self).__name__} got version={version!r}. Pass a number, a folder name, or None for the next "
-                "free number."
-            )
+            expected = "a number, a folder name, or None for the next free number"
+            raise wrong_value(type(self).__name__, "version", version, expected, "version=None")
         self._save_dir = os.fspath(save_dir)
         self._root = _absolute(self._save_dir)  # the run stays there when the program changes its folder
         self._name = name or ""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_only, rank_zero_warn
-from drivetrain.errors import arguments_checked, is_count, wrong_value
+from drivetrain.errors import arguments_checked, check_count
 from drivetrain.loggers._folder import FolderLogger
 
 Row = dict[str, Any]
@@ -51,15 +51,7 @@ class CSVLogger(FolderLogger):
         flush_logs_every_n_steps: int = 100,
     ) -> None:
         super().__init__(save_dir, name, version, prefix)
-        if not is_count(flush_logs_every_n_steps, 1):
-            raise wrong_value(
-                "CSVLogger",
-                "flush_logs_every_n_steps",
-                flush_logs_every_n_steps,
-                "an int of at least 1",
-                "flush_logs_every_n_steps=100",
-                (int,),
-            )
+        check_count("CSVLogger", "flush_logs_every_n_steps", flush_logs_every_n_steps, lowest=1, otherwise=100)
         self._flush_every = flush_logs_every_n_steps
         self._flushed_at: int | None = None  # the first step of the unwritten rows
         self._columns: list[str] = []

@@ -9,7 +9,7 @@ import pstats
 from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.errors import ConfigurationError, is_number, shown
+from drivetrain.errors import ConfigurationError, is_number, wrong_value
 from drivetrain.profilers.profiler import Profiler
 
 _PRINTED = 20  # functions of each action without a limit: all of them would be thousands of lines
@@ -44,10 +44,8 @@ class AdvancedProfiler(Profiler):
     ) -> None:
         super().__init__(dirpath, filename)
         if not is_number(line_count_restriction) or line_count_restriction <= 0:
-            raise ConfigurationError(
-                f"AdvancedProfiler got line_count_restriction={shown(line_count_restriction)}. Pass a whole number of "
-                "functions such as 20, or a fraction of them such as 0.5."
-            )
+            expected = "a number of functions, or a fraction of them such as 0.5"
+            raise wrong_value("AdvancedProfiler", "line_count_restriction", line_count_restriction, expected, "20")
         self.line_count_restriction = line_count_restriction
         self.dump_stats = dump_stats
         self._profiles: dict[Path, cProfile.Profile] = {}

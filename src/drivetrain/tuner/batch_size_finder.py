@@ -11,7 +11,7 @@ from drivetrain.base.memory import is_out_of_memory
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.data.feed import sized_length
-from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
+from drivetrain.errors import ConfigurationError, check_choice, check_count, is_number, wrong_value
 from drivetrain.loops.evaluate import Predictions, evaluate
 from drivetrain.loops.fit import fit
 from drivetrain.loops.run import ENDLESS
@@ -67,12 +67,11 @@ class BatchSizeFinder(Callback):
         max_val: int = 8192,
     ) -> None:
         super().__init__()
-        if mode not in self.SUPPORTED_MODES:
-            raise wrong_value("BatchSizeFinder", "mode", mode, '"power" or "binsearch"', 'mode="power"')
-        counts = {"steps_per_trial": steps_per_trial, "init_val": init_val, "max_trials": max_trials}
-        for name, value in {**counts, "max_val": max_val}.items():
-            if not is_count(value, 1):
-                raise wrong_value("BatchSizeFinder", name, value, "a number from 1 on", f"{name}=3")
+        check_choice("BatchSizeFinder", "mode", mode, self.SUPPORTED_MODES)
+        check_count("BatchSizeFinder", "steps_per_trial", steps_per_trial, lowest=1, otherwise=3)
+        check_count("BatchSizeFinder", "init_val", init_val, lowest=1, otherwise=2)
+        check_count("BatchSizeFinder", "max_trials", max_trials, lowest=1, otherwise=25)
+        check_count("BatchSizeFinder", "max_val", max_val, lowest=1, otherwise=8192)
         if not is_number(margin) or not 0 <= margin < 1:
             raise wrong_value("BatchSizeFinder", "margin", margin, "a fraction from 0 to 1", "margin=0.05")
         self.mode, self.steps_per_trial, self.init_val, self.max_trials = mode, steps_per_trial, init_val, max_trials

@@ -10,7 +10,7 @@ import torch
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError, MissingPackageError, is_count, is_number, wrong_value
+from drivetrain.errors import ConfigurationError, MissingPackageError, check_choice, check_count, is_number
 from drivetrain.loops.fit import fit
 from drivetrain.loops.run import ENDLESS
 from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
@@ -145,15 +145,13 @@ class LearningRateFinder(Callback):
         attr_name: str = "",
     ) -> None:
         super().__init__()
-        if mode not in self.SUPPORTED_MODES:
-            raise wrong_value("LearningRateFinder", "mode", mode, '"linear" or "exponential"', 'mode="exponential"')
+        check_choice("LearningRateFinder", "mode", mode, self.SUPPORTED_MODES)
         if not (is_number(min_lr) and is_number(max_lr) and 0 < min_lr < max_lr):
             raise ConfigurationError(
                 f"LearningRateFinder(min_lr={min_lr!r}, max_lr={max_lr!r}): the first must be positive, and smaller "
                 "than the second. Write min_lr=1e-8, max_lr=1."
             )
-        if not is_count(num_training_steps, 2):
-            raise wrong_value("LearningRateFinder", "num_training_steps", num_training_steps, "at least 2", "100")
+        check_count("LearningRateFinder", "num_training_steps", num_training_steps, lowest=2, otherwise=100)
         self.min_lr, self.max_lr, self.num_training_steps, self.mode = min_lr, max_lr, num_training_steps, mode
         self.early_stop_threshold, self.update_attr, self.attr_name = early_stop_threshold, update_attr, attr_name
         self.optimal_lr: LRSweep | None = None

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain.base.seed import isolate_rng
-from drivetrain.errors import ConfigurationError, WrongTypeError, described
+from drivetrain.errors import ConfigurationError, WrongTypeError, check_choice, described
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.progress import Progress
 from drivetrain.trainer.trainer import Trainer
@@ -101,10 +101,7 @@ class Tuner:
         Raises:
             ConfigurationError: an argument is invalid, or loaders were passed, which no attribute can change.
         """
-        if method not in ("fit", "validate", "test", "predict"):
-            raise ConfigurationError(
-                f'Tuner.scale_batch_size(method={method!r}): write "fit", "validate", "test" or "predict".'
-            )
+        check_choice("Tuner.scale_batch_size", "method", method, ("fit", "validate", "test", "predict"))
         finder = _TunersSize(mode, steps_per_trial, init_val, max_trials, batch_arg_name, margin, max_val)
         passed = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders}
         self._run(finder, model, method, passed, dataloaders, datamodule)
