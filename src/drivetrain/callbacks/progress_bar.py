@@ -198,12 +198,10 @@ class ProgressBar(Callback):
         self._start(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the thread; an epoch that is resumed in its middle begins here."""
+        """Show a new epoch, or one that is resumed in its middle."""
         self._enter(trainer, pl_module, RunningStage.TRAINING)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show a new epoch."""
-        self._enter(trainer, pl_module, RunningStage.TRAINING)
+    on_train_epoch_start = on_train_start
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the epoch's counts. Its metrics are flushed after all of these hooks, so it is drawn in the next
@@ -221,25 +219,21 @@ class ProgressBar(Callback):
         sanity = trainer.sanity_checking
         self._enter(trainer, pl_module, RunningStage.SANITY_CHECKING if sanity else RunningStage.VALIDATING)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show its end."""
-        self._exit()
-
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the test."""
         self._enter(trainer, pl_module, RunningStage.TESTING)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show its end."""
-        self._exit()
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the prediction."""
         self._enter(trainer, pl_module, RunningStage.PREDICTING)
 
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show its end."""
-        self._exit()
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show the end of an evaluation."""
+        if self._thread is not None and (snapshot := self._thread.exit()) is not None:
+            self._thread.show(snapshot)
+        self._report()
+
+    on_test_end = on_predict_end = on_validation_end
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop the thread."""
@@ -264,11 +258,6 @@ class ProgressBar(Callback):
         if (thread := self._start(trainer, pl_module)) is not None:
             self._draw_ended_epoch()
             thread.enter(stage)
-
-    def _exit(self) -> None:
-        if self._thread is not None and (snapshot := self._thread.exit()) is not None:
-            self._thread.show(snapshot)
-        self._report()
 
     def _draw_ended_epoch(self) -> None:
         snapshot, self._ended_epoch = self._ended_epoch, None

@@ -72,7 +72,8 @@ class ThroughputMonitor(Callback):
             self._totals.pop("train", None)
             self._earlier_s = 0.0
 
-    def _begin(self, trainer: Trainer, stage: str) -> None:
+    def _begin(self, trainer: Trainer) -> None:
+        stage = _stage(trainer)
         device, precision = trainer.strategy.root_device, trainer.precision_plugin
         if self._peak is None and self.available_flops is None:
             self._peak = get_available_flops(device, compute_dtype(precision))
@@ -84,7 +85,7 @@ class ThroughputMonitor(Callback):
         self._batches_before[stage] = self._totals[stage]["batches"]
         trainer.accelerator.synchronize(device)
         self._starts[stage] = self._clock()
-        self._update(trainer, trainer.lightning_module, stage)
+        self._update(trainer, stage)
 
     def _count(self, stage: str, batch: Any) -> None:
         totals = self._totals[stage]
@@ -93,7 +94,8 @@ class ThroughputMonitor(Callback):
         if self.length_fn is not None:
             totals["lengths"] += int(self.length_fn(batch))
 
-    def _update(self, trainer: Trainer, module: Any, stage: str) -> None:
+    def _update(self, trainer: Trainer, stage: str) -> None:
+        module: Any = trainer.lightning_module
         trainer.accelerator.synchronize(trainer.strategy.root_device)
         totals = self._totals[stage]
         done = totals["batches"] - self._batches_before[stage]
@@ -115,6 +117,7 @@ class ThroughputMonitor(Callback):
         )
 
     def _log(self, trainer: Trainer, stage: str) -> None:
+        self._update(trainer, stage)
         values = self._stages[stage].compute()
         metrics = {f"{stage}{self.separator}{name}": float(value) for name, value in values.items()}
         tell(trainer, "log_metrics", metrics, step=trainer.logger_step)
@@ -122,59 +125,42 @@ class ThroughputMonitor(Callback):
     # ---- hooks ---------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, "train")
+        self._begin(trainer)
+
+    on_test_start = on_predict_start = on_train_start
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         self._count("train", batch)
         if trainer.progress.flush_due:
-            self._update(trainer, pl_module, "train")
             self._log(trainer, "train")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._paused_at = self._clock()
         if not trainer.sanity_checking:
-            self._begin(trainer, "validate")
+            self._begin(trainer)
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
-    ) -> None:
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
         if not trainer.sanity_checking:
-            self._count("validate", batch)
+            self._count(_stage(trainer), batch)
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        self._end(trainer, pl_module, "validate")
+        self._log(trainer, "validate")
         if "train" in self._starts:
             self._starts["train"] += self._clock() - self._paused_at
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, "test")
-
-    def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
-    ) -> None:
-        self._count("test", batch)
-
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end(trainer, pl_module, "test")
+        self._log(trainer, _stage(trainer))
 
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, "predict")
-
-    def on_predict_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
-    ) -> None:
-        self._count("predict", batch)
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end(trainer, pl_module, "predict")
-
-    def _end(self, trainer: Trainer, module: Any, stage: str) -> None:
-        self._update(trainer, module, stage)
-        self._log(trainer, stage)
+    on_predict_end = on_test_end
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -189,3 +175,9 @@ class ThroughputMonitor(Callback):
             self._totals["train"] = {name: entry(state_dict, name, int) for name in _TOTALS}
             self._earlier_s = float(entry(state_dict, "time", (int, float, number)))
             self._starts.pop("train", None)
+
+
+def _stage(trainer: Any) -> str:
+    """Return the running stage, as in the names of the curves."""
+    stage: str = trainer.progress.loop_stage.value
+    return stage

@@ -82,17 +82,10 @@ class BatchSizeFinder(Callback):
         self.scale_batch_size(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._scale_in(trainer, pl_module, "validate")
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._scale_in(trainer, pl_module, "test")
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._scale_in(trainer, pl_module, "predict")
-
-    def _scale_in(self, trainer: Trainer, pl_module: LightningModule, fn: str) -> None:
-        if trainer.progress.fn == fn:  # the validation inside a fit keeps its batch size
+        if trainer.progress.fn != "fit":  # the validation inside a fit keeps its batch size
             self.scale_batch_size(trainer, pl_module)
+
+    on_test_start = on_predict_start = on_validation_start
 
     def scale_batch_size(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the batch size now, from any hook outside a step."""
