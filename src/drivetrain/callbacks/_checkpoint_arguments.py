@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.spelling import is_higher_better
 from drivetrain.errors import ConfigurationError, check_choice, check_count, wrong_value
+
+if TYPE_CHECKING:
+    from drivetrain.trainer.trainer import Trainer
 
 
 def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
@@ -23,6 +27,19 @@ def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
             'mode="max" if a higher value is better, else mode="min".'
         )
     return "min"
+
+
+def acts_at_epoch_end(chosen: bool | None, trainer: Trainer) -> bool:
+    """Return whether a callback acts when a training epoch ends, instead of after validation; ``None``: by default."""
+    return trainer.judges_at_epoch_end if chosen is None else chosen
+
+
+def not_logged(owner: str, monitor: str, metrics: Iterable[str], trainer: Trainer) -> str:
+    """Return the message that ``monitor`` is not among the logged ``metrics``."""
+    return (
+        f"{owner} watches {monitor!r}, which was not logged. {trainer.why_not_validated}"
+        f"Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. Log it, or watch one of those."
+    )
 
 
 def check_triggers(

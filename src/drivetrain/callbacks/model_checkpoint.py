@@ -16,7 +16,14 @@ from torch import Tensor
 
 from drivetrain.base import files, yaml_text
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.callbacks._checkpoint_arguments import check_choices, check_triggers, check_types, mode_or_default
+from drivetrain.callbacks._checkpoint_arguments import (
+    acts_at_epoch_end,
+    check_choices,
+    check_triggers,
+    check_types,
+    mode_or_default,
+    not_logged,
+)
 from drivetrain.callbacks._checkpoint_durability import StoredCheckpoint
 from drivetrain.callbacks._checkpoint_files import check_state
 from drivetrain.callbacks.on_exception_checkpoint import BEFORE_TRAINING
@@ -220,7 +227,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self._save_once(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._saves_at_epoch_end(trainer):
+        if acts_at_epoch_end(self.save_on_train_epoch_end, trainer):
             self._save_in_epoch(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -231,7 +238,7 @@ class ModelCheckpoint(StoredCheckpoint):
             self._validated_score = trainer.callback_metrics.get(self.monitor), trainer.progress.global_step
         if self._awaited_at_step == trainer.progress.global_step:
             self._save_once(trainer)
-        elif not self._saves_at_epoch_end(trainer):
+        elif not acts_at_epoch_end(self.save_on_train_epoch_end, trainer):
             self._save_in_epoch(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -285,11 +292,6 @@ class ModelCheckpoint(StoredCheckpoint):
         """Save, unless this step was already saved."""
         if not self._should_skip_saving_checkpoint(trainer):
             self._save(trainer)
-
-    def _saves_at_epoch_end(self, trainer: Trainer) -> bool:
-        if self.save_on_train_epoch_end is not None:
-            return self.save_on_train_epoch_end
-        return trainer.judges_at_epoch_end
 
     # ---- saving and removing -------------------------------------------------------------------------------------
 
@@ -380,11 +382,7 @@ class ModelCheckpoint(StoredCheckpoint):
         if self.monitor is None:
             return torch.tensor(float(trainer.progress.global_step))
         if self.monitor not in metrics:
-            message = (
-                f"ModelCheckpoint watches {self.monitor!r}, which was not logged. {trainer.why_not_validated}"
-                f"Logged so far: {', '.join(sorted(set(metrics) - {'epoch', 'step'})) or 'nothing'}. "
-                "Log it, or watch one of those."
-            )
+            message = not_logged("ModelCheckpoint", self.monitor, metrics.keys() - {"epoch", "step"}, trainer)
             if trainer.enable_validation and not self._validated:
                 rank_zero_warn(message)  # the first validation may still log it
                 return None
