@@ -10,7 +10,7 @@ from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import ConfigurationError, is_number, wrong_value
-from drivetrain.profilers.profiler import Profiler
+from drivetrain.profilers.profiler import Profiler, already_running, not_running
 
 _PRINTED = 20  # functions of each action without a limit: all of them would be thousands of lines
 
@@ -67,10 +67,7 @@ class AdvancedProfiler(Profiler):
             ConfigurationError: it is already running, or another tool profiles this process.
         """
         if action_name in self._open:
-            raise ConfigurationError(
-                f"AdvancedProfiler.start({action_name!r}): this action has begun and not ended. Call "
-                f"stop({action_name!r}) before, or give the inner one another name."
-            )
+            raise already_running(self, action_name)
         self._pause()
         self._record((*self._open, action_name))
 
@@ -82,10 +79,7 @@ class AdvancedProfiler(Profiler):
         """
         self._pause()
         if action_name not in self._open:
-            raise ConfigurationError(
-                f"AdvancedProfiler.stop({action_name!r}): this action has not begun. Call start({action_name!r}) "
-                "before."
-            )
+            raise not_running(self, action_name)
         self._record(tuple(each for each in self._open if each != action_name))
 
     def _pause(self) -> None:

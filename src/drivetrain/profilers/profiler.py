@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info
 from drivetrain.base.registry import Registry
-from drivetrain.errors import NotSupportedError
+from drivetrain.errors import ConfigurationError, NotSupportedError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,6 +123,22 @@ class Profiler(ABC):
         rank = None if self._local_rank is None else str(rank_from_environ())
         names = "-".join(name for name in (self._stage, self.filename, rank, *parts) if name)
         return os.path.join(folder, _FORBIDDEN.sub("_", names) + extension)
+
+
+def already_running(profiler: Profiler, action_name: str) -> ConfigurationError:
+    """Return the error of a profiler that is asked to start a running action."""
+    return ConfigurationError(
+        f"{type(profiler).__name__}.start({action_name!r}): this action has begun and not ended. Call "
+        f"stop({action_name!r}) before, or give the inner one another name."
+    )
+
+
+def not_running(profiler: Profiler, action_name: str) -> ConfigurationError:
+    """Return the error of a profiler that is asked to stop an action that is not running."""
+    return ConfigurationError(
+        f"{type(profiler).__name__}.stop({action_name!r}): this action has not begun. Call start({action_name!r}) "
+        "before."
+    )
 
 
 ProfilerRegistry: Registry[Profiler] = Registry("drivetrain.profilers", "profiler", "profiler")
