@@ -155,6 +155,7 @@ class LearningRateFinder(Callback):
         self.min_lr, self.max_lr, self.num_training_steps, self.mode = min_lr, max_lr, num_training_steps, mode
         self.early_stop_threshold, self.update_attr, self.attr_name = early_stop_threshold, update_attr, attr_name
         self.optimal_lr: LRSweep | None = None
+        self.found: tuple[str, float] | None = None  # the attribute that was set, and its value
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.ckpt_path is not None:
@@ -185,6 +186,7 @@ class LearningRateFinder(Callback):
             fit(run)
         self.optimal_lr = sweep
         if self.update_attr and (rate := sweep.suggestion()) is not None:
+            self.found = name, rate
             set_tuned(trainer, pl_module, name, rate)
             rank_zero_info(f"LearningRateFinder: {name} is {rate:.3g} now, after {len(sweep.results['lr'])} steps.")
             self._apply(trainer, rate)

@@ -119,9 +119,10 @@ class Tuner:
         dataloaders: Any,
         datamodule: LightningDataModule | None,
     ) -> None:
-        wrong = "dataloaders" if method == "fit" else next((name for name, value in passed.items() if value), "")
-        if dataloaders if method == "fit" else wrong:
-            right = "train_dataloaders" if method == "fit" else "dataloaders"
+        given, others, right = {"dataloaders": dataloaders}, passed, "dataloaders"
+        if method == "fit":
+            given, others, right = others, given, "train_dataloaders"
+        if wrong := next((name for name, value in others.items() if value), ""):
             raise ConfigurationError(f"With method={method!r}, {wrong} has no meaning. Pass {right}, or a datamodule.")
         trainer: Any = self._trainer
         kind = LearningRateFinder if isinstance(finder, LearningRateFinder) else BatchSizeFinder
@@ -130,7 +131,6 @@ class Tuner:
                 f"The Trainer has a {kind.__name__} among its callbacks, which would search again when it fits. "
                 "Remove the callback, or do not call the Tuner."
             )
-        given = passed if method == "fit" else {"dataloaders": dataloaders}
         options: dict[str, Any] = {} if method in ("fit", "predict") else {"verbose": False}
         with _apart(trainer, finder, method):
             getattr(trainer, method)(model, **given, datamodule=datamodule, **options)
@@ -171,16 +171,10 @@ def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
 class _TunersRate(LearningRateFinder):
     """Finds the learning rate of a Tuner; its state returns the losses from other processes."""
 
-    found: tuple[str, float] | None = None
-
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().lr_find(trainer, pl_module)
         run: Any = trainer.current_run
         run.hooks.observers.clear()  # no warning that nothing is trained: that is intended
-        sweep, names = self.optimal_lr, (self.attr_name,) if self.attr_name else ("lr", "learning_rate")
-        if self.update_attr and sweep is not None and sweep._optimal_idx is not None:
-            name = tuned_name(trainer, pl_module, names, "LearningRateFinder", "attr_name")
-            self.found = name, sweep.results["lr"][sweep._optimal_idx]
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
         """Do nothing: there is no training with the rate."""
