@@ -94,7 +94,7 @@ class WandbLogger(Tables):
             )
         check_choice("WandbLogger", "add_file_policy", add_file_policy, ("mutable", "immutable"))
         given = getattr(experiment, "id", None) or version or id
-        super().__init__(prefix, given, "wandb", "wandb", log_model)
+        super().__init__(prefix, given, "wandb", log_model)
         self._name = name
         self._project = project or os.environ.get("WANDB_PROJECT", "lightning_logs")
         self._save_dir = local_folder("WandbLogger", dir if dir is not None else save_dir)
