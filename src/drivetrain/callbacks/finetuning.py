@@ -370,8 +370,6 @@ def _restore(module: nn.Module, trainer: Any, state: Mapping[str, Any]) -> None:
 
 # ---- schedulers ------------------------------------------------------------------------------------------------------
 
-_RATES = ("base_lrs", "max_lrs", "min_lrs")
-
 
 def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
     """Extend the schedulers of ``optimizer`` to the groups after the first ``before``.
@@ -397,11 +395,7 @@ def _extend(scheduler: Any, optimizer: Optimizer, before: int, ratio: float) -> 
         _extend(inner, optimizer, before, ratio)
     if unwrapped(getattr(scheduler, "optimizer", None)) is not optimizer:
         return
-    for name in _RATES:
-        rates = getattr(scheduler, name, None)
-        if isinstance(rates, list) and len(rates) == before:
-            rates.append(rates[0] * ratio)
-    for name in ("lr_lambdas", "_last_lr"):
+    for name in ("base_lrs", "max_lrs", "min_lrs", "_last_lr", "lr_lambdas"):
         values = getattr(scheduler, name, None)
         if isinstance(values, list) and len(values) == before:
-            values.append(values[0] * ratio if name == "_last_lr" else values[0])
+            values.append(values[0] if name == "lr_lambdas" else values[0] * ratio)
