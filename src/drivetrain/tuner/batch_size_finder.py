@@ -133,21 +133,19 @@ class _Trials:
         """Return the size to use."""
         finder = self._finder
         size, fits, too_large = min(finder.init_val, finder.max_val), 0, 0
-        while self.count < finder.max_trials:
+        while size > fits and self.count < finder.max_trials:
             if self._fits(size):
                 fits = size
-                size = min(2 * size, finder.max_val, self._samples)
             else:
                 too_large = size
+            if not too_large:
+                size = min(2 * size, finder.max_val, self._samples)
+            elif not fits:  # even the first size was too large
                 size = size // 2
-            if too_large and (finder.mode == "power" or not fits):
-                if fits or size < 1:
-                    break
-                continue  # even the first size was too large
-            if too_large:
-                size = (fits + too_large) // 2
-            if size <= fits:
+            elif finder.mode == "power":
                 break
+            else:
+                size = (fits + too_large) // 2
         if not fits:
             raise self._error or ConfigurationError("BatchSizeFinder has tried no size.")
         self.fits = fits

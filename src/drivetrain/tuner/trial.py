@@ -125,16 +125,17 @@ def _keep_loaders(kept: ExitStack, made: Any) -> None:
 
 # ---- restored state --------------------------------------------------------------------------------------------------
 
-_OF_RUN = (
+OF_RUN = (
     "limits", "progress", "logbook", "_loggers", "_callbacks", "predictions", "_hooks", "_run_parts", "datamodule",
     "ckpt_path", "_optimizers_made", "ranks_of_job",
 )  # fmt: skip
+"""Attributes of a Trainer that belong to its run."""
 
 
 @contextmanager
 def _trainer_kept(trainer: Any) -> Iterator[None]:
     own, strategy, module = trainer.__dict__, trainer.strategy, trainer.lightning_module
-    before = {name: own[name] for name in _OF_RUN if name in own}
+    before = {name: own[name] for name in OF_RUN if name in own}
     driver = dict(vars(strategy.driver))
     try:
         yield

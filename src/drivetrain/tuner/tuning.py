@@ -15,6 +15,7 @@ from drivetrain.trainer.trainer import Trainer
 from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
 from drivetrain.tuner.batch_size_finder import BatchSizeFinder
 from drivetrain.tuner.lr_finder import LearningRateFinder, LRSweep
+from drivetrain.tuner.trial import OF_RUN
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback
@@ -22,11 +23,6 @@ if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
 
 Method = Literal["fit", "validate", "test", "predict"]
-
-_OF_RUN = (
-    "limits", "progress", "logbook", "_loggers", "_callbacks", "predictions", "_hooks", "_run_parts", "datamodule",
-    "ckpt_path", "_optimizers_made", "ranks_of_job",
-)  # fmt: skip
 
 
 class Tuner:
@@ -150,7 +146,7 @@ class _WithData:
 def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
     """Context in which ``finder`` is the Trainer's only callback; afterwards its counters and results are restored."""
     own, strategy = trainer.__dict__, trainer.strategy
-    before = {name: own[name] for name in _OF_RUN if name in own}
+    before = {name: own[name] for name in OF_RUN if name in own}
     kept = list(strategy.optimizers), list(strategy.lr_scheduler_configs), strategy.lightning_module
     old: Any = trainer.logbook
     ends = {"max_epochs": 0, "sanity_batches": 0} if method == "fit" else {}
