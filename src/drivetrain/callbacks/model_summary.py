@@ -115,8 +115,7 @@ class Summary:
         }
 
     def __str__(self) -> str:
-        lines = list(_table([self.header, *(row.cells() for row in self.rows)])) if self.rows else []
-        return "\n".join([*lines, *(f"{value:<10}{meaning}" for value, meaning in self.totals())])
+        return _text(self.header, [row.cells() for row in self.rows], self.totals())
 
 
 class ModelSummary(Callback):
@@ -174,13 +173,12 @@ class ModelSummary(Callback):
             total_flops: operations of one forward pass; 0 if nothing could be counted.
             summarize_kwargs: the constructor's arguments; ignored here.
         """
-        titles = tuple(title for title, _ in summary_data)
-        rows = zip(*(cells for _, cells in summary_data), strict=True)
+        titles, columns = zip(*summary_data, strict=True)
         totals = _totals(
             trainable_parameters, total_parameters - trainable_parameters, model_size,
             (total_training_modes["train"], total_training_modes["eval"]), total_flops or None,
         )  # fmt: skip
-        print("\n".join([*_table([titles, *rows]), *(f"{value:<10}{meaning}" for value, meaning in totals)]))
+        print(_text(titles, list(zip(*columns, strict=True)), totals))
 
 
 def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
@@ -245,6 +243,11 @@ def _totals(
         (str(modes[1]), "Modules in eval mode"),
     ]
     return lines if flops is None else [*lines, (human_count(flops), "Total estimated FLOPs")]
+
+
+def _text(titles: tuple[str, ...], rows: list[tuple[str, ...]], totals: list[tuple[str, str]]) -> str:
+    lines = _table([titles, *rows]) if rows else ()
+    return "\n".join([*lines, *(f"{value:<10}{meaning}" for value, meaning in totals)])
 
 
 def _table(lines: list[tuple[str, ...]]) -> Iterator[str]:
