@@ -83,13 +83,9 @@ def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
         ConfigurationError: the folder or a file name is impossible, or a package for the address is missing. Raised
             early, because training ends when a checkpoint cannot be written.
     """
-    folder = "" if dirpath is None else files.spelled(dirpath)
-    if files.is_remote(folder):
-        from drivetrain.base import remote
-
-        remote.check_argument(owner, "dirpath", folder)
-    elif (why := files.impossible_folder(folder)) is not None:
-        raise wrong_value(owner, "dirpath", dirpath, f"a folder, and {why}", 'dirpath="checkpoints"')
+    if dirpath is not None:
+        folder = files.spelled(dirpath)
+        files.check_folder(owner, "dirpath", folder, folder, "checkpoints")
     if filename is not None and (why := files.wrong_characters(filename)) is not None:
         raise wrong_value(owner, "filename", filename, f"the name of a file, and {why}", 'filename="{epoch}-{step}"')
 

@@ -59,21 +59,13 @@ class FolderLogger(Logger):
         self._prefix = f"{prefix}{self.LOGGER_JOIN_CHAR}" if prefix else ""
         self.hparams: dict[str, Any] = {}
         self._hparams_written = True
-        self._check_folder("save_dir", save_dir, self._root, "runs")
+        owner = type(self).__name__
+        files.check_folder(owner, "save_dir", save_dir, self._root, "runs")
         # not root_dir: an override of name may need attributes that are set later
         named = os.path.join(self._root, self._name)
-        self._check_folder("name", name, named, "lightning_logs")
+        files.check_folder(owner, "name", name, named, "lightning_logs")
         if isinstance(version, str):
-            self._check_folder("version", version, os.path.join(named, version), "first")
-
-    def _check_folder(self, argument: str, value: Any, folder: str, example: str) -> None:
-        if files.is_remote(folder):
-            from drivetrain.base import remote
-
-            remote.check_argument(type(self).__name__, argument, value)
-        elif (why := files.impossible_folder(folder)) is not None:
-            cure = f'{argument}="{example}"'
-            raise wrong_value(type(self).__name__, argument, value, f"a folder, and {why}", cure)
+            files.check_folder(owner, "version", version, os.path.join(named, version), "first")
 
     @contextlib.contextmanager
     def _explained(self, folder: str) -> Iterator[None]:
