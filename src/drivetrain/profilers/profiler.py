@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +123,18 @@ class Profiler(ABC):
         rank = None if self._local_rank is None else str(rank_from_environ())
         names = "-".join(name for name in (self._stage, self.filename, rank, *parts) if name)
         return os.path.join(folder, _FORBIDDEN.sub("_", names) + extension)
+
+
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return the rows below ``header``: the first column left-aligned, numbers right-aligned."""
+    widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = zip(cells, widths, strict=True)
+        return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]).rstrip()
+
+    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    return "\n".join([title, rule, line(header), rule, *map(line, rows), rule])
 
 
 def already_running(profiler: Profiler, action_name: str) -> ConfigurationError:

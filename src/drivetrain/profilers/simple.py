@@ -8,8 +8,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivetrain.profilers._table import table
-from drivetrain.profilers.profiler import Profiler, already_running, not_running
+from drivetrain.profilers.profiler import Profiler, already_running, not_running, table
 
 _RECENT = 10_000
 
