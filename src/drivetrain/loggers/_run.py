@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -247,14 +246,11 @@ def scored(checkpoint_callback: Any, sent: Mapping[str, Any]) -> list[tuple[str,
         scores.setdefault(best, getattr(checkpoint_callback, "best_model_score", None))
     if last:
         scores.setdefault(last, getattr(checkpoint_callback, "current_score", None))
-    found = []
     if any(map(files.is_remote, scores)):
         rank_zero_warn(
             "Checkpoints are not uploaded to the service of the logger, because they are at an address already: "
             f"{os.path.dirname(best or last)}. Write log_model=False, or a local dirpath."
         )
-    for path, score in scores.items():
-        with contextlib.suppress(OSError):
-            if sent.get(path) != os.stat(path).st_mtime_ns:
-                found.append((path, score, "best" if path == best else "latest"))
-    return sorted(found, key=lambda item: os.stat(item[0]).st_mtime_ns)
+    written = {path: os.stat(path).st_mtime_ns for path in scores if os.path.exists(path)}
+    new = [path for path in sorted(written, key=written.__getitem__) if sent.get(path) != written[path]]
+    return [(path, scores[path], "best" if path == best else "latest") for path in new]
