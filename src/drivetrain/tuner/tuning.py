@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain.base.seed import isolate_rng
@@ -133,13 +134,8 @@ class Tuner:
 
     def _set(self, model: Any, datamodule: Any, name: str, value: Any) -> None:
         """Set the attribute in this process too, if the steps ran in other processes."""
-        owner = _WithData(datamodule)
+        owner = SimpleNamespace(datamodule=datamodule)
         set_tuned(owner, model, tuned_name(owner, model, (name,), "Tuner", "attr_name"), value)
-
-
-class _WithData:
-    def __init__(self, datamodule: Any) -> None:
-        self.datamodule = datamodule
 
 
 @contextmanager
