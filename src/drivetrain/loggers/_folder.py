@@ -162,16 +162,12 @@ class FolderLogger(Logger):
         """Download a file of the run, if it is at an address and missing here; return whether it was downloaded."""
         return bool(self._here) and self._mirror is not None and self._mirror.fetch(name)
 
-    def _upload(self) -> None:
-        """Upload changed files, if the run's folder is at an address."""
+    def _upload(self, releases: bool = False) -> None:
+        """Upload changed files, if the run's folder is at an address; ``releases``: then remove the local copies."""
         if self._mirror is not None:
             self._mirror.upload()
-
-    def _upload_and_release(self) -> None:
-        """Upload changed files, and remove the local copies at the end of the run."""
-        if self._mirror is not None:
-            self._mirror.upload()
-            self._mirror.release()
+            if releases:
+                self._mirror.release()
 
     def _make_folder(self) -> None:
         with self._explained(self.log_dir):

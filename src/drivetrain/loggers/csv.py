@@ -154,7 +154,7 @@ class CSVLogger(FolderLogger):
     def finalize(self, status: str) -> None:
         """Write the remaining rows and hyperparameters."""
         self.save()
-        self._upload_and_release()
+        self._upload(releases=True)
 
     def _open(self) -> None:
         """Continue the existing table, if there is one."""

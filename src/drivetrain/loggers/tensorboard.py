@@ -218,7 +218,7 @@ class TensorBoardLogger(FolderLogger):
             self._writer = None
         if self._mirror is not None:
             self._event_file = None  # uploaded and removed here; the next run writes another file
-        self._upload_and_release()
+        self._upload(releases=True)
 
 
 class _ByName(nn.Module):
