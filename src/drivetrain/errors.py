@@ -241,19 +241,20 @@ def count_meant(value: Any, otherwise: int, lowest: int = 0) -> int:
     return otherwise if whole is None or whole < lowest else whole
 
 
-def check_count(owner: str, name: str, value: Any, lowest: int = 0, otherwise: int = 1) -> None:
+def check_count(owner: str, name: str, value: Any, lowest: int = 0, otherwise: int = 1, optional: bool = False) -> None:
     """Check that an argument of ``owner`` is an int of at least ``lowest``.
 
     Args:
         owner, name, value: as in :func:`wrong_value`.
         lowest: the smallest valid value.
         otherwise: what the message suggests, unless the value probably means another int.
+        optional: accept ``None``, too.
 
     Raises:
         ConfigurationError: it is smaller.
         WrongTypeError: it is not an int.
     """
-    if not is_count(value, lowest):
+    if not is_count(value, lowest) and not (optional and value is None):
         cure = f"{name}={count_meant(value, otherwise, lowest)}"
         raise wrong_value(owner, name, value, f"an int of at least {lowest}", cure, (int,))
 

@@ -45,11 +45,10 @@ def not_logged(owner: str, monitor: str, metrics: Iterable[str], trainer: Traine
 def check_triggers(
     every_n_train_steps: int | None, train_time_interval: timedelta | None, every_n_epochs: int | None
 ) -> None:
-    """Check that at most one of them is set."""
+    """Check when to save: at most one of the arguments may be set."""
     counts = {"every_n_train_steps": every_n_train_steps, "every_n_epochs": every_n_epochs}
     for name, count in counts.items():
-        if count is not None:
-            check_count("ModelCheckpoint", name, count)
+        check_count("ModelCheckpoint", name, count, optional=True)
     interval = train_time_interval
     if interval is not None and not (isinstance(interval, timedelta) and interval > timedelta(0)):
         raise wrong_value(
@@ -64,8 +63,8 @@ def check_triggers(
         )
 
 
-def check_types(dirpath: Any, filename: Any, monitor: Any) -> None:
-    """Check the types of arguments whose errors would otherwise come late or not name them."""
+def check_target(dirpath: Any, filename: Any, monitor: Any, save_top_k: int, save_last: Any) -> None:
+    """Check where to save, and what to keep."""
     for name, value, kinds, kind, example in (
         ("dirpath", dirpath, (str, os.PathLike), "a path", '"checkpoints"'),
         ("filename", filename, str, "a text", '"{epoch}-{step}"'),
@@ -74,6 +73,13 @@ def check_types(dirpath: Any, filename: Any, monitor: Any) -> None:
         if value is not None and not isinstance(value, kinds):
             raise wrong_value("ModelCheckpoint", name, value, f"{kind} or None", f"{name}={example}", (str,))
     check_place("ModelCheckpoint", dirpath, filename)
+    check_count("ModelCheckpoint", "save_top_k", save_top_k, lowest=-1)
+    if monitor is None and save_top_k not in (-1, 0, 1):
+        raise ConfigurationError(
+            f"ModelCheckpoint(save_top_k={save_top_k}) cannot rank checkpoints without monitor. "
+            'Name a metric, monitor="val_loss", or write save_top_k=-1 to keep all.'
+        )
+    check_choice("ModelCheckpoint", "save_last", save_last, (None, True, False, "link"))
 
 
 def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
@@ -88,14 +94,3 @@ def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
         files.check_folder(owner, "dirpath", folder, folder, "checkpoints")
     if filename is not None and (why := files.wrong_characters(filename)) is not None:
         raise wrong_value(owner, "filename", filename, f"the name of a file, and {why}", 'filename="{epoch}-{step}"')
-
-
-def check_choices(monitor: str | None, save_top_k: int, save_last: Any) -> None:
-    """Check arguments with few allowed values, and those that need ``monitor``."""
-    check_count("ModelCheckpoint", "save_top_k", save_top_k, lowest=-1)
-    if monitor is None and save_top_k not in (-1, 0, 1):
-        raise ConfigurationError(
-            f"ModelCheckpoint(save_top_k={save_top_k}) cannot rank checkpoints without monitor. "
-            'Name a metric, monitor="val_loss", or write save_top_k=-1 to keep all.'
-        )
-    check_choice("ModelCheckpoint", "save_last", save_last, (None, True, False, "link"))

@@ -18,9 +18,8 @@ from drivetrain.base import files, yaml_text
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callbacks._checkpoint_arguments import (
     acts_at_epoch_end,
-    check_choices,
+    check_target,
     check_triggers,
-    check_types,
     mode_or_default,
     not_logged,
 )
@@ -110,9 +109,8 @@ class ModelCheckpoint(StoredCheckpoint):
     ) -> None:
         super().__init__()
         check_triggers(every_n_train_steps, train_time_interval, every_n_epochs)
-        check_types(dirpath, filename, monitor)
+        check_target(dirpath, filename, monitor, save_top_k, save_last)
         mode = mode_or_default("ModelCheckpoint", mode, monitor)
-        check_choices(monitor, save_top_k, save_last)
         self.dirpath = None if dirpath is None else files.absolute(dirpath)
         self.filename = filename
         self.monitor = monitor

@@ -280,13 +280,8 @@ class EMAWeightAveraging(WeightAveraging):
         if not is_number(decay) or not 0 <= decay <= 1:
             raise wrong_value("EMAWeightAveraging", "decay", decay, "a number from 0 to 1", "decay=0.999")
         check_count("EMAWeightAveraging", "update_every_n_steps", update_every_n_steps)
-        starts = {
-            "update_starting_at_step": update_starting_at_step,
-            "update_starting_at_epoch": update_starting_at_epoch,
-        }
-        for name, start in starts.items():
-            if start is not None:
-                check_count("EMAWeightAveraging", name, start, otherwise=0)
+        check_count("EMAWeightAveraging", "update_starting_at_step", update_starting_at_step, optional=True)
+        check_count("EMAWeightAveraging", "update_starting_at_epoch", update_starting_at_epoch, optional=True)
         self.decay = decay
         self.update_every_n_steps = update_every_n_steps
         self.update_starting_at_step = update_starting_at_step

@@ -131,10 +131,8 @@ class CSVLogger(FolderLogger):
                 self._keep_unwritten_rows()
                 self._left = _identity(table)
             found = _identity(table)
-            if self._left is not None and found is None:
-                self._begin_anew()
-            elif self._left != found:
-                self._continue_behind_others()
+            if self._left != found:
+                self._continue_changed_table(deleted=found is None)
             try:
                 self._write_table(table)
             finally:
@@ -188,19 +186,16 @@ class CSVLogger(FolderLogger):
                 self._columns.insert(0, "step")
         self._columns += [name for name in own if name not in self._columns]
 
-    def _begin_anew(self) -> None:
-        """Start a new table with the unwritten rows, because the old one was deleted since the last write."""
-        rank_zero_warn(
-            f"{self.metrics_file_path} was deleted, and the rows in it are lost. CSVLogger begins a new table. "
-            "Do not delete the folder of a run that is under way."
-        )
-        self._keep_unwritten_rows()
-        self._hparams_written = not self.hparams
-        self._write_hparams()
-
-    def _continue_behind_others(self) -> None:
-        """Continue after the rows of another logger that has changed the table, without replacing any."""
-        if not self._shared:
+    def _continue_changed_table(self, deleted: bool) -> None:
+        """Continue after the rows of another logger, without replacing any; or start a new table."""
+        if deleted:
+            rank_zero_warn(
+                f"{self.metrics_file_path} was deleted, and the rows in it are lost. CSVLogger begins a new table. "
+                "Do not delete the folder of a run that is under way."
+            )
+            self._hparams_written = not self.hparams
+            self._write_hparams()
+        elif not self._shared:
             self._shared = True
             rank_zero_warn(
                 f"Another logger writes to {self.metrics_file_path} as well. The table keeps the rows of both. "
