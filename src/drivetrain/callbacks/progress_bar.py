@@ -173,8 +173,11 @@ class ProgressBar(Callback):
         A subclass that overrides it also gets the run's version as ``v_num``, which it may remove. An override runs in
         the bar's thread: read only plain numbers there, no tensors.
         """
-        own = type(self).get_metrics is not ProgressBar.get_metrics
-        return {**(_version_of(trainer) if own else {}), **trainer.progress_bar_metrics}
+        metrics: dict[str, int | str | float] = {**trainer.progress_bar_metrics}
+        if type(self).get_metrics is ProgressBar.get_metrics or (logger := trainer.logger) is None:
+            return metrics
+        version = None if logger.is_undecided else logger.version
+        return metrics if version is None else {"v_num": version, **metrics}
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """``print`` without breaking the bar, with the arguments of the built-in."""
@@ -303,13 +306,6 @@ _DESCRIPTIONS = {
     "test": "test_description", "predict": "predict_description",
 }  # fmt: skip
 """Stage -> the property that says what it is called."""
-
-
-def _version_of(trainer: Trainer) -> dict[str, int | str | float]:
-    logger = trainer.logger
-    if logger is None or logger.is_undecided or logger.version is None:
-        return {}
-    return {"v_num": logger.version}
 
 
 def default_progress_bar() -> ProgressBar:

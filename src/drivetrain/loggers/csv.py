@@ -65,7 +65,7 @@ class CSVLogger(FolderLogger):
         self._left: tuple[int, ...] | None = None  # the file's identity after this logger's last write
         self._row_in_file: Row = {}  # the last row as written then
         self._shared = False
-        self._found: Row = {}  # the last row of the existing table
+        self._found: Row = {}  # the last row of the existing table, if it contains only numbers
 
     @property
     def metrics_file_path(self) -> str:
@@ -163,15 +163,9 @@ class CSVLogger(FolderLogger):
             self._fetch("metrics.csv")
             self._left = _identity(self._table)
             self._read_table()
-            self._found = self._last_row()
-
-    def _last_row(self) -> Row:
-        """Return the numbers in the last row of the table; empty if there is none, or if it contains anything else."""
-        if not self._offset:
-            return {}
-        with open(self._table, "rb") as file:
-            line = file.read(self._offset).splitlines()[-1]
-        return _row(self._columns_in_file, line)
+            if self._offset:
+                with open(self._table, "rb") as file:
+                    self._found = _row(self._columns_in_file, file.read(self._offset).splitlines()[-1])
 
     def _read_table(self) -> None:
         """Read the columns of the table, and the position of its end."""

@@ -229,10 +229,7 @@ class _Sweep(Callback):
         self._window.clear()
         losses.append(self._average / (1 - _SMOOTHING ** (step + uneven)))
         self._sweep.results["lr"].append(self._sweep.rate(step - 1))
-        if self._threshold is not None and not losses[-1] <= _limit(min(losses), self._threshold):
+        smallest = min(losses)
+        # abs: a negative loss must grow by a multiple of its absolute value
+        if self._threshold is not None and not losses[-1] <= smallest + (self._threshold - 1) * abs(smallest):
             trainer.should_stop = True
-
-
-def _limit(smallest: float, threshold: float) -> float:
-    """Return the loss at which to stop; a negative loss must grow by a multiple of its absolute value."""
-    return smallest + (threshold - 1) * abs(smallest)
