@@ -29,6 +29,8 @@ from drivetrain.errors import (
     UnloggableError,
     WrongTypeError,
     arguments_checked,
+    check_choice,
+    check_count,
     check_installed,
     check_known,
     closest,
@@ -104,6 +106,25 @@ def test_a_long_value_is_shown_in_one_line_and_cut() -> None:
 def test_a_wrong_value_is_named_with_what_it_should_be_and_the_cure() -> None:
     error = wrong_value("Timer", "interval", "batch", "a stage", 'interval="step"')
     assert str(error) == "Timer(interval='batch'): interval is a stage. Write interval=\"step\"."
+
+
+@pytest.mark.parametrize(("value", "kind", "meant"), [
+    (0, ConfigurationError, 7), ("0", WrongTypeError, 7), (3.0, WrongTypeError, 3), (True, ConfigurationError, 7),
+    (None, WrongTypeError, 7),
+])  # fmt: skip
+def test_a_count_that_is_refused(value: Any, kind: type[Exception], meant: int) -> None:
+    check_count("Thing", "size", 1, lowest=1)
+    with pytest.raises(ConfigurationError) as caught:
+        check_count("Thing", "size", value, lowest=1, otherwise=7)
+    assert type(caught.value) is kind
+    assert str(caught.value) == f"Thing(size={value!r}): size is an int of at least 1. Write size={meant}."
+
+
+def test_a_value_that_is_none_of_the_choices() -> None:
+    check_choice("Thing", "colour", None, ("red", "blue", None))
+    with pytest.raises(ConfigurationError) as caught:
+        check_choice("Thing", "colour", "rde", ("red", "blue", None))
+    assert str(caught.value) == 'Thing(colour=\'rde\'): colour is "red", "blue" or None. Write one of these.'
 
 
 @pytest.mark.parametrize(("value", "count", "number"), [

@@ -126,7 +126,6 @@ TESTS_OF = {
     "precision/familiar.py": "precision/test_members.py",
     "precision/float8.py": "precision/test_packages.py extras/test_torchao.py",
     "precision/xla.py": "strategies/test_xla.py xla/test_training.py",
-    "profilers/_table.py": "profilers/test_simple.py",
     "profilers/passthrough.py": "profilers/test_profiler.py",
     "profilers/xla.py": "xla/test_profiler.py",
     "strategies/_deepspeed_config.py": "strategies/test_deepspeed.py extras/test_deepspeed.py",

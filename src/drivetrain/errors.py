@@ -37,7 +37,7 @@ import importlib.util
 import inspect
 import numbers
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
 P = ParamSpec("P")
@@ -258,6 +258,35 @@ def count_meant(value: Any, otherwise: int, lowest: int = 0) -> int:
     except (TypeError, ValueError, OverflowError):
         return otherwise
     return otherwise if whole is None or whole < lowest else whole
+
+
+def check_count(owner: str, name: str, value: Any, lowest: int = 0, otherwise: int = 1, optional: bool = False) -> None:
+    """Check that an argument of ``owner`` is an int of at least ``lowest``.
+
+    Args:
+        owner, name, value: as in :func:`wrong_value`.
+        lowest: the smallest valid value.
+        otherwise: what the message suggests, unless the value probably means another int.
+        optional: accept ``None``, too.
+
+    Raises:
+        ConfigurationError: it is smaller.
+        WrongTypeError: it is not an int.
+    """
+    if not is_count(value, lowest) and not (optional and value is None):
+        cure = f"{name}={count_meant(value, otherwise, lowest)}"
+        raise wrong_value(owner, name, value, f"an int of at least {lowest}", cure, (int,))
+
+
+def check_choice(owner: str, name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Check that an argument of ``owner`` is one of ``choices``.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if value not in choices:
+        *others, last = (f'"{each}"' if isinstance(each, str) else repr(each) for each in choices)
+        raise wrong_value(owner, name, value, f"{', '.join(others)} or {last}", "one of these")
 
 
 def is_number(value: Any) -> bool:

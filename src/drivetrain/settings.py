@@ -382,12 +382,8 @@ def _folder(name: str, value: Any) -> None:
         return
     if not isinstance(value, (str, os.PathLike)):
         raise _wrong(name, value, "a path or None", f'{name}="runs"', (str,))
-    if files.is_remote(path := files.spelled(value)):
-        from drivetrain.base import remote
-
-        remote.check_argument("Trainer", name, path)
-    elif (why := files.impossible_folder(path)) is not None:
-        raise _wrong(name, value, f"a folder, and {why}", f'{name}="runs"')
+    path = files.spelled(value)
+    files.check_folder("Trainer", name, path, path, "runs")
 
 
 def _fast_dev_run(name: str, value: Any) -> None:

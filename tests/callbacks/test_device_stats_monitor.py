@@ -234,6 +234,6 @@ def test_prediction_and_a_trial_run_need_no_logger(make_trainer: Any, validated:
 
 @pytest.mark.parametrize("given", ["yes", 2, 0.5, [True]])
 def test_wrong_arguments_are_answered(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match="cpu_stats is True, False or None. Write cpu_stats=True") as caught:
+    with pytest.raises(ConfigurationError, match="cpu_stats is True, False or None. Write one of these") as caught:
         DeviceStatsMonitor(given)
     assert repr(given) in str(caught.value)

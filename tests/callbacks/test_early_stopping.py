@@ -487,7 +487,7 @@ def test_a_metric_whose_lower_value_is_better_needs_no_mode(monitor: str) -> Non
 
 
 def test_mode_is_checked() -> None:
-    with pytest.raises(ConfigurationError, match="mode='auto'.* Write one of the two"):
+    with pytest.raises(ConfigurationError, match="mode='auto'.* Write one of these"):
         EarlyStopping("score", mode="auto")
 
 

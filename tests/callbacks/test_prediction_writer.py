@@ -120,7 +120,7 @@ def test_a_subclass_may_do_the_work_of_its_interval_in_the_hook(make_trainer: An
 
 
 def test_wrong_intervals_and_missing_methods(make_trainer: Any) -> None:
-    with pytest.raises(ConfigurationError, match="write_interval='step'.*Write one of 'batch', 'epoch'"):
+    with pytest.raises(ConfigurationError, match='write_interval=\'step\'.* is "batch", "epoch" or'):
         BasePredictionWriter("step")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="calls write_on_epoch_end, which it does not define"):
         make_trainer(callbacks=BasePredictionWriter("epoch")).predict(Doubling(), numbers(2))

@@ -169,7 +169,7 @@ def test_an_exception_stops_the_clocks(validated: Any, loader: DataLoader[Any], 
 def test_wrong_arguments() -> None:
     with pytest.raises(ConfigurationError, match=r"Timer\(duration='1h'\): duration is a duration"):
         Timer("1h")
-    with pytest.raises(ConfigurationError, match="Write one of the two"):
+    with pytest.raises(ConfigurationError, match="Write one of these"):
         Timer(interval="batch")
     with pytest.raises(ConfigurationError, match="knows no stage 'fit'"):
         Timer().time_elapsed("fit")

@@ -34,7 +34,7 @@ class Service(RunLogger):
 
 
 def test_a_package_that_is_missing_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drivetrain.loggers._run.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("drivetrain.errors.importlib.util.find_spec", lambda name: None)
     for cls, package in ((WandbLogger, "wandb"), (MLFlowLogger, "mlflow"), (CometLogger, "comet_ml"),
                          (NeptuneLogger, "neptune")):  # fmt: skip
         with pytest.raises(ConfigurationError, match=f"{cls.__name__} needs the package {package}.*pip install"):

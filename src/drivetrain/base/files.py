@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, cast
 
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, wrong_value
 
 _FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 _BUFFER = 1 << 20  # bytes: torch writes many small pieces
@@ -307,6 +307,25 @@ def wrong_characters(name: str) -> str | None:
     except UnicodeEncodeError as error:
         return f"it contains {name[error.start]!r}, which no file name can"
     return None
+
+
+def check_folder(owner: str, name: str, value: Any, folder: str, example: str) -> None:
+    """Check that files can be written below ``folder``, which an argument of ``owner`` names. Nothing is created.
+
+    Args:
+        owner, name, value: the argument, for the message.
+        folder: the folder that results from it, or an address.
+        example: another value, for the message.
+
+    Raises:
+        ConfigurationError: no folder is possible there, or a package for the address is missing.
+    """
+    if is_remote(folder):
+        from drivetrain.base import remote
+
+        remote.check_argument(owner, name, value)
+    elif (why := impossible_folder(folder)) is not None:
+        raise wrong_value(owner, name, value, f"a folder, and {why}", f'{name}="{example}"')
 
 
 def impossible_folder(path: str) -> str | None:

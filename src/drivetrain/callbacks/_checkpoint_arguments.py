@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.spelling import is_higher_better
-from drivetrain.errors import ConfigurationError, count_meant, is_count, wrong_value
+from drivetrain.errors import ConfigurationError, check_choice, check_count, wrong_value
+
+if TYPE_CHECKING:
+    from drivetrain.trainer.trainer import Trainer
 
 
 def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
     """Return ``mode``, or "min" if it was not given; warn if the other mode is usually better for ``monitor``."""
-    if mode not in (None, "min", "max"):
-        raise ConfigurationError(f'{owner}(mode={mode!r}): mode is "min" or "max". Write one of the two.')
     if mode is not None:
+        check_choice(owner, "mode", mode, ("min", "max"))
         return mode
     if is_higher_better(monitor):
         rank_zero_warn(
@@ -26,14 +29,26 @@ def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
     return "min"
 
 
+def acts_at_epoch_end(chosen: bool | None, trainer: Trainer) -> bool:
+    """Return whether a callback acts when a training epoch ends, instead of after validation; ``None``: by default."""
+    return trainer.judges_at_epoch_end if chosen is None else chosen
+
+
+def not_logged(owner: str, monitor: str, metrics: Iterable[str], trainer: Trainer) -> str:
+    """Return the message that ``monitor`` is not among the logged ``metrics``."""
+    return (
+        f"{owner} watches {monitor!r}, which was not logged. {trainer.why_not_validated}"
+        f"Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. Log it, or watch one of those."
+    )
+
+
 def check_triggers(
     every_n_train_steps: int | None, train_time_interval: timedelta | None, every_n_epochs: int | None
 ) -> None:
-    """Check that at most one of them is set."""
+    """Check when to save: at most one of the arguments may be set."""
     counts = {"every_n_train_steps": every_n_train_steps, "every_n_epochs": every_n_epochs}
     for name, count in counts.items():
-        if count is not None and not is_count(count):
-            raise wrong_value("ModelCheckpoint", name, count, "an int of at least 0", f"{name}={count_meant(count, 1)}")
+        check_count("ModelCheckpoint", name, count, optional=True)
     interval = train_time_interval
     if interval is not None and not (isinstance(interval, timedelta) and interval > timedelta(0)):
         raise wrong_value(
@@ -48,8 +63,8 @@ def check_triggers(
         )
 
 
-def check_types(dirpath: Any, filename: Any, monitor: Any, save_top_k: Any) -> None:
-    """Check the types of arguments whose errors would otherwise come late or not name them."""
+def check_target(dirpath: Any, filename: Any, monitor: Any, save_top_k: int, save_last: Any) -> None:
+    """Check where to save, and what to keep."""
     for name, value, kinds, kind, example in (
         ("dirpath", dirpath, (str, os.PathLike), "a path", '"checkpoints"'),
         ("filename", filename, str, "a text", '"{epoch}-{step}"'),
@@ -57,10 +72,14 @@ def check_types(dirpath: Any, filename: Any, monitor: Any, save_top_k: Any) -> N
     ):
         if value is not None and not isinstance(value, kinds):
             raise wrong_value("ModelCheckpoint", name, value, f"{kind} or None", f"{name}={example}", (str,))
-    if not isinstance(save_top_k, int) or isinstance(save_top_k, bool):
-        cure = f"save_top_k={count_meant(save_top_k, 1, lowest=-1)}"
-        raise wrong_value("ModelCheckpoint", "save_top_k", save_top_k, "an int", cure)
     check_place("ModelCheckpoint", dirpath, filename)
+    check_count("ModelCheckpoint", "save_top_k", save_top_k, lowest=-1)
+    if monitor is None and save_top_k not in (-1, 0, 1):
+        raise ConfigurationError(
+            f"ModelCheckpoint(save_top_k={save_top_k}) cannot rank checkpoints without monitor. "
+            'Name a metric, monitor="val_loss", or write save_top_k=-1 to keep all.'
+        )
+    check_choice("ModelCheckpoint", "save_last", save_last, (None, True, False, "link"))
 
 
 def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
@@ -70,29 +89,8 @@ def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
         ConfigurationError: the folder or a file name is impossible, or a package for the address is missing. Raised
             early, because training ends when a checkpoint cannot be written.
     """
-    folder = "" if dirpath is None else files.spelled(dirpath)
-    if files.is_remote(folder):
-        from drivetrain.base import remote
-
-        remote.check_argument(owner, "dirpath", folder)
-    elif (why := files.impossible_folder(folder)) is not None:
-        raise wrong_value(owner, "dirpath", dirpath, f"a folder, and {why}", 'dirpath="checkpoints"')
+    if dirpath is not None:
+        folder = files.spelled(dirpath)
+        files.check_folder(owner, "dirpath", folder, folder, "checkpoints")
     if filename is not None and (why := files.wrong_characters(filename)) is not None:
         raise wrong_value(owner, "filename", filename, f"the name of a file, and {why}", 'filename="{epoch}-{step}"')
-
-
-def check_choices(monitor: str | None, save_top_k: int, save_last: Any) -> None:
-    """Check arguments with few allowed values, and those that need ``monitor``."""
-    if save_top_k < -1:
-        raise ConfigurationError(
-            f"ModelCheckpoint(save_top_k={save_top_k}): save_top_k is at least -1, which keeps all. Write -1."
-        )
-    if monitor is None and save_top_k not in (-1, 0, 1):
-        raise ConfigurationError(
-            f"ModelCheckpoint(save_top_k={save_top_k}) cannot rank checkpoints without monitor. "
-            'Name a metric, monitor="val_loss", or write save_top_k=-1 to keep all.'
-        )
-    if save_last not in (None, True, False, "link"):
-        raise ConfigurationError(
-            f'ModelCheckpoint(save_last={save_last!r}): save_last is True, False or "link". Write True.'
-        )

@@ -33,7 +33,11 @@ def with_defaults(given: Sequence[Callback], settings: Settings, environment: Cl
     """
     found = [*given]
     if settings.max_time is not None:
-        found.append(_timer(settings, found))
+        if any(isinstance(callback, Timer) for callback in found):
+            raise ConfigurationError(
+                f"Trainer(max_time={settings.max_time!r}) and the Timer in callbacks both limit the time. Keep one."
+            )
+        found.append(Timer(duration=settings.max_time))
     for argument, kind, make in _DEFAULTS:
         wanted = False if settings.barebones else getattr(settings, argument)
         own = next((callback for callback in found if isinstance(callback, kind)), None)
@@ -52,12 +56,3 @@ def with_defaults(given: Sequence[Callback], settings: Settings, environment: Cl
     if environment.auto_requeue and environment.requeue_signal and not (settings.fast_dev_run or settings.barebones):
         found.append(Requeue(environment))
     return found
-
-
-def _timer(settings: Settings, given: Sequence[Callback]) -> Callback:
-    if own := next((callback for callback in given if isinstance(callback, Timer)), None):
-        raise ConfigurationError(
-            f"Trainer(max_time={settings.max_time!r}) and the {type(own).__name__} in callbacks both limit the time. "
-            "Keep one."
-        )
-    return Timer(duration=settings.max_time)

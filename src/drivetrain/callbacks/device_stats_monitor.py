@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.accelerators.cpu import CPUAccelerator
 from drivetrain.callback import Callback
-from drivetrain.errors import wrong_value
+from drivetrain.errors import check_choice
 from drivetrain.trainer.telling import check_loggers, tell_one
 
 if TYPE_CHECKING:
@@ -33,8 +33,7 @@ class DeviceStatsMonitor(Callback):
 
     def __init__(self, cpu_stats: bool | None = None) -> None:
         super().__init__()
-        if cpu_stats not in (None, True, False):
-            raise wrong_value("DeviceStatsMonitor", "cpu_stats", cpu_stats, "True, False or None", "cpu_stats=True")
+        check_choice("DeviceStatsMonitor", "cpu_stats", cpu_stats, (True, False, None))
         self.cpu_stats = cpu_stats
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -53,30 +52,24 @@ class DeviceStatsMonitor(Callback):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self._log_evaluation(trainer, "validate", "on_validation_batch_start", batch_idx)
+        self._log_evaluation(trainer, "start", batch_idx)
+
+    on_test_batch_start = on_validation_batch_start
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:  # fmt: skip
-        self._log_evaluation(trainer, "validate", "on_validation_batch_end", batch_idx)
+        self._log_evaluation(trainer, "end", batch_idx)
 
-    def on_test_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self._log_evaluation(trainer, "test", "on_test_batch_start", batch_idx)
+    on_test_batch_end = on_validation_batch_end
 
-    def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:  # fmt: skip
-        self._log_evaluation(trainer, "test", "on_test_batch_end", batch_idx)
-
-    def _log_evaluation(self, trainer: Trainer, stage: str, hook: str, batch_idx: int) -> None:
+    def _log_evaluation(self, trainer: Trainer, when: str, batch_idx: int) -> None:
+        stage, word = ("test", "test") if trainer.testing else ("validate", "validation")
         every = trainer.limits.log_every_n_steps
         step = sum(trainer.progress.eval_steps.get(stage, ())) + batch_idx
         if every > 0 and (step + 1) % every == 0 and not trainer.sanity_checking:
-            self._log(trainer, hook, step)
+            self._log(trainer, f"on_{word}_batch_{when}", step)
 
     def _log(self, trainer: Trainer, hook: str, step: int) -> None:
         figures = self._figures(trainer)

@@ -15,16 +15,8 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import COUNT, Form, WrongForm, entry, expect, number
 from drivetrain.base.spelling import warn_if_misspelt
 from drivetrain.callback import Callback
-from drivetrain.callbacks._checkpoint_arguments import mode_or_default
-from drivetrain.errors import (
-    NotLoggedError,
-    arguments_checked,
-    count_meant,
-    is_count,
-    is_number,
-    shown,
-    wrong_value,
-)
+from drivetrain.callbacks._checkpoint_arguments import acts_at_epoch_end, mode_or_default, not_logged
+from drivetrain.errors import NotLoggedError, arguments_checked, check_count, is_number, shown, wrong_value
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -111,11 +103,7 @@ class EarlyStopping(Callback):
         mode = mode_or_default("EarlyStopping", mode, monitor)
         if not isinstance(monitor, str):
             raise wrong_value("EarlyStopping", "monitor", monitor, "the name of a logged value", 'monitor="val_loss"')
-        if not is_count(patience):
-            raise wrong_value(
-                "EarlyStopping", "patience", patience, "an int of at least 0",
-                f"patience={count_meant(patience, 3)}",
-            )  # fmt: skip
+        check_count("EarlyStopping", "patience", patience, otherwise=3)
         for name, value in (
             ("min_delta", min_delta), ("stopping_threshold", stopping_threshold),
             ("divergence_threshold", divergence_threshold),
@@ -153,23 +141,12 @@ class EarlyStopping(Callback):
         return self._generate_state_key(monitor=self.monitor, mode=self.mode)
 
     def state_dict(self) -> dict[str, Any]:
-        state = {
-            "wait_count": self.wait_count,
-            "stopped_epoch": self.stopped_epoch,
-            "best_score": self.best_score,
-            "patience": self.patience,
-        }
-        if self.stopping_reason is EarlyStoppingReason.NOT_STOPPED:
-            return state
-        return {
-            **state,
-            "stopping_reason": self.stopping_reason.value,
-            "stopping_reason_message": self.stopping_reason_message,
-            "stopped_with": {**self._criteria(), "max_epochs": self._max_epochs},
-        }
-
-    def _criteria(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _CRITERIA}
+        state = {name: getattr(self, name) for name in (*_COUNTS, "best_score")}
+        if self.stopping_reason is not EarlyStoppingReason.NOT_STOPPED:
+            state["stopping_reason"] = self.stopping_reason.value
+            state["stopping_reason_message"] = self.stopping_reason_message
+            state["stopped_with"] = {name: getattr(self, name) for name in _CRITERIA} | {"max_epochs": self._max_epochs}
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         counts = {name: entry(state_dict, name, COUNT) for name in _COUNTS}
@@ -196,9 +173,9 @@ class EarlyStopping(Callback):
             return
         why, saved = state.get("stopping_reason_message") or state["stopping_reason"], state["stopped_with"]
         changed = [
-            f"{name} is {value} instead of {saved[name]}"
-            for name, value in self._criteria().items()
-            if name in saved and saved[name] != value
+            f"{name} is {getattr(self, name)} instead of {saved[name]}"
+            for name in _CRITERIA
+            if name in saved and saved[name] != getattr(self, name)
         ]
         if _more_epochs(trainer.max_epochs, saved.get("max_epochs")):
             changed.append(f"max_epochs is {trainer.max_epochs} instead of {saved['max_epochs']}")
@@ -221,21 +198,16 @@ class EarlyStopping(Callback):
         warn_if_misspelt(f"EarlyStopping({self.monitor!r})", self.monitor, trainer.callback_metrics)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._checks_at_epoch_end(trainer) and not self._should_skip_check(trainer):
+        if acts_at_epoch_end(self.check_on_train_epoch_end, trainer) and not self._should_skip_check(trainer):
             self._run_early_stopping_check(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._checks_at_epoch_end(trainer) and not self._should_skip_check(trainer):
+        if not acts_at_epoch_end(self.check_on_train_epoch_end, trainer) and not self._should_skip_check(trainer):
             self._run_early_stopping_check(trainer)
 
     def _should_skip_check(self, trainer: Trainer) -> bool:
         """Whether to skip the check. Programs override it despite its private name."""
         return trainer.sanity_checking or trainer.progress.fn != "fit"
-
-    def _checks_at_epoch_end(self, trainer: Trainer) -> bool:
-        if self.check_on_train_epoch_end is not None:
-            return self.check_on_train_epoch_end
-        return trainer.judges_at_epoch_end
 
     @property
     def _check_on_train_epoch_end(self) -> bool | None:  # libraries read and set it under this name
@@ -251,10 +223,7 @@ class EarlyStopping(Callback):
             return
         metrics = trainer.callback_metrics
         if self.monitor not in metrics:
-            message = (
-                f"EarlyStopping watches {self.monitor!r}, which was not logged. {trainer.why_not_validated}"
-                f"Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. Log it, or watch one of those."
-            )
+            message = not_logged("EarlyStopping", self.monitor, metrics, trainer)
             if _ended_before_validating(trainer):
                 message += " Training ended before the first validation."
             elif self.strict:
@@ -292,25 +261,21 @@ class EarlyStopping(Callback):
         In an override, ``min_delta`` is negative if lower values are better.
         """
         reason, message = self._judge(float(current))
-        if stops := reason is not EarlyStoppingReason.NOT_STOPPED:
-            self.stopping_reason = reason
-        return stops, message or None
+        if reason is EarlyStoppingReason.NOT_STOPPED:
+            return False, message or None
+        self.stopping_reason = reason
+        return True, message
 
     def _judge(self, value: float) -> tuple[EarlyStoppingReason, str]:
         """Check one value; return whether and why to stop, with a sentence about it."""
         name = self.monitor
         if self.check_finite and not math.isfinite(value):
             return EarlyStoppingReason.NON_FINITE_METRIC, f"{name} is {value}: stopping."
-        if self.stopping_threshold is not None and self._better(value, self.stopping_threshold):
-            return (
-                EarlyStoppingReason.STOPPING_THRESHOLD,
-                f"{name} = {value:.6g} has passed stopping_threshold={self.stopping_threshold}: stopping.",
-            )
-        if self.divergence_threshold is not None and self._better(self.divergence_threshold, value):
-            return (
-                EarlyStoppingReason.DIVERGENCE_THRESHOLD,
-                f"{name} = {value:.6g} has passed divergence_threshold={self.divergence_threshold}: stopping.",
-            )
+        passed = f"{name} = {value:.6g} has passed"
+        if (threshold := self.stopping_threshold) is not None and self._better(value, threshold):
+            return EarlyStoppingReason.STOPPING_THRESHOLD, f"{passed} stopping_threshold={threshold}: stopping."
+        if (threshold := self.divergence_threshold) is not None and self._better(threshold, value):
+            return EarlyStoppingReason.DIVERGENCE_THRESHOLD, f"{passed} divergence_threshold={threshold}: stopping."
         margin = abs(self.min_delta) if self.mode == "min" else -abs(self.min_delta)
         best = float(self.best_score)
         if self._better(value + margin, best):
@@ -318,13 +283,13 @@ class EarlyStopping(Callback):
             return EarlyStoppingReason.NOT_STOPPED, f"{name} improved from {best:.6g} to {value:.6g}."
         self.wait_count += 1
         least = f", min_delta={abs(self.min_delta):g}" if self.min_delta else ""
-        if self.wait_count >= self.patience:
-            return (
-                EarlyStoppingReason.PATIENCE_EXHAUSTED,
-                f"{name} has not improved on {best:.6g} for {self.wait_count} checks (last value {value:.6g}, "
-                f"mode={self.mode!r}{least}): stopping.",
-            )
-        return EarlyStoppingReason.NOT_STOPPED, ""
+        if self.wait_count < self.patience:
+            return EarlyStoppingReason.NOT_STOPPED, ""
+        message = (
+            f"{name} has not improved on {best:.6g} for {self.wait_count} checks (last value {value:.6g}, "
+            f"mode={self.mode!r}{least}): stopping."
+        )
+        return EarlyStoppingReason.PATIENCE_EXHAUSTED, message
 
 
 def _ended_before_validating(trainer: Trainer) -> bool:

@@ -13,13 +13,7 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import entry, expect, number
 from drivetrain.callback import Callback
 from drivetrain.engine.wrappers import unwrapped
-from drivetrain.errors import (
-    CheckpointError,
-    MissingAttributeError,
-    is_count,
-    is_number,
-    wrong_value,
-)
+from drivetrain.errors import CheckpointError, MissingAttributeError, check_count, is_number, wrong_value
 from drivetrain.strategies.optimizer_states import parameter_names, plain_name
 
 if TYPE_CHECKING:
@@ -252,10 +246,7 @@ class BackboneFinetuning(BaseFinetuning):
         rounding: int = 12,
     ) -> None:
         super().__init__()
-        if not is_count(unfreeze_backbone_at_epoch):
-            raise wrong_value(
-                "BackboneFinetuning", "unfreeze_backbone_at_epoch", unfreeze_backbone_at_epoch, "an epoch", "10"
-            )
+        check_count("BackboneFinetuning", "unfreeze_backbone_at_epoch", unfreeze_backbone_at_epoch, otherwise=10)
         rates = {"backbone_initial_ratio_lr": backbone_initial_ratio_lr}
         if backbone_initial_lr is not None:
             rates["backbone_initial_lr"] = backbone_initial_lr
@@ -379,8 +370,6 @@ def _restore(module: nn.Module, trainer: Any, state: Mapping[str, Any]) -> None:
 
 # ---- schedulers ------------------------------------------------------------------------------------------------------
 
-_RATES = ("base_lrs", "max_lrs", "min_lrs")
-
 
 def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
     """Extend the schedulers of ``optimizer`` to the groups after the first ``before``.
@@ -406,11 +395,7 @@ def _extend(scheduler: Any, optimizer: Optimizer, before: int, ratio: float) -> 
         _extend(inner, optimizer, before, ratio)
     if unwrapped(getattr(scheduler, "optimizer", None)) is not optimizer:
         return
-    for name in _RATES:
-        rates = getattr(scheduler, name, None)
-        if isinstance(rates, list) and len(rates) == before:
-            rates.append(rates[0] * ratio)
-    for name in ("lr_lambdas", "_last_lr"):
+    for name in ("base_lrs", "max_lrs", "min_lrs", "_last_lr", "lr_lambdas"):
         values = getattr(scheduler, name, None)
         if isinstance(values, list) and len(values) == before:
-            values.append(values[0] * ratio if name == "_last_lr" else values[0])
+            values.append(values[0] if name == "lr_lambdas" else values[0] * ratio)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError, RunError, WrongTypeError, shown
+from drivetrain.errors import ConfigurationError, RunError, is_count, wrong_value
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -31,18 +31,11 @@ class GradientAccumulationScheduler(Callback):
 
     def __init__(self, scheduling: Mapping[int, int]) -> None:
         super().__init__()
-        if not isinstance(scheduling, Mapping) or not scheduling:
-            raise WrongTypeError(
-                f"GradientAccumulationScheduler(scheduling={shown(scheduling)}): scheduling is a dictionary of epochs "
-                "and numbers of batches, and not empty. Write for example scheduling={0: 4}."
-            )
-        for epoch, batches in scheduling.items():
-            if type(epoch) is not int or epoch < 0 or type(batches) is not int or batches < 1:
-                raise ConfigurationError(
-                    f"GradientAccumulationScheduler(scheduling={dict(scheduling)!r}) holds {epoch!r}: {batches!r}, "
-                    "which is no epoch from 0 with a number of batches from 1. "
-                    "Write for example scheduling={0: 4, 5: 1}."
-                )
+        is_schedule = isinstance(scheduling, Mapping) and bool(scheduling)
+        if not is_schedule or not all(is_count(key) and is_count(value, 1) for key, value in scheduling.items()):
+            expected = "a dictionary of epochs from 0 and numbers of batches from 1"
+            cure = "for example scheduling={0: 4, 5: 1}"
+            raise wrong_value("GradientAccumulationScheduler", "scheduling", scheduling, expected, cure, (Mapping,))
         self.scheduling = {0: 1, **dict(sorted(scheduling.items()))}
         self.epochs = sorted(self.scheduling)
         self._in_charge = False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, check_choice
 from drivetrain.trainer.telling import check_loggers, tell
 
 if TYPE_CHECKING:
@@ -48,10 +48,7 @@ class LearningRateMonitor(Callback):
         log_weight_decay: bool = False,
     ) -> None:
         super().__init__()
-        if logging_interval not in (None, "step", "epoch"):
-            raise ConfigurationError(
-                f"LearningRateMonitor got logging_interval={logging_interval!r}. Pass 'step', 'epoch' or None."
-            )
+        check_choice("LearningRateMonitor", "logging_interval", logging_interval, ("step", "epoch", None))
         self.logging_interval = logging_interval
         self.log_momentum = log_momentum
         self.log_weight_decay = log_weight_decay

@@ -16,7 +16,13 @@ from torch import Tensor
 
 from drivetrain.base import files, yaml_text
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.callbacks._checkpoint_arguments import check_choices, check_triggers, check_types, mode_or_default
+from drivetrain.callbacks._checkpoint_arguments import (
+    acts_at_epoch_end,
+    check_target,
+    check_triggers,
+    mode_or_default,
+    not_logged,
+)
 from drivetrain.callbacks._checkpoint_durability import StoredCheckpoint
 from drivetrain.callbacks._checkpoint_files import check_state
 from drivetrain.callbacks.on_exception_checkpoint import BEFORE_TRAINING
@@ -33,6 +39,8 @@ _STATE = (
     "monitor", "dirpath", "best_model_path", "best_model_score", "current_score", "best_k_models",
     "kth_best_model_path", "kth_value", "last_model_path",
 )  # fmt: skip
+_OWN_STATE = ("newest_path", "saved_at_step", "awaited_at_step", "last_at_batch")
+"""Entries of the state whose attributes are private."""
 
 
 class ModelCheckpoint(StoredCheckpoint):
@@ -101,9 +109,8 @@ class ModelCheckpoint(StoredCheckpoint):
     ) -> None:
         super().__init__()
         check_triggers(every_n_train_steps, train_time_interval, every_n_epochs)
-        check_types(dirpath, filename, monitor, save_top_k)
+        check_target(dirpath, filename, monitor, save_top_k, save_last)
         mode = mode_or_default("ModelCheckpoint", mode, monitor)
-        check_choices(monitor, save_top_k, save_last)
         self.dirpath = None if dirpath is None else files.absolute(dirpath)
         self.filename = filename
         self.monitor = monitor
@@ -124,8 +131,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self._seen_step = self._last_at_batch = -1
         self._saved_at_time = time.monotonic()
         self._awaited_at_step = -1  # the step of a save that waits for the following validation
-        self._validated_score: tuple[Any, int] | None = None  # the newest value of ``monitor``, and its step
-        self._validated = self._told_age = False
+        self._validated = False
         if not (self.every_n_train_steps or self.train_time_interval) and type(self) is ModelCheckpoint:
             self.idle_hooks = frozenset({"on_train_batch_end"})
 
@@ -140,12 +146,7 @@ class ModelCheckpoint(StoredCheckpoint):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        own = {
-            "newest_path": self._newest_path,
-            "saved_at_step": self._saved_at_step,
-            "awaited_at_step": self._awaited_at_step,
-            "last_at_batch": self._last_at_batch,
-        }
+        own = {name: getattr(self, f"_{name}") for name in _OWN_STATE}
         return {**{name: getattr(self, name) for name in _STATE}, **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -161,10 +162,8 @@ class ModelCheckpoint(StoredCheckpoint):
                     "ever removed or replaced."
                 )
             self.best_k_models = {path: torch.as_tensor(models[path]) for path in models if path not in foreign}
-            self.kth_best_model_path = state_dict["kth_best_model_path"]
-            self.kth_value = state_dict["kth_value"]
-            self.best_model_score = state_dict["best_model_score"]
-            self.current_score = state_dict.get("current_score")
+            for name in ("kth_best_model_path", "kth_value", "best_model_score", "current_score"):
+                setattr(self, name, state_dict.get(name))
             self.last_model_path = "" if last in foreign else last
             newest = state_dict.get("newest_path", "")
             self._newest_path = newest if self._is_own(newest) else ""  # the target of save_last="link"
@@ -193,8 +192,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self.follows_logger = self.dirpath is None
         self.decide_dirpath(trainer)
         self._saved_at_step = self._written_at_step = self._last_at_batch = self._awaited_at_step = -1
-        self._validated = self._told_age = False
-        self._validated_score = None
+        self._validated = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at_time = time.monotonic()
@@ -216,22 +214,19 @@ class ModelCheckpoint(StoredCheckpoint):
         if self.monitor is not None and trainer.validation_follows:
             self._awaited_at_step = trainer.progress.global_step
             return
-        self._tell_age_of_score(trainer)
         self._save_once(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._saves_at_epoch_end(trainer):
+        if acts_at_epoch_end(self.save_on_train_epoch_end, trainer):
             self._save_in_epoch(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
         self._validated = True
-        if self.monitor is not None:
-            self._validated_score = trainer.callback_metrics.get(self.monitor), trainer.progress.global_step
         if self._awaited_at_step == trainer.progress.global_step:
             self._save_once(trainer)
-        elif not self._saves_at_epoch_end(trainer):
+        elif not acts_at_epoch_end(self.save_on_train_epoch_end, trainer):
             self._save_in_epoch(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -254,28 +249,14 @@ class ModelCheckpoint(StoredCheckpoint):
         try:
             self._settle(trainer)
         finally:
-            self._save_at_exception(trainer)
+            if self.save_on_exception and self._may_save(trainer):
+                self._save_at_exception(trainer)
 
     def _save_at_exception(self, trainer: Trainer) -> None:
-        saved = self._written_at_step == trainer.progress.global_step
-        begun = trainer.progress.has_trained  # during set-up the steps may belong to an earlier fit
-        if self.save_on_exception and begun and not saved and self._may_save(trainer):
-            rank_zero_info(save_after_exception(trainer, self._exception_path(trainer), self.save_weights_only))
-        elif self.save_on_exception and self._may_save(trainer) and not begun:
+        if not trainer.progress.has_trained:  # the steps may belong to an earlier fit
             rank_zero_info(f"ModelCheckpoint(save_on_exception=True) saved nothing: {BEFORE_TRAINING}")
-
-    def _tell_age_of_score(self, trainer: Trainer) -> None:
-        """Log once per fit that a checkpoint's score comes from a validation before its step."""
-        if self.monitor is None or self._validated_score is None or self._told_age:
-            return
-        (value, step), now = self._validated_score, trainer.progress.global_step
-        if step != now and value is not None and trainer.callback_metrics.get(self.monitor) is value:
-            self._told_age = True
-            rank_zero_info(
-                f"ModelCheckpoint ranks the checkpoint of step {now} by {self.monitor} of step {step}, "
-                "because no validation follows this step. To rank each checkpoint by its own value, choose "
-                "every_n_train_steps and val_check_interval so that a validation follows each save."
-            )
+        elif self._written_at_step != trainer.progress.global_step:
+            rank_zero_info(save_after_exception(trainer, self._exception_path(trainer), self.save_weights_only))
 
     def _save_in_epoch(self, trainer: Trainer) -> None:
         if self.every_n_epochs > 0 and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
@@ -285,11 +266,6 @@ class ModelCheckpoint(StoredCheckpoint):
         """Save, unless this step was already saved."""
         if not self._should_skip_saving_checkpoint(trainer):
             self._save(trainer)
-
-    def _saves_at_epoch_end(self, trainer: Trainer) -> bool:
-        if self.save_on_train_epoch_end is not None:
-            return self.save_on_train_epoch_end
-        return trainer.judges_at_epoch_end
 
     # ---- saving and removing -------------------------------------------------------------------------------------
 
@@ -380,11 +356,7 @@ class ModelCheckpoint(StoredCheckpoint):
         if self.monitor is None:
             return torch.tensor(float(trainer.progress.global_step))
         if self.monitor not in metrics:
-            message = (
-                f"ModelCheckpoint watches {self.monitor!r}, which was not logged. {trainer.why_not_validated}"
-                f"Logged so far: {', '.join(sorted(set(metrics) - {'epoch', 'step'})) or 'nothing'}. "
-                "Log it, or watch one of those."
-            )
+            message = not_logged("ModelCheckpoint", self.monitor, metrics.keys() - {"epoch", "step"}, trainer)
             if trainer.enable_validation and not self._validated:
                 rank_zero_warn(message)  # the first validation may still log it
                 return None

@@ -18,7 +18,7 @@ from drivetrain import parity
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError, WrongTypeError, is_count, shown
+from drivetrain.errors import ConfigurationError, check_count
 from drivetrain.module.export import example_pass
 
 if TYPE_CHECKING:
@@ -115,8 +115,7 @@ class Summary:
         }
 
     def __str__(self) -> str:
-        lines = list(_table([self.header, *(row.cells() for row in self.rows)])) if self.rows else []
-        return "\n".join([*lines, *(f"{value:<10}{meaning}" for value, meaning in self.totals())])
+        return _text(self.header, [row.cells() for row in self.rows], self.totals())
 
 
 class ModelSummary(Callback):
@@ -136,7 +135,7 @@ class ModelSummary(Callback):
 
     def __init__(self, max_depth: int = 1, **summarize_kwargs: Any) -> None:
         super().__init__()
-        _check_depth(max_depth)
+        check_count(type(self).__name__, "max_depth", max_depth, lowest=-1)
         self.max_depth = max_depth
         self._summarize_kwargs = summarize_kwargs
 
@@ -174,13 +173,12 @@ class ModelSummary(Callback):
             total_flops: operations of one forward pass; 0 if nothing could be counted.
             summarize_kwargs: the constructor's arguments; ignored here.
         """
-        titles = tuple(title for title, _ in summary_data)
-        rows = zip(*(cells for _, cells in summary_data), strict=True)
+        titles, columns = zip(*summary_data, strict=True)
         totals = _totals(
             trainable_parameters, total_parameters - trainable_parameters, model_size,
             (total_training_modes["train"], total_training_modes["eval"]), total_flops or None,
         )  # fmt: skip
-        print("\n".join([*_table([titles, *rows]), *(f"{value:<10}{meaning}" for value, meaning in totals)]))
+        print(_text(titles, list(zip(*columns, strict=True)), totals))
 
 
 def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
@@ -194,7 +192,7 @@ def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
     Raises:
         ConfigurationError: ``max_depth`` is below -1.
     """
-    _check_depth(max_depth)
+    check_count("summarize", "max_depth", max_depth, lowest=-1)
     submodules = [(name, child) for name, child in module.named_modules() if child is not module]
     shown = [(name, child) for name, child in submodules if max_depth == -1 or name.count(".") < max_depth]
     parameters = list(module.parameters())
@@ -247,6 +245,11 @@ def _totals(
     return lines if flops is None else [*lines, (human_count(flops), "Total estimated FLOPs")]
 
 
+def _text(titles: tuple[str, ...], rows: list[tuple[str, ...]], totals: list[tuple[str, str]]) -> str:
+    lines = _table([titles, *rows]) if rows else ()
+    return "\n".join([*lines, *(f"{value:<10}{meaning}" for value, meaning in totals)])
+
+
 def _table(lines: list[tuple[str, ...]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rule = "-" * (sum(widths) + 3 * len(widths) - 3)
@@ -254,15 +257,6 @@ def _table(lines: list[tuple[str, ...]]) -> Iterator[str]:
         yield " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         if position in (0, len(lines) - 1):
             yield rule
-
-
-def _check_depth(max_depth: int) -> None:
-    if not is_count(max_depth, -1):
-        kind = ConfigurationError if isinstance(max_depth, int) else WrongTypeError
-        raise kind(
-            f"A model summary got max_depth={shown(max_depth)}. Pass a number of levels, 0 for totals only, or -1 for "
-            "all."
-        )
 
 
 # ---- the example input -----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback
-from drivetrain.errors import DrivetrainError, is_count, wrong_value
+from drivetrain.errors import DrivetrainError, check_count
 from drivetrain.loops.pieces import training_step_arguments
 from drivetrain.module.export import without_logging
 from drivetrain.strategies.sharded_state import local_shard
@@ -44,8 +44,7 @@ class TerminateOnNaN(Callback):
 
     def __init__(self, every_n_batches: int = 1) -> None:
         super().__init__()
-        if not is_count(every_n_batches, 1):
-            raise wrong_value("TerminateOnNaN", "every_n_batches", every_n_batches, "a number from 1 on", "1")
+        check_count("TerminateOnNaN", "every_n_batches", every_n_batches, lowest=1)
         self.every_n_batches = every_n_batches
         self._batch: tuple[Any, int] | None = None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import wrong_value
 
 
 class PlainProgressBar(ProgressBar):
@@ -23,7 +23,7 @@ class PlainProgressBar(ProgressBar):
     def __init__(self, refresh_rate: int = 1, leave: bool = False, interval_s: float = 10.0) -> None:
         super().__init__(refresh_rate, leave)
         if interval_s < 0:
-            raise ConfigurationError(f"PlainProgressBar got interval_s={interval_s}. Pass 0 or more seconds.")
+            raise wrong_value("PlainProgressBar", "interval_s", interval_s, "0 or more seconds", "interval_s=10")
         self.interval_s = interval_s
         self.tick_s = max(type(self).tick_s, interval_s)  # no need to check more often than it may print
         self._printed_at_s = time.monotonic()

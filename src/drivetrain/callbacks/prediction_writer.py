@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain.base.introspect import missing_arguments, overrides
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError, HookError
+from drivetrain.errors import ConfigurationError, HookError, check_choice
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -53,12 +53,7 @@ class BasePredictionWriter(Callback):
 
     def __init__(self, write_interval: Literal["batch", "epoch", "batch_and_epoch"] = "batch") -> None:
         super().__init__()
-        known = [interval.value for interval in WriteInterval]
-        if write_interval not in known:
-            raise ConfigurationError(
-                f"{type(self).__name__}(write_interval={write_interval!r}): there is no such interval. "
-                f"Write one of {', '.join(map(repr, known))}."
-            )
+        check_choice(type(self).__name__, "write_interval", write_interval, [each.value for each in WriteInterval])
         self.interval = WriteInterval(write_interval)
         wanted = {"on_predict_batch_end": self.interval.on_batch, "on_predict_epoch_end": self.interval.on_epoch}
         self._caller_keeps = True

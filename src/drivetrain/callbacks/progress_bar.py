@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks._progress_thread import DRAWING, ProgressThread, Snapshot
-from drivetrain.errors import ConfigurationError, WrongTypeError
+from drivetrain.errors import WrongTypeError, wrong_value
 from drivetrain.loops.progress import RunningStage
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ class ProgressBar(Callback):
     def __init__(self, refresh_rate: int = 1, leave: bool = False) -> None:
         super().__init__()
         if refresh_rate < 0:
-            raise ConfigurationError(
-                f"{type(self).__name__} got refresh_rate={refresh_rate}. Pass a number of batches, or 0 for no bar."
-            )
+            raise wrong_value(type(self).__name__, "refresh_rate", refresh_rate, "0 or more batches", "refresh_rate=1")
         self.refresh_rate = refresh_rate
         self.leave = leave
         self._enabled = True
@@ -175,8 +173,11 @@ class ProgressBar(Callback):
         A subclass that overrides it also gets the run's version as ``v_num``, which it may remove. An override runs in
         the bar's thread: read only plain numbers there, no tensors.
         """
-        own = type(self).get_metrics is not ProgressBar.get_metrics
-        return {**(_version_of(trainer) if own else {}), **trainer.progress_bar_metrics}
+        metrics: dict[str, int | str | float] = {**trainer.progress_bar_metrics}
+        if type(self).get_metrics is ProgressBar.get_metrics or (logger := trainer.logger) is None:
+            return metrics
+        version = None if logger.is_undecided else logger.version
+        return metrics if version is None else {"v_num": version, **metrics}
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """``print`` without breaking the bar, with the arguments of the built-in."""
@@ -200,12 +201,10 @@ class ProgressBar(Callback):
         self._start(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the thread; an epoch that is resumed in its middle begins here."""
+        """Show a new epoch, or one that is resumed in its middle."""
         self._enter(trainer, pl_module, RunningStage.TRAINING)
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show a new epoch."""
-        self._enter(trainer, pl_module, RunningStage.TRAINING)
+    on_train_epoch_start = on_train_start
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the epoch's counts. Its metrics are flushed after all of these hooks, so it is drawn in the next
@@ -223,25 +222,21 @@ class ProgressBar(Callback):
         sanity = trainer.sanity_checking
         self._enter(trainer, pl_module, RunningStage.SANITY_CHECKING if sanity else RunningStage.VALIDATING)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show its end."""
-        self._exit()
-
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the test."""
         self._enter(trainer, pl_module, RunningStage.TESTING)
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show its end."""
-        self._exit()
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the prediction."""
         self._enter(trainer, pl_module, RunningStage.PREDICTING)
 
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show its end."""
-        self._exit()
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Show the end of an evaluation."""
+        if self._thread is not None and (snapshot := self._thread.exit()) is not None:
+            self._thread.show(snapshot)
+        self._report()
+
+    on_test_end = on_predict_end = on_validation_end
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop the thread."""
@@ -266,11 +261,6 @@ class ProgressBar(Callback):
         if (thread := self._start(trainer, pl_module)) is not None:
             self._draw_ended_epoch()
             thread.enter(stage)
-
-    def _exit(self) -> None:
-        if self._thread is not None and (snapshot := self._thread.exit()) is not None:
-            self._thread.show(snapshot)
-        self._report()
 
     def _draw_ended_epoch(self) -> None:
         snapshot, self._ended_epoch = self._ended_epoch, None
@@ -316,13 +306,6 @@ _DESCRIPTIONS = {
     "test": "test_description", "predict": "predict_description",
 }  # fmt: skip
 """Stage -> the property that says what it is called."""
-
-
-def _version_of(trainer: Trainer) -> dict[str, int | str | float]:
-    logger = trainer.logger
-    if logger is None or logger.is_undecided or logger.version is None:
-        return {}
-    return {"v_num": logger.version}
 
 
 def default_progress_bar() -> ProgressBar:

@@ -14,7 +14,7 @@ from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import entry
 from drivetrain.base.tree import is_dtensor
 from drivetrain.callback import KeepsWeights
-from drivetrain.errors import ConfigurationError, NotSupportedError, is_count, is_number, wrong_value
+from drivetrain.errors import ConfigurationError, NotSupportedError, check_choice, is_count, is_number, wrong_value
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -101,8 +101,7 @@ class ModelPruning(KeepsWeights):
         is_amount = is_count(amount) or (is_number(amount) and 0 <= float(amount) <= 1)  # type: ignore[arg-type]
         if not callable(amount) and not is_amount:
             raise wrong_value("ModelPruning", "amount", amount, "a fraction, a number or a function", "amount=0.5")
-        if verbose not in (0, 1, 2):
-            raise wrong_value("ModelPruning", "verbose", verbose, "0, 1 or 2", "verbose=1")
+        check_choice("ModelPruning", "verbose", verbose, (0, 1, 2))
         self._given, self._global, self.amount, self._applies = (
             list(parameters_to_prune or ()), use_global_unstructured, amount, apply_pruning,
         )  # fmt: skip
@@ -126,26 +125,16 @@ class ModelPruning(KeepsWeights):
             return
         self._used = {}
         given = self._given or [
-            (module, name)
-            for module in pl_module.modules()
-            for name in self._names
-            if isinstance(module._parameters.get(name), nn.Parameter)
+            (module, name) for module in pl_module.modules() for name in self._names if _has_parameter(module, name)
         ]
         known = set(pl_module.modules())
         places = list(self.filter_parameters_to_prune(given))
         if not places:
             raise ConfigurationError(f"{type(pl_module).__name__} has no parameter to prune. Pass parameters_to_prune.")
-        if wrong := [place for place in places if not (isinstance(place, Sequence) and len(place) == 2)]:
-            raise wrong_value(
-                "ModelPruning", "parameters_to_prune", wrong[0], "pairs of a module and the name of a parameter",
-                '[(model.layer, "weight")]',
-            )  # fmt: skip
-        for module, name in places:
-            if module not in known or not isinstance(module._parameters.get(name), nn.Parameter):
-                raise ConfigurationError(
-                    f"ModelPruning cannot prune {name!r} of a {type(module).__name__}: {type(pl_module).__name__} has "
-                    "no such parameter. Pass pairs of one of its modules and a name."
-                )
+        for place in places:
+            if not (isinstance(place, Sequence) and len(place) == 2 and place[0] in known and _has_parameter(*place)):
+                expected = f"pairs of a module and a name, and {type(pl_module).__name__} has no such parameter"
+                raise wrong_value("ModelPruning", "parameters_to_prune", place, expected, '[(model.layer, "weight")]')
         self._initial = [module._parameters[name].detach().clone() for module, name in places]  # type: ignore[union-attr]
         total = sum(each.numel() for each in self._initial)
         if is_count(self.amount) and int(self.amount) > total:  # type: ignore[arg-type]
@@ -297,6 +286,11 @@ def _place_of(module: nn.Module, name: str) -> Place:
     """Return the module and the attribute of the parameter ``name`` in a state dict of ``module``."""
     path, _, parameter = name.rpartition(".")
     return module.get_submodule(path), parameter
+
+
+def _has_parameter(module: nn.Module, name: str) -> bool:
+    """Whether ``name`` is a parameter of ``module``, and not computed from one."""
+    return isinstance(module._parameters.get(name), nn.Parameter)
 
 
 def _counts(place: Place) -> tuple[int, int]:

@@ -116,8 +116,6 @@ class Requeue(Callback):
         if self.environment.restart_count() <= 0:
             return None
         files = numbered(trainer.default_root_dir, trainer.strategy.checkpoint_io)
-        if not files:
-            return None
         wanted = {"job": self.environment.requeue_id(), "fit": Requeue._fits + 1}
         for number in sorted(files, reverse=True):  # files of other jobs may be among them
             checkpoint = trainer.strategy.load_checkpoint(files[number])

@@ -16,7 +16,7 @@ from drivetrain.base.files import is_remote, spelled, write
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import entry
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError, DrivetrainError, is_count, is_number, wrong_value
+from drivetrain.errors import DrivetrainError, check_choice, check_count, is_number, wrong_value
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -53,13 +53,9 @@ class LossWatch:
         finite_only: bool = True,
     ) -> None:
         super().__init__()
-        if mode not in ("min", "max"):
-            raise wrong_value("SpikeDetection", "mode", mode, '"min" or "max"', 'mode="min"')
-        if not is_count(window, 1) or not is_count(warmup):
-            raise ConfigurationError(
-                f"SpikeDetection(window={window!r}, warmup={warmup!r}): both are numbers of batches. Write window=10, "
-                "warmup=1."
-            )
+        check_choice("SpikeDetection", "mode", mode, ("min", "max"))
+        check_count("SpikeDetection", "window", window, lowest=1, otherwise=10)
+        check_count("SpikeDetection", "warmup", warmup)
         for name, value in (("atol", atol), ("rtol", rtol)):
             if value is not None and not is_number(value):
                 raise wrong_value("SpikeDetection", name, value, "a number or None", f"{name}=2.0")

@@ -19,7 +19,7 @@ from drivetrain.base.seed import isolate_rng
 from drivetrain.callbacks.weight_averaging import WeightAveraging
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.kept import objects_kept, workers_kept
-from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
+from drivetrain.errors import ConfigurationError, check_choice, check_count, is_count, is_number, wrong_value
 from drivetrain.loops.pieces import training_step_arguments
 from drivetrain.module.export import without_logging
 from drivetrain.module.optimizers import LRSchedulerConfig
@@ -64,7 +64,14 @@ class StochasticWeightAveraging(WeightAveraging):
         avg_fn: Callable[[Tensor, Tensor, Any], Tensor] | None = None,
         device: torch.device | str | None = torch.device("cpu"),  # noqa: B008 (it is never changed)
     ) -> None:
-        _check(swa_lrs, swa_epoch_start, annealing_epochs, annealing_strategy)
+        rates: Any = swa_lrs if isinstance(swa_lrs, (list, tuple)) and swa_lrs else [swa_lrs]
+        if not all(is_number(rate) and rate > 0 for rate in rates):
+            raise wrong_value(_OWNER, "swa_lrs", swa_lrs, "a positive number or a list of them", "swa_lrs=1e-2")
+        start: Any = swa_epoch_start
+        if not is_count(start) and not (is_number(start) and 0 <= start <= 1):
+            raise wrong_value(_OWNER, "swa_epoch_start", start, "an epoch, or a fraction from 0.0 to 1.0", "0.8")
+        check_count(_OWNER, "annealing_epochs", annealing_epochs, otherwise=10)
+        check_choice(_OWNER, "annealing_strategy", annealing_strategy, ("cos", "linear"))
         if avg_fn is not None and not callable(avg_fn):
             raise wrong_value(_OWNER, "avg_fn", avg_fn, "a function or None", "None")
         self.swa_lrs = swa_lrs
@@ -160,18 +167,6 @@ class StochasticWeightAveraging(WeightAveraging):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.began = entry(state_dict, "began", bool)
-
-
-def _check(swa_lrs: Any, start: Any, annealing_epochs: Any, annealing_strategy: Any) -> None:
-    rates = swa_lrs if isinstance(swa_lrs, (list, tuple)) and swa_lrs else [swa_lrs]
-    if not all(is_number(rate) and rate > 0 for rate in rates):
-        raise wrong_value(_OWNER, "swa_lrs", swa_lrs, "a positive number or a list of them", "swa_lrs=1e-2")
-    if not is_count(start) and not (is_number(start) and 0 <= start <= 1):
-        raise wrong_value(_OWNER, "swa_epoch_start", start, "an epoch, or a fraction from 0.0 to 1.0", "0.8")
-    if not is_count(annealing_epochs):
-        raise wrong_value(_OWNER, "annealing_epochs", annealing_epochs, "a number of epochs", "annealing_epochs=10")
-    if annealing_strategy not in ("cos", "linear"):
-        raise wrong_value(_OWNER, "annealing_strategy", annealing_strategy, '"cos" or "linear"', '"cos"')
 
 
 # ---- the statistics of batch norm ------------------------------------------------------------------------------------

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.accelerators.peak_flops import get_available_flops
-from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import entry, number
 from drivetrain.callback import Callback
 from drivetrain.engine.throughput import Throughput, compute_dtype
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import wrong_value
 from drivetrain.trainer.telling import check_loggers, tell
 
 if TYPE_CHECKING:
@@ -51,9 +50,8 @@ class ThroughputMonitor(Callback):
         super().__init__()
         for name, value in (("batch_size_fn", batch_size_fn), ("length_fn", length_fn)):
             if not callable(value) and not (name == "length_fn" and value is None):
-                raise ConfigurationError(
-                    f"ThroughputMonitor({name}={value!r}) cannot be called. Write {name}=lambda batch: len(batch[0])."
-                )
+                cure = f"{name}=lambda batch: len(batch[0])"
+                raise wrong_value("ThroughputMonitor", name, value, "a function of a batch", cure)
         self.batch_size_fn, self.length_fn = batch_size_fn, length_fn
         self.available_flops, self.window_size, self.separator = available_flops, window_size, separator
         Throughput(available_flops, window_size=window_size)  # checks its arguments
@@ -65,7 +63,6 @@ class ThroughputMonitor(Callback):
         self._batches_before: dict[str, int] = {}  # at the last update
         self._earlier_s = 0.0  # the time of the runs that this one resumes
         self._paused_at = 0.0
-        self._told = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_loggers(trainer, self)
@@ -73,7 +70,8 @@ class ThroughputMonitor(Callback):
             self._totals.pop("train", None)
             self._earlier_s = 0.0
 
-    def _begin(self, trainer: Trainer, stage: str) -> None:
+    def _begin(self, trainer: Trainer) -> None:
+        stage = _stage(trainer)
         device, precision = trainer.strategy.root_device, trainer.precision_plugin
         if self._peak is None and self.available_flops is None:
             self._peak = get_available_flops(device, compute_dtype(precision))
@@ -85,7 +83,7 @@ class ThroughputMonitor(Callback):
         self._batches_before[stage] = self._totals[stage]["batches"]
         trainer.accelerator.synchronize(device)
         self._starts[stage] = self._clock()
-        self._update(trainer, trainer.lightning_module, stage)
+        self._update(trainer, stage)
 
     def _count(self, stage: str, batch: Any) -> None:
         totals = self._totals[stage]
@@ -94,18 +92,13 @@ class ThroughputMonitor(Callback):
         if self.length_fn is not None:
             totals["lengths"] += int(self.length_fn(batch))
 
-    def _update(self, trainer: Trainer, module: Any, stage: str) -> None:
+    def _update(self, trainer: Trainer, stage: str) -> None:
+        module: Any = trainer.lightning_module
         trainer.accelerator.synchronize(trainer.strategy.root_device)
         totals = self._totals[stage]
         done = totals["batches"] - self._batches_before[stage]
         self._batches_before[stage] = totals["batches"]
         per_batch = getattr(module, "flops_per_batch", None)
-        if per_batch is None and not self._told:
-            self._told = True
-            rank_zero_info(
-                f"ThroughputMonitor: {type(module).__name__} has no flops_per_batch, so operations per second and mfu "
-                "are not logged."
-            )
         per_batch = per_batch() if callable(per_batch) else per_batch
         self._stages[stage].update(
             time=self._clock() - self._starts[stage] + (self._earlier_s if stage == "train" else 0.0),
@@ -116,6 +109,7 @@ class ThroughputMonitor(Callback):
         )
 
     def _log(self, trainer: Trainer, stage: str) -> None:
+        self._update(trainer, stage)
         values = self._stages[stage].compute()
         metrics = {f"{stage}{self.separator}{name}": float(value) for name, value in values.items()}
         tell(trainer, "log_metrics", metrics, step=trainer.logger_step)
@@ -123,59 +117,42 @@ class ThroughputMonitor(Callback):
     # ---- hooks ---------------------------------------------------------------------------------------------------
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, "train")
+        self._begin(trainer)
+
+    on_test_start = on_predict_start = on_train_start
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         self._count("train", batch)
         if trainer.progress.flush_due:
-            self._update(trainer, pl_module, "train")
             self._log(trainer, "train")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._paused_at = self._clock()
         if not trainer.sanity_checking:
-            self._begin(trainer, "validate")
+            self._begin(trainer)
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
-    ) -> None:
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:  # fmt: skip
         if not trainer.sanity_checking:
-            self._count("validate", batch)
+            self._count(_stage(trainer), batch)
+
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        self._end(trainer, pl_module, "validate")
+        self._log(trainer, "validate")
         if "train" in self._starts:
             self._starts["train"] += self._clock() - self._paused_at
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, "test")
-
-    def on_test_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
-    ) -> None:
-        self._count("test", batch)
-
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end(trainer, pl_module, "test")
+        self._log(trainer, _stage(trainer))
 
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(trainer, "predict")
-
-    def on_predict_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any
-    ) -> None:
-        self._count("predict", batch)
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end(trainer, pl_module, "predict")
-
-    def _end(self, trainer: Trainer, module: Any, stage: str) -> None:
-        self._update(trainer, module, stage)
-        self._log(trainer, stage)
+    on_predict_end = on_test_end
 
     # ---- state ---------------------------------------------------------------------------------------------------
 
@@ -190,3 +167,9 @@ class ThroughputMonitor(Callback):
             self._totals["train"] = {name: entry(state_dict, name, int) for name in _TOTALS}
             self._earlier_s = float(entry(state_dict, "time", (int, float, number)))
             self._starts.pop("train", None)
+
+
+def _stage(trainer: Any) -> str:
+    """Return the running stage, as in the names of the curves."""
+    stage: str = trainer.progress.loop_stage.value
+    return stage

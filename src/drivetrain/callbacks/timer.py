@@ -13,7 +13,7 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import WrongForm, entry, number
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, check_choice
 from drivetrain.loops.stop import TIME_LIMIT
 from drivetrain.settings import seconds_of
 
@@ -46,10 +46,7 @@ class Timer(Callback):
         verbose: bool = True,
     ) -> None:
         super().__init__()
-        if interval not in ("step", "epoch"):
-            raise ConfigurationError(
-                f'Timer(interval={interval!r}): a timer looks after each "step" or "epoch". Write one of the two.'
-            )
+        check_choice("Timer", "interval", interval, ("step", "epoch"))
         self.duration_s = None if duration is None else seconds_of("duration", duration, owner="Timer")
         self.interval = interval
         self.verbose = verbose
@@ -86,15 +83,6 @@ class Timer(Callback):
         """Return the remaining seconds of the duration; ``None`` without one."""
         return None if self.duration_s is None else self.duration_s - self.time_elapsed(stage)
 
-    def _begin(self, stage: str) -> None:
-        if stage in self._ends:  # a second pass continues to count
-            self._earlier_s[stage] = self.time_elapsed(stage)
-            del self._ends[stage]
-        self._starts[stage] = self._clock()
-
-    def _end(self, stage: str) -> None:
-        self._ends[stage] = self._clock()
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":  # a fit has its complete duration, unless a checkpoint contains used time
             self._asked = False
@@ -106,32 +94,22 @@ class Timer(Callback):
         self._check(trainer)  # a resumed run may have no time left
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin("train")
+        stage = _name(trainer.progress.loop_stage)
+        if stage in self._ends:  # a second pass continues to count
+            self._earlier_s[stage] = self.time_elapsed(stage)
+            del self._ends[stage]
+        self._starts[stage] = self._clock()
+
+    on_validation_start = on_test_start = on_predict_start = on_train_start
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end("train")
+        self._ends[_name(trainer.progress.loop_stage)] = self._clock()
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin("validate")
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end("validate")
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin("test")
-
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end("test")
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin("predict")
-
-    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._end("predict")
+    on_validation_end = on_test_end = on_predict_end = on_train_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         for stage in self._starts.keys() - self._ends.keys():
-            self._end(stage)
+            self._ends[stage] = self._clock()
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self._check(trainer, in_epoch=True)
@@ -169,7 +147,7 @@ def _seconds(value: Any, place: str) -> None:
         raise WrongForm(place, f"is {value}, and a number of seconds is expected")
 
 
-def _name(stage: str) -> str:
+def _name(stage: Any) -> str:
     name = stage.value if isinstance(stage, Enum) else stage
     name = "validate" if name == "sanity_check" else name
     if name not in _STAGES:

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import COUNT, entry
 from drivetrain.callback import KeepsWeights
-from drivetrain.errors import ConfigurationError, NotSupportedError, is_count, is_number, wrong_value
+from drivetrain.errors import ConfigurationError, NotSupportedError, check_count, is_number, wrong_value
 from drivetrain.module.trainable import is_strict
 from drivetrain.strategies.sharded_state import local_shard
 from drivetrain.trainer.weights import AVERAGED
@@ -279,15 +279,9 @@ class EMAWeightAveraging(WeightAveraging):
     ) -> None:
         if not is_number(decay) or not 0 <= decay <= 1:
             raise wrong_value("EMAWeightAveraging", "decay", decay, "a number from 0 to 1", "decay=0.999")
-        if not is_count(update_every_n_steps):
-            expected = "a number of steps, or 0 for none"
-            raise wrong_value("EMAWeightAveraging", "update_every_n_steps", update_every_n_steps, expected, "1")
-        for name, start in (
-            ("update_starting_at_step", update_starting_at_step),
-            ("update_starting_at_epoch", update_starting_at_epoch),
-        ):
-            if start is not None and not is_count(start):
-                raise wrong_value("EMAWeightAveraging", name, start, "a count from 0, or None", "None")
+        check_count("EMAWeightAveraging", "update_every_n_steps", update_every_n_steps)
+        check_count("EMAWeightAveraging", "update_starting_at_step", update_starting_at_step, optional=True)
+        check_count("EMAWeightAveraging", "update_starting_at_epoch", update_starting_at_epoch, optional=True)
         self.decay = decay
         self.update_every_n_steps = update_every_n_steps
         self.update_starting_at_step = update_starting_at_step

@@ -47,10 +47,8 @@ class FolderLogger(Logger):
         if not isinstance(save_dir, (str, os.PathLike)):
             raise wrong_value(type(self).__name__, "save_dir", save_dir, "a path", 'save_dir="runs"')
         if version is not None and (isinstance(version, bool) or not isinstance(version, (int, str))):
-            raise ConfigurationError(
-                f"{type(self).__name__} got version={version!r}. Pass a number, a folder name, or None for the next "
-                "free number."
-            )
+            expected = "a number, a folder name, or None for the next free number"
+            raise wrong_value(type(self).__name__, "version", version, expected, "version=None")
         self._save_dir = os.fspath(save_dir)
         self._root = _absolute(self._save_dir)  # the run stays there when the program changes its folder
         self._name = name or ""
@@ -61,21 +59,13 @@ class FolderLogger(Logger):
         self._prefix = f"{prefix}{self.LOGGER_JOIN_CHAR}" if prefix else ""
         self.hparams: dict[str, Any] = {}
         self._hparams_written = True
-        self._check_folder("save_dir", save_dir, self._root, "runs")
+        owner = type(self).__name__
+        files.check_folder(owner, "save_dir", save_dir, self._root, "runs")
         # not root_dir: an override of name may need attributes that are set later
         named = os.path.join(self._root, self._name)
-        self._check_folder("name", name, named, "lightning_logs")
+        files.check_folder(owner, "name", name, named, "lightning_logs")
         if isinstance(version, str):
-            self._check_folder("version", version, os.path.join(named, version), "first")
-
-    def _check_folder(self, argument: str, value: Any, folder: str, example: str) -> None:
-        if files.is_remote(folder):
-            from drivetrain.base import remote
-
-            remote.check_argument(type(self).__name__, argument, value)
-        elif (why := files.impossible_folder(folder)) is not None:
-            cure = f'{argument}="{example}"'
-            raise wrong_value(type(self).__name__, argument, value, f"a folder, and {why}", cure)
+            files.check_folder(owner, "version", version, os.path.join(named, version), "first")
 
     @contextlib.contextmanager
     def _explained(self, folder: str) -> Iterator[None]:
@@ -172,16 +162,12 @@ class FolderLogger(Logger):
         """Download a file of the run, if it is at an address and missing here; return whether it was downloaded."""
         return bool(self._here) and self._mirror is not None and self._mirror.fetch(name)
 
-    def _upload(self) -> None:
-        """Upload changed files, if the run's folder is at an address."""
+    def _upload(self, releases: bool = False) -> None:
+        """Upload changed files, if the run's folder is at an address; ``releases``: then remove the local copies."""
         if self._mirror is not None:
             self._mirror.upload()
-
-    def _upload_and_release(self) -> None:
-        """Upload changed files, and remove the local copies at the end of the run."""
-        if self._mirror is not None:
-            self._mirror.upload()
-            self._mirror.release()
+            if releases:
+                self._mirror.release()
 
     def _make_folder(self) -> None:
         with self._explained(self.log_dir):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +9,7 @@ from typing import Any, Literal
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info, rank_zero_only, rank_zero_warn
-from drivetrain.errors import ConfigurationError, MissingPackageError, WrongTypeError, wrong_value
+from drivetrain.errors import ConfigurationError, WrongTypeError, check_installed, wrong_value
 from drivetrain.loggers.dummy import Nothing
 from drivetrain.loggers.logger import Logger
 
@@ -25,23 +23,16 @@ class RunLogger(Logger):
     Args:
         prefix: prepended to every metric's name, joined by a hyphen.
         run_id: the id of a run to continue; ``None``: a new run.
-        module: the import name of the logger's package.
-        install: the name for installing it.
+        package: the service's package, for importing and for installing it.
         log_model: upload checkpoints: True: at the end of the run; "all": each after it was written.
 
     Raises:
         ConfigurationError: the package is not installed.
     """
 
-    def __init__(
-        self, prefix: str, run_id: str | None, module: str, install: str, log_model: Literal["all"] | bool = False
-    ) -> None:
+    def __init__(self, prefix: str, run_id: str | None, package: str, log_model: Literal["all"] | bool = False) -> None:
         super().__init__()
-        if importlib.util.find_spec(module) is None:
-            raise MissingPackageError(
-                f"{type(self).__name__} needs the package {install}, which is not installed. "
-                f"Run `pip install {install}`, or use CSVLogger."
-            )
+        check_installed(type(self).__name__, package, "CSVLogger")
         self._prefix = f"{prefix}{self.LOGGER_JOIN_CHAR}" if prefix else ""
         self._run_id = run_id
         self._given = run_id is not None
@@ -255,14 +246,11 @@ def scored(checkpoint_callback: Any, sent: Mapping[str, Any]) -> list[tuple[str,
         scores.setdefault(best, getattr(checkpoint_callback, "best_model_score", None))
     if last:
         scores.setdefault(last, getattr(checkpoint_callback, "current_score", None))
-    found = []
     if any(map(files.is_remote, scores)):
         rank_zero_warn(
             "Checkpoints are not uploaded to the service of the logger, because they are at an address already: "
             f"{os.path.dirname(best or last)}. Write log_model=False, or a local dirpath."
         )
-    for path, score in scores.items():
-        with contextlib.suppress(OSError):
-            if sent.get(path) != os.stat(path).st_mtime_ns:
-                found.append((path, score, "best" if path == best else "latest"))
-    return sorted(found, key=lambda item: os.stat(item[0]).st_mtime_ns)
+    written = {path: os.stat(path).st_mtime_ns for path in scores if os.path.exists(path)}
+    new = [path for path in sorted(written, key=written.__getitem__) if sent.get(path) != written[path]]
+    return [(path, scores[path], "best" if path == best else "latest") for path in new]

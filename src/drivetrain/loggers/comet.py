@@ -63,7 +63,7 @@ class CometLogger(Tables):
         for name, today in (("experiment_name", "name"), ("save_dir", "offline_directory")):
             if name in former:
                 kwargs.setdefault(today, former[name])
-        super().__init__(prefix or "", experiment_key, "comet_ml", "comet_ml")
+        super().__init__(prefix or "", experiment_key, "comet_ml")
         self._api_key = api_key
         self._workspace = workspace
         self._project = project or os.environ.get("COMET_PROJECT_NAME")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_only, rank_zero_warn
-from drivetrain.errors import arguments_checked, is_count, wrong_value
+from drivetrain.errors import arguments_checked, check_count
 from drivetrain.loggers._folder import FolderLogger
 
 Row = dict[str, Any]
@@ -51,15 +51,7 @@ class CSVLogger(FolderLogger):
         flush_logs_every_n_steps: int = 100,
     ) -> None:
         super().__init__(save_dir, name, version, prefix)
-        if not is_count(flush_logs_every_n_steps, 1):
-            raise wrong_value(
-                "CSVLogger",
-                "flush_logs_every_n_steps",
-                flush_logs_every_n_steps,
-                "an int of at least 1",
-                "flush_logs_every_n_steps=100",
-                (int,),
-            )
+        check_count("CSVLogger", "flush_logs_every_n_steps", flush_logs_every_n_steps, lowest=1, otherwise=100)
         self._flush_every = flush_logs_every_n_steps
         self._flushed_at: int | None = None  # the first step of the unwritten rows
         self._columns: list[str] = []
@@ -73,7 +65,7 @@ class CSVLogger(FolderLogger):
         self._left: tuple[int, ...] | None = None  # the file's identity after this logger's last write
         self._row_in_file: Row = {}  # the last row as written then
         self._shared = False
-        self._found: Row = {}  # the last row of the existing table
+        self._found: Row = {}  # the last row of the existing table, if it contains only numbers
 
     @property
     def metrics_file_path(self) -> str:
@@ -139,10 +131,8 @@ class CSVLogger(FolderLogger):
                 self._keep_unwritten_rows()
                 self._left = _identity(table)
             found = _identity(table)
-            if self._left is not None and found is None:
-                self._begin_anew()
-            elif self._left != found:
-                self._continue_behind_others()
+            if self._left != found:
+                self._continue_changed_table(deleted=found is None)
             try:
                 self._write_table(table)
             finally:
@@ -162,7 +152,7 @@ class CSVLogger(FolderLogger):
     def finalize(self, status: str) -> None:
         """Write the remaining rows and hyperparameters."""
         self.save()
-        self._upload_and_release()
+        self._upload(releases=True)
 
     def _open(self) -> None:
         """Continue the existing table, if there is one."""
@@ -173,15 +163,9 @@ class CSVLogger(FolderLogger):
             self._fetch("metrics.csv")
             self._left = _identity(self._table)
             self._read_table()
-            self._found = self._last_row()
-
-    def _last_row(self) -> Row:
-        """Return the numbers in the last row of the table; empty if there is none, or if it contains anything else."""
-        if not self._offset:
-            return {}
-        with open(self._table, "rb") as file:
-            line = file.read(self._offset).splitlines()[-1]
-        return _row(self._columns_in_file, line)
+            if self._offset:
+                with open(self._table, "rb") as file:
+                    self._found = _row(self._columns_in_file, file.read(self._offset).splitlines()[-1])
 
     def _read_table(self) -> None:
         """Read the columns of the table, and the position of its end."""
@@ -196,19 +180,16 @@ class CSVLogger(FolderLogger):
                 self._columns.insert(0, "step")
         self._columns += [name for name in own if name not in self._columns]
 
-    def _begin_anew(self) -> None:
-        """Start a new table with the unwritten rows, because the old one was deleted since the last write."""
-        rank_zero_warn(
-            f"{self.metrics_file_path} was deleted, and the rows in it are lost. CSVLogger begins a new table. "
-            "Do not delete the folder of a run that is under way."
-        )
-        self._keep_unwritten_rows()
-        self._hparams_written = not self.hparams
-        self._write_hparams()
-
-    def _continue_behind_others(self) -> None:
-        """Continue after the rows of another logger that has changed the table, without replacing any."""
-        if not self._shared:
+    def _continue_changed_table(self, deleted: bool) -> None:
+        """Continue after the rows of another logger, without replacing any; or start a new table."""
+        if deleted:
+            rank_zero_warn(
+                f"{self.metrics_file_path} was deleted, and the rows in it are lost. CSVLogger begins a new table. "
+                "Do not delete the folder of a run that is under way."
+            )
+            self._hparams_written = not self.hparams
+            self._write_hparams()
+        elif not self._shared:
             self._shared = True
             rank_zero_warn(
                 f"Another logger writes to {self.metrics_file_path} as well. The table keeps the rows of both. "

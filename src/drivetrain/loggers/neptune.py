@@ -41,7 +41,7 @@ class NeptuneLogger(RunLogger):
         **neptune_run_kwargs: Any,
     ) -> None:
         log_model: Literal["all"] | bool = "all" if log_model_checkpoints else False
-        super().__init__("", neptune_run_kwargs.pop("with_id", None), "neptune", "neptune", log_model)
+        super().__init__("", neptune_run_kwargs.pop("with_id", None), "neptune", log_model)
         self._folder = f"{prefix}/" if prefix else ""
         self._api_key = api_key
         self._project = project

@@ -11,7 +11,7 @@ from torch import nn
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_only, rank_zero_warn
-from drivetrain.errors import UnknownArgumentError, check_installed, did_you_mean, shown
+from drivetrain.errors import check_installed, unknown_argument
 from drivetrain.loggers._folder import FolderLogger
 from drivetrain.loggers.dummy import Nothing
 from drivetrain.module.export import detached, example_pass
@@ -61,17 +61,14 @@ class TensorBoardLogger(FolderLogger):
         **kwargs: Any,
     ) -> None:
         check_installed("TensorBoardLogger", "tensorboard", "CSVLogger")
-        for key, value in kwargs.items():
-            if key not in _WRITER_ARGUMENTS:
-                own = inspect.signature(TensorBoardLogger).parameters.keys() - {"kwargs"}
-                raise UnknownArgumentError(
-                    f"TensorBoardLogger has no argument {key}={shown(value)}, and neither has SummaryWriter. "
-                    f"{did_you_mean(key, {*own, *_WRITER_ARGUMENTS})}"
-                )
+        if unknown := {key: value for key, value in kwargs.items() if key not in _WRITER_ARGUMENTS}:
+            own = inspect.signature(TensorBoardLogger).parameters.keys() - {"kwargs"}
+            raise unknown_argument("TensorBoardLogger", unknown, {*own, *_WRITER_ARGUMENTS})
         super().__init__(save_dir, name, version, prefix)
         self._sub_dir = None if sub_dir is None else os.path.expanduser(os.path.expandvars(os.fspath(sub_dir)))
         if self._sub_dir is not None:
-            self._check_folder("sub_dir", sub_dir, os.path.join(self._runs_dir, self._sub_dir), "scalars")
+            folder = os.path.join(self._runs_dir, self._sub_dir)
+            files.check_folder("TensorBoardLogger", "sub_dir", sub_dir, folder, "scalars")
         self._log_graph = log_graph
         self._default_hp_metric = default_hp_metric
         self._kwargs = kwargs
@@ -80,11 +77,7 @@ class TensorBoardLogger(FolderLogger):
         self._owner = os.getpid()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {
-            **self.__dict__,
-            "_writer": None,
-            "_event_file": None,
-        }  # a copy writes its own file
+        return {**self.__dict__, "_writer": None, "_event_file": None}  # a copy writes its own file
 
     @property
     def sub_dir(self) -> str | None:  # type: ignore[override]  # read-only here
@@ -225,7 +218,7 @@ class TensorBoardLogger(FolderLogger):
             self._writer = None
         if self._mirror is not None:
             self._event_file = None  # uploaded and removed here; the next run writes another file
-        self._upload_and_release()
+        self._upload(releases=True)
 
 
 class _ByName(nn.Module):

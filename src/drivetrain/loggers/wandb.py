@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_only
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, check_choice
 from drivetrain.loggers._run import Tables, local_folder, mapping_of
 
 if TYPE_CHECKING:
@@ -92,12 +92,9 @@ class WandbLogger(Tables):
                 f"WandbLogger(offline=True, log_model={log_model!r}): checkpoints are uploaded, which needs a "
                 "connection. Leave one of the two out."
             )
-        if add_file_policy not in ("mutable", "immutable"):
-            raise ConfigurationError(
-                f'WandbLogger got add_file_policy={add_file_policy!r}. Write "mutable" or "immutable".'
-            )
+        check_choice("WandbLogger", "add_file_policy", add_file_policy, ("mutable", "immutable"))
         given = getattr(experiment, "id", None) or version or id
-        super().__init__(prefix, given, "wandb", "wandb", log_model)
+        super().__init__(prefix, given, "wandb", log_model)
         self._name = name
         self._project = project or os.environ.get("WANDB_PROJECT", "lightning_logs")
         self._save_dir = local_folder("WandbLogger", dir if dir is not None else save_dir)

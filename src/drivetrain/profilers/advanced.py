@@ -9,8 +9,8 @@ import pstats
 from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.errors import ConfigurationError, is_number, shown
-from drivetrain.profilers.profiler import Profiler
+from drivetrain.errors import ConfigurationError, is_number, wrong_value
+from drivetrain.profilers.profiler import Profiler, already_running, not_running
 
 _PRINTED = 20  # functions of each action without a limit: all of them would be thousands of lines
 
@@ -44,10 +44,8 @@ class AdvancedProfiler(Profiler):
     ) -> None:
         super().__init__(dirpath, filename)
         if not is_number(line_count_restriction) or line_count_restriction <= 0:
-            raise ConfigurationError(
-                f"AdvancedProfiler got line_count_restriction={shown(line_count_restriction)}. Pass a whole number of "
-                "functions such as 20, or a fraction of them such as 0.5."
-            )
+            expected = "a number of functions, or a fraction of them such as 0.5"
+            raise wrong_value("AdvancedProfiler", "line_count_restriction", line_count_restriction, expected, "20")
         self.line_count_restriction = line_count_restriction
         self.dump_stats = dump_stats
         self._profiles: dict[Path, cProfile.Profile] = {}
@@ -69,10 +67,7 @@ class AdvancedProfiler(Profiler):
             ConfigurationError: it is already running, or another tool profiles this process.
         """
         if action_name in self._open:
-            raise ConfigurationError(
-                f"AdvancedProfiler.start({action_name!r}): this action has begun and not ended. Call "
-                f"stop({action_name!r}) before, or give the inner one another name."
-            )
+            raise already_running(self, action_name)
         self._pause()
         self._record((*self._open, action_name))
 
@@ -84,10 +79,7 @@ class AdvancedProfiler(Profiler):
         """
         self._pause()
         if action_name not in self._open:
-            raise ConfigurationError(
-                f"AdvancedProfiler.stop({action_name!r}): this action has not begun. Call start({action_name!r}) "
-                "before."
-            )
+            raise not_running(self, action_name)
         self._record(tuple(each for each in self._open if each != action_name))
 
     def _pause(self) -> None:

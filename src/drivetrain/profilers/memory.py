@@ -9,8 +9,7 @@ from typing import Any
 from drivetrain.accelerators.cuda import has_cuda, memory_in_use, record_allocations, write_allocations
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import arguments_checked
-from drivetrain.profilers._table import table
-from drivetrain.profilers.profiler import Profiler
+from drivetrain.profilers.profiler import Profiler, table
 
 _MIB = 2**20
 

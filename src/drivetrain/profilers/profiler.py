@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info
 from drivetrain.base.registry import Registry
-from drivetrain.errors import NotSupportedError
+from drivetrain.errors import ConfigurationError, NotSupportedError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -123,6 +123,34 @@ class Profiler(ABC):
         rank = None if self._local_rank is None else str(rank_from_environ())
         names = "-".join(name for name in (self._stage, self.filename, rank, *parts) if name)
         return os.path.join(folder, _FORBIDDEN.sub("_", names) + extension)
+
+
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return the rows below ``header``: the first column left-aligned, numbers right-aligned."""
+    widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *rest = zip(cells, widths, strict=True)
+        return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in rest)]).rstrip()
+
+    rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
+    return "\n".join([title, rule, line(header), rule, *map(line, rows), rule])
+
+
+def already_running(profiler: Profiler, action_name: str) -> ConfigurationError:
+    """Return the error of a profiler that is asked to start a running action."""
+    return ConfigurationError(
+        f"{type(profiler).__name__}.start({action_name!r}): this action has begun and not ended. Call "
+        f"stop({action_name!r}) before, or give the inner one another name."
+    )
+
+
+def not_running(profiler: Profiler, action_name: str) -> ConfigurationError:
+    """Return the error of a profiler that is asked to stop an action that is not running."""
+    return ConfigurationError(
+        f"{type(profiler).__name__}.stop({action_name!r}): this action has not begun. Call start({action_name!r}) "
+        "before."
+    )
 
 
 ProfilerRegistry: Registry[Profiler] = Registry("drivetrain.profilers", "profiler", "profiler")

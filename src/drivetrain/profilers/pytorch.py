@@ -12,7 +12,7 @@ from torch.autograd.profiler_util import EventList
 
 from drivetrain.accelerators.cuda import has_cuda
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean, shown
+from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean, shown, unknown_argument
 from drivetrain.profilers.profiler import Profiler
 
 if TYPE_CHECKING:
@@ -93,12 +93,8 @@ class PyTorchProfiler(Profiler):
         **profiler_kwargs: Unpack[ProfileArguments],
     ) -> None:
         super().__init__(dirpath, filename)
-        for key, value in profiler_kwargs.items():
-            if key not in _OPTIONS:
-                raise ConfigurationError(
-                    f"PyTorchProfiler has no argument {key}={shown(value)}, and neither has torch.profiler.profile. "
-                    f"{did_you_mean(key, _OPTIONS)}"
-                )
+        if unknown := {key: value for key, value in profiler_kwargs.items() if key not in _OPTIONS}:
+            raise unknown_argument("PyTorchProfiler", unknown, _OPTIONS)
         if sort_by_key is not None and sort_by_key not in _SORT_KEYS:
             raise ConfigurationError(
                 f"PyTorchProfiler got sort_by_key={shown(sort_by_key)}. {did_you_mean(sort_by_key, _SORT_KEYS)}"
@@ -154,24 +150,20 @@ class PyTorchProfiler(Profiler):
                 "PyTorchProfiler(emit_nvtx=True) marks operations for NVIDIA's tools, and there is no CUDA device. "
                 "Leave it out to record here."
             )
-        self.profiler = self._nvtx() if self._emit_nvtx else self._torch_profiler()
+        self.profiler = self._torch_profiler()
         self.profiler.__enter__()
 
-    @staticmethod
-    def _nvtx() -> Any:
-        return torch.autograd.profiler.emit_nvtx()  # type: ignore[no-untyped-call]
-
     def _torch_profiler(self) -> Any:
+        if self._emit_nvtx:
+            return torch.autograd.profiler.emit_nvtx()  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] = {
             "schedule": torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1),
             "record_shapes": self._by_shapes,
             **self._kwargs,
         }
-        user = kwargs.get("on_trace_ready")
-        if kwargs["schedule"] is not None:
+        user = kwargs.pop("on_trace_ready", None)
+        if kwargs["schedule"] is not None:  # otherwise torch would call it before the table can be made
             kwargs["on_trace_ready"] = lambda profiler: self._ready(profiler, user)
-        else:
-            kwargs["on_trace_ready"] = None  # without a schedule, torch calls it before the table can be made
         return torch.profiler.profile(**kwargs)
 
     def watch(self, module: nn.Module) -> None:

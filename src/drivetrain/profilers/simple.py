@@ -8,9 +8,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from drivetrain.errors import ConfigurationError
-from drivetrain.profilers._table import table
-from drivetrain.profilers.profiler import Profiler
+from drivetrain.profilers.profiler import Profiler, already_running, not_running, table
 
 _RECENT = 10_000
 
@@ -82,10 +80,7 @@ class SimpleProfiler(Profiler):
             ConfigurationError: it is already running.
         """
         if any(each.action == action_name for each in self._open):
-            raise ConfigurationError(
-                f"SimpleProfiler.start({action_name!r}): this action has begun and not ended. Call "
-                f"stop({action_name!r}) before, or give the inner one another name."
-            )
+            raise already_running(self, action_name)
         self._open.append(_Open(action_name, time.perf_counter()))
 
     def stop(self, action_name: str) -> None:
@@ -97,9 +92,7 @@ class SimpleProfiler(Profiler):
         now = time.perf_counter()
         index = next((index for index, each in enumerate(self._open) if each.action == action_name), None)
         if index is None:
-            raise ConfigurationError(
-                f"SimpleProfiler.stop({action_name!r}): this action has not begun. Call start({action_name!r}) before."
-            )
+            raise not_running(self, action_name)
         ended = self._open.pop(index)
         duration = now - ended.began
         if index > 0:

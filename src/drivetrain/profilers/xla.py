@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drivetrain.errors import ConfigurationError
-from drivetrain.profilers.profiler import Profiler
+from drivetrain.profilers.profiler import Profiler, already_running
 
 _PORT = 9012
 
@@ -41,10 +40,7 @@ class XLAProfiler(Profiler):
         from torch_xla.debug import profiler
 
         if action_name in self._open:
-            raise ConfigurationError(
-                f"XLAProfiler.start({action_name!r}): this action has begun and not ended. Call stop({action_name!r}) "
-                "before, or give it another name."
-            )
+            raise already_running(self, action_name)
         self._open[action_name] = trace = profiler.Trace(action_name)
         trace.__enter__()
 

@@ -31,14 +31,8 @@ def tuned_name(trainer: Any, module: Any, names: tuple[str, ...], owner: str, ar
     )
 
 
-def tuned_value(trainer: Any, module: Any, name: str) -> Any:
-    """Return its value."""
-    holder = next(_holders(trainer, module, name))
-    return holder[name] if isinstance(holder, MutableMapping) else getattr(holder, name)
-
-
 def set_tuned(trainer: Any, module: Any, name: str, value: Any) -> None:
-    """Set it on every object that has it."""
+    """Set the attribute ``name`` on every object that has it."""
     for holder in list(_holders(trainer, module, name)):
         if isinstance(holder, MutableMapping):
             holder[name] = value

@@ -11,7 +11,7 @@ from drivetrain.base.memory import is_out_of_memory
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.data.feed import sized_length
-from drivetrain.errors import ConfigurationError, is_count, is_number, wrong_value
+from drivetrain.errors import ConfigurationError, check_choice, check_count, is_number, wrong_value
 from drivetrain.loops.evaluate import Predictions, evaluate
 from drivetrain.loops.fit import fit
 from drivetrain.loops.run import ENDLESS
@@ -67,12 +67,11 @@ class BatchSizeFinder(Callback):
         max_val: int = 8192,
     ) -> None:
         super().__init__()
-        if mode not in self.SUPPORTED_MODES:
-            raise wrong_value("BatchSizeFinder", "mode", mode, '"power" or "binsearch"', 'mode="power"')
-        counts = {"steps_per_trial": steps_per_trial, "init_val": init_val, "max_trials": max_trials}
-        for name, value in {**counts, "max_val": max_val}.items():
-            if not is_count(value, 1):
-                raise wrong_value("BatchSizeFinder", name, value, "a number from 1 on", f"{name}=3")
+        check_choice("BatchSizeFinder", "mode", mode, self.SUPPORTED_MODES)
+        check_count("BatchSizeFinder", "steps_per_trial", steps_per_trial, lowest=1, otherwise=3)
+        check_count("BatchSizeFinder", "init_val", init_val, lowest=1, otherwise=2)
+        check_count("BatchSizeFinder", "max_trials", max_trials, lowest=1, otherwise=25)
+        check_count("BatchSizeFinder", "max_val", max_val, lowest=1, otherwise=8192)
         if not is_number(margin) or not 0 <= margin < 1:
             raise wrong_value("BatchSizeFinder", "margin", margin, "a fraction from 0 to 1", "margin=0.05")
         self.mode, self.steps_per_trial, self.init_val, self.max_trials = mode, steps_per_trial, init_val, max_trials
@@ -83,17 +82,10 @@ class BatchSizeFinder(Callback):
         self.scale_batch_size(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._scale_in(trainer, pl_module, "validate")
-
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._scale_in(trainer, pl_module, "test")
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._scale_in(trainer, pl_module, "predict")
-
-    def _scale_in(self, trainer: Trainer, pl_module: LightningModule, fn: str) -> None:
-        if trainer.progress.fn == fn:  # the validation inside a fit keeps its batch size
+        if trainer.progress.fn != "fit":  # the validation inside a fit keeps its batch size
             self.scale_batch_size(trainer, pl_module)
+
+    on_test_start = on_predict_start = on_validation_start
 
     def scale_batch_size(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the batch size now, from any hook outside a step."""
@@ -141,21 +133,19 @@ class _Trials:
         """Return the size to use."""
         finder = self._finder
         size, fits, too_large = min(finder.init_val, finder.max_val), 0, 0
-        while self.count < finder.max_trials:
+        while size > fits and self.count < finder.max_trials:
             if self._fits(size):
                 fits = size
-                size = min(2 * size, finder.max_val, self._samples)
             else:
                 too_large = size
+            if not too_large:
+                size = min(2 * size, finder.max_val, self._samples)
+            elif not fits:  # even the first size was too large
                 size = size // 2
-            if too_large and (finder.mode == "power" or not fits):
-                if fits or size < 1:
-                    break
-                continue  # even the first size was too large
-            if too_large:
-                size = (fits + too_large) // 2
-            if size <= fits:
+            elif finder.mode == "power":
                 break
+            else:
+                size = (fits + too_large) // 2
         if not fits:
             raise self._error or ConfigurationError("BatchSizeFinder has tried no size.")
         self.fits = fits

@@ -10,7 +10,7 @@ import torch
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError, MissingPackageError, is_count, is_number, wrong_value
+from drivetrain.errors import ConfigurationError, MissingPackageError, check_choice, check_count, is_number
 from drivetrain.loops.fit import fit
 from drivetrain.loops.run import ENDLESS
 from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
@@ -145,18 +145,17 @@ class LearningRateFinder(Callback):
         attr_name: str = "",
     ) -> None:
         super().__init__()
-        if mode not in self.SUPPORTED_MODES:
-            raise wrong_value("LearningRateFinder", "mode", mode, '"linear" or "exponential"', 'mode="exponential"')
+        check_choice("LearningRateFinder", "mode", mode, self.SUPPORTED_MODES)
         if not (is_number(min_lr) and is_number(max_lr) and 0 < min_lr < max_lr):
             raise ConfigurationError(
                 f"LearningRateFinder(min_lr={min_lr!r}, max_lr={max_lr!r}): the first must be positive, and smaller "
                 "than the second. Write min_lr=1e-8, max_lr=1."
             )
-        if not is_count(num_training_steps, 2):
-            raise wrong_value("LearningRateFinder", "num_training_steps", num_training_steps, "at least 2", "100")
+        check_count("LearningRateFinder", "num_training_steps", num_training_steps, lowest=2, otherwise=100)
         self.min_lr, self.max_lr, self.num_training_steps, self.mode = min_lr, max_lr, num_training_steps, mode
         self.early_stop_threshold, self.update_attr, self.attr_name = early_stop_threshold, update_attr, attr_name
         self.optimal_lr: LRSweep | None = None
+        self.found: tuple[str, float] | None = None  # the attribute that was set, and its value
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.ckpt_path is not None:
@@ -187,6 +186,7 @@ class LearningRateFinder(Callback):
             fit(run)
         self.optimal_lr = sweep
         if self.update_attr and (rate := sweep.suggestion()) is not None:
+            self.found = name, rate
             set_tuned(trainer, pl_module, name, rate)
             rank_zero_info(f"LearningRateFinder: {name} is {rate:.3g} now, after {len(sweep.results['lr'])} steps.")
             self._apply(trainer, rate)
@@ -229,10 +229,7 @@ class _Sweep(Callback):
         self._window.clear()
         losses.append(self._average / (1 - _SMOOTHING ** (step + uneven)))
         self._sweep.results["lr"].append(self._sweep.rate(step - 1))
-        if self._threshold is not None and not losses[-1] <= _limit(min(losses), self._threshold):
+        smallest = min(losses)
+        # abs: a negative loss must grow by a multiple of its absolute value
+        if self._threshold is not None and not losses[-1] <= smallest + (self._threshold - 1) * abs(smallest):
             trainer.should_stop = True
-
-
-def _limit(smallest: float, threshold: float) -> float:
-    """Return the loss at which to stop; a negative loss must grow by a multiple of its absolute value."""
-    return smallest + (threshold - 1) * abs(smallest)

@@ -125,16 +125,17 @@ def _keep_loaders(kept: ExitStack, made: Any) -> None:
 
 # ---- restored state --------------------------------------------------------------------------------------------------
 
-_OF_RUN = (
+OF_RUN = (
     "limits", "progress", "logbook", "_loggers", "_callbacks", "predictions", "_hooks", "_run_parts", "datamodule",
     "ckpt_path", "_optimizers_made", "ranks_of_job",
 )  # fmt: skip
+"""Attributes of a Trainer that belong to its run."""
 
 
 @contextmanager
 def _trainer_kept(trainer: Any) -> Iterator[None]:
     own, strategy, module = trainer.__dict__, trainer.strategy, trainer.lightning_module
-    before = {name: own[name] for name in _OF_RUN if name in own}
+    before = {name: own[name] for name in OF_RUN if name in own}
     driver = dict(vars(strategy.driver))
     try:
         yield
@@ -149,7 +150,6 @@ def _trainer_kept(trainer: Any) -> Iterator[None]:
 def _module_kept(module: torch.nn.Module, datamodule: Any) -> Iterator[None]:
     buffers = [(each, dict(each._buffers)) for each in module.modules()]
     tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
-    values = [local_shard(each.data).to("cpu", copy=True) for each in tensors]
     parameters = [(each, each.grad, each.requires_grad) for each in module.parameters()]
     modes = [(each, each.training) for each in module.modules()]
     own = [*module.modules(), *tensors]  # the copy of a list of layers contains the same layers
@@ -159,14 +159,12 @@ def _module_kept(module: torch.nn.Module, datamodule: Any) -> Iterator[None]:
     for parameter, _, _ in parameters:
         parameter.grad = None
     try:
-        yield
+        with _values_kept(tensors):
+            yield
     finally:
         for each, named in buffers:
             each._buffers.clear()
             each._buffers.update(named)
-        with torch.no_grad():
-            for tensor, value in zip(tensors, values, strict=True):
-                local_shard(tensor.data).copy_(value)
         for parameter, grad, requires_grad in parameters:
             parameter.grad, parameter.requires_grad = grad, requires_grad
         for each, training in modes:
@@ -205,19 +203,21 @@ def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
 def _optimizers_kept(strategy: Any) -> Iterator[None]:
     """Restore the optimizers' states and options; the trial has no schedulers."""
     optimizers, schedulers = list(strategy.optimizers), list(strategy.lr_scheduler_configs)
-    states = [_on_host({key: dict(value) for key, value in each.state.items()}) for each in optimizers]
+    states = [{key: _copied(value) for key, value in each.state.items()} for each in optimizers]
+    tensors = [value for _, value in leaves([list(state.values()) for state in states]) if isinstance(value, Tensor)]
     groups = [[copy.copy(group) for group in each.param_groups] for each in optimizers]
     called = [vars(each).get("_opt_called") for each in optimizers]
     precision, module = strategy.precision_plugin, strategy.lightning_module
     kept = copy.deepcopy(precision.state_dict(module, optimizers))
     strategy.lr_scheduler_configs = []
     try:
-        yield
+        with _values_kept(tensors):
+            yield
     finally:
         strategy.optimizers, strategy.lr_scheduler_configs = optimizers, schedulers
         for optimizer, state, own, stepped in zip(optimizers, states, groups, called, strict=True):
             optimizer.state.clear()
-            optimizer.state.update(_back(state))
+            optimizer.state.update(state)
             for group, before in zip(optimizer.param_groups, own, strict=True):
                 group.clear()
                 group.update(before)
@@ -227,20 +227,18 @@ def _optimizers_kept(strategy: Any) -> Iterator[None]:
             precision.load_state_dict(kept, module, optimizers)
 
 
-def _on_host(state: dict[Any, Any]) -> dict[Any, Any]:
-    """Return the states of parameters with a host copy beside each tensor."""
-
-    def held(value: Any) -> Any:
-        is_tensor = isinstance(value, Tensor)
-        return (value, local_shard(value).to("cpu", copy=True)) if is_tensor else (None, copy.deepcopy(value))
-
-    return {key: {name: held(value) for name, value in each.items()} for key, each in state.items()}
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a parameter's state with the same tensors."""
+    return {name: value if isinstance(value, Tensor) else copy.deepcopy(value) for name, value in state.items()}
 
 
-def _back(state: dict[Any, Any]) -> dict[Any, Any]:
-    def restored(own: Any, value: Any) -> Any:
-        if own is not None:
-            local_shard(own.data).copy_(value)
-        return value if own is None else own
-
-    return {key: {name: restored(*held) for name, held in each.items()} for key, each in state.items()}
+@contextmanager
+def _values_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Restore this rank's values of ``tensors``, which are kept on the host meanwhile."""
+    values = [local_shard(each.data).to("cpu", copy=True) for each in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, values, strict=True):
+                local_shard(tensor.data).copy_(value)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain.base.seed import isolate_rng
-from drivetrain.errors import ConfigurationError, WrongTypeError, described
+from drivetrain.errors import ConfigurationError, WrongTypeError, check_choice, described
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.progress import Progress
 from drivetrain.trainer.trainer import Trainer
 from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
 from drivetrain.tuner.batch_size_finder import BatchSizeFinder
 from drivetrain.tuner.lr_finder import LearningRateFinder, LRSweep
+from drivetrain.tuner.trial import OF_RUN
 
 if TYPE_CHECKING:
     from drivetrain.callback import Callback
@@ -22,11 +24,6 @@ if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
 
 Method = Literal["fit", "validate", "test", "predict"]
-
-_OF_RUN = (
-    "limits", "progress", "logbook", "_loggers", "_callbacks", "predictions", "_hooks", "_run_parts", "datamodule",
-    "ckpt_path", "_optimizers_made", "ranks_of_job",
-)  # fmt: skip
 
 
 class Tuner:
@@ -101,10 +98,7 @@ class Tuner:
         Raises:
             ConfigurationError: an argument is invalid, or loaders were passed, which no attribute can change.
         """
-        if method not in ("fit", "validate", "test", "predict"):
-            raise ConfigurationError(
-                f'Tuner.scale_batch_size(method={method!r}): write "fit", "validate", "test" or "predict".'
-            )
+        check_choice("Tuner.scale_batch_size", "method", method, ("fit", "validate", "test", "predict"))
         finder = _TunersSize(mode, steps_per_trial, init_val, max_trials, batch_arg_name, margin, max_val)
         passed = {"train_dataloaders": train_dataloaders, "val_dataloaders": val_dataloaders}
         self._run(finder, model, method, passed, dataloaders, datamodule)
@@ -122,9 +116,10 @@ class Tuner:
         dataloaders: Any,
         datamodule: LightningDataModule | None,
     ) -> None:
-        wrong = "dataloaders" if method == "fit" else next((name for name, value in passed.items() if value), "")
-        if dataloaders if method == "fit" else wrong:
-            right = "train_dataloaders" if method == "fit" else "dataloaders"
+        given, others, right = {"dataloaders": dataloaders}, passed, "dataloaders"
+        if method == "fit":
+            given, others, right = others, given, "train_dataloaders"
+        if wrong := next((name for name, value in others.items() if value), ""):
             raise ConfigurationError(f"With method={method!r}, {wrong} has no meaning. Pass {right}, or a datamodule.")
         trainer: Any = self._trainer
         kind = LearningRateFinder if isinstance(finder, LearningRateFinder) else BatchSizeFinder
@@ -133,27 +128,21 @@ class Tuner:
                 f"The Trainer has a {kind.__name__} among its callbacks, which would search again when it fits. "
                 "Remove the callback, or do not call the Tuner."
             )
-        given = passed if method == "fit" else {"dataloaders": dataloaders}
         options: dict[str, Any] = {} if method in ("fit", "predict") else {"verbose": False}
         with _apart(trainer, finder, method):
             getattr(trainer, method)(model, **given, datamodule=datamodule, **options)
 
     def _set(self, model: Any, datamodule: Any, name: str, value: Any) -> None:
         """Set the attribute in this process too, if the steps ran in other processes."""
-        owner = _WithData(datamodule)
+        owner = SimpleNamespace(datamodule=datamodule)
         set_tuned(owner, model, tuned_name(owner, model, (name,), "Tuner", "attr_name"), value)
-
-
-class _WithData:
-    def __init__(self, datamodule: Any) -> None:
-        self.datamodule = datamodule
 
 
 @contextmanager
 def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
     """Context in which ``finder`` is the Trainer's only callback; afterwards its counters and results are restored."""
     own, strategy = trainer.__dict__, trainer.strategy
-    before = {name: own[name] for name in _OF_RUN if name in own}
+    before = {name: own[name] for name in OF_RUN if name in own}
     kept = list(strategy.optimizers), list(strategy.lr_scheduler_configs), strategy.lightning_module
     old: Any = trainer.logbook
     ends = {"max_epochs": 0, "sanity_batches": 0} if method == "fit" else {}
@@ -174,16 +163,10 @@ def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
 class _TunersRate(LearningRateFinder):
     """Finds the learning rate of a Tuner; its state returns the losses from other processes."""
 
-    found: tuple[str, float] | None = None
-
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().lr_find(trainer, pl_module)
         run: Any = trainer.current_run
         run.hooks.observers.clear()  # no warning that nothing is trained: that is intended
-        sweep, names = self.optimal_lr, (self.attr_name,) if self.attr_name else ("lr", "learning_rate")
-        if self.update_attr and sweep is not None and sweep._optimal_idx is not None:
-            name = tuned_name(trainer, pl_module, names, "LearningRateFinder", "attr_name")
-            self.found = name, sweep.results["lr"][sweep._optimal_idx]
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
         """Do nothing: there is no training with the rate."""
