@@ -864,12 +864,25 @@ def test_a_save_that_a_validation_follows_is_ranked_by_it(tmp_path: Path) -> Non
     assert callback.best_model_path == str(tmp_path / "step=8.ckpt")
 
 
-def test_a_save_that_no_validation_follows_is_ranked_by_the_newest_score(tmp_path: Path) -> None:
+def test_a_save_that_no_validation_follows_names_the_step_of_its_score(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     callback = ModelCheckpoint(tmp_path, "{step}", monitor="score", every_n_train_steps=2, save_top_k=-1)
-    with pytest.warns(UserWarning, match="'score', which was not logged"):
+    with caplog.at_level("INFO"), pytest.warns(UserWarning, match="'score', which was not logged"):
         fit(tmp_path, callback, [3.0, 1.0, 2.0])
     scores = {os.path.basename(path): float(score) for path, score in callback.best_k_models.items()}
     assert scores == {f"step={step}.ckpt": score for step, score in ((4, 3), (6, 3), (8, 1), (10, 1), (12, 2))}
+    told = [record.message for record in caplog.records if "because no validation follows" in record.message]
+    assert len(told) == 1
+    assert "ranks the checkpoint of step 6 by score of step 4" in told[0]
+
+
+def test_a_training_metric_has_no_age(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    callback = ModelCheckpoint(tmp_path, "{step}", monitor="train_loss", every_n_train_steps=2, save_top_k=-1)
+    with caplog.at_level("INFO"):
+        fit(tmp_path, callback, [3.0, 1.0])
+    assert len(callback.best_k_models) == 4
+    assert "because no validation follows" not in caplog.text
 
 
 @pytest.mark.parametrize("interval", [2, 0.5, timedelta(microseconds=1)])

@@ -39,8 +39,6 @@ _STATE = (
     "monitor", "dirpath", "best_model_path", "best_model_score", "current_score", "best_k_models",
     "kth_best_model_path", "kth_value", "last_model_path",
 )  # fmt: skip
-_OWN_STATE = ("newest_path", "saved_at_step", "awaited_at_step", "last_at_batch")
-"""Entries of the state whose attributes are private."""
 
 
 class ModelCheckpoint(StoredCheckpoint):
@@ -131,7 +129,8 @@ class ModelCheckpoint(StoredCheckpoint):
         self._seen_step = self._last_at_batch = -1
         self._saved_at_time = time.monotonic()
         self._awaited_at_step = -1  # the step of a save that waits for the following validation
-        self._validated = False
+        self._validated_score: tuple[Any, int] | None = None  # the newest value of ``monitor``, and its step
+        self._validated = self._told_age = False
         if not (self.every_n_train_steps or self.train_time_interval) and type(self) is ModelCheckpoint:
             self.idle_hooks = frozenset({"on_train_batch_end"})
 
@@ -146,7 +145,12 @@ class ModelCheckpoint(StoredCheckpoint):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        own = {name: getattr(self, f"_{name}") for name in _OWN_STATE}
+        own = {
+            "newest_path": self._newest_path,
+            "saved_at_step": self._saved_at_step,
+            "awaited_at_step": self._awaited_at_step,
+            "last_at_batch": self._last_at_batch,
+        }
         return {**{name: getattr(self, name) for name in _STATE}, **own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -162,8 +166,10 @@ class ModelCheckpoint(StoredCheckpoint):
                     "ever removed or replaced."
                 )
             self.best_k_models = {path: torch.as_tensor(models[path]) for path in models if path not in foreign}
-            for name in ("kth_best_model_path", "kth_value", "best_model_score", "current_score"):
-                setattr(self, name, state_dict.get(name))
+            self.kth_best_model_path = state_dict["kth_best_model_path"]
+            self.kth_value = state_dict["kth_value"]
+            self.best_model_score = state_dict["best_model_score"]
+            self.current_score = state_dict.get("current_score")
             self.last_model_path = "" if last in foreign else last
             newest = state_dict.get("newest_path", "")
             self._newest_path = newest if self._is_own(newest) else ""  # the target of save_last="link"
@@ -192,7 +198,8 @@ class ModelCheckpoint(StoredCheckpoint):
         self.follows_logger = self.dirpath is None
         self.decide_dirpath(trainer)
         self._saved_at_step = self._written_at_step = self._last_at_batch = self._awaited_at_step = -1
-        self._validated = False
+        self._validated = self._told_age = False
+        self._validated_score = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at_time = time.monotonic()
@@ -214,6 +221,7 @@ class ModelCheckpoint(StoredCheckpoint):
         if self.monitor is not None and trainer.validation_follows:
             self._awaited_at_step = trainer.progress.global_step
             return
+        self._tell_age_of_score(trainer)
         self._save_once(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -224,6 +232,8 @@ class ModelCheckpoint(StoredCheckpoint):
         if trainer.sanity_checking:
             return
         self._validated = True
+        if self.monitor is not None:
+            self._validated_score = trainer.callback_metrics.get(self.monitor), trainer.progress.global_step
         if self._awaited_at_step == trainer.progress.global_step:
             self._save_once(trainer)
         elif not acts_at_epoch_end(self.save_on_train_epoch_end, trainer):
@@ -249,14 +259,28 @@ class ModelCheckpoint(StoredCheckpoint):
         try:
             self._settle(trainer)
         finally:
-            if self.save_on_exception and self._may_save(trainer):
-                self._save_at_exception(trainer)
+            self._save_at_exception(trainer)
 
     def _save_at_exception(self, trainer: Trainer) -> None:
-        if not trainer.progress.has_trained:  # the steps may belong to an earlier fit
-            rank_zero_info(f"ModelCheckpoint(save_on_exception=True) saved nothing: {BEFORE_TRAINING}")
-        elif self._written_at_step != trainer.progress.global_step:
+        saved = self._written_at_step == trainer.progress.global_step
+        begun = trainer.progress.has_trained  # during set-up the steps may belong to an earlier fit
+        if self.save_on_exception and begun and not saved and self._may_save(trainer):
             rank_zero_info(save_after_exception(trainer, self._exception_path(trainer), self.save_weights_only))
+        elif self.save_on_exception and self._may_save(trainer) and not begun:
+            rank_zero_info(f"ModelCheckpoint(save_on_exception=True) saved nothing: {BEFORE_TRAINING}")
+
+    def _tell_age_of_score(self, trainer: Trainer) -> None:
+        """Log once per fit that a checkpoint's score comes from a validation before its step."""
+        if self.monitor is None or self._validated_score is None or self._told_age:
+            return
+        (value, step), now = self._validated_score, trainer.progress.global_step
+        if step != now and value is not None and trainer.callback_metrics.get(self.monitor) is value:
+            self._told_age = True
+            rank_zero_info(
+                f"ModelCheckpoint ranks the checkpoint of step {now} by {self.monitor} of step {step}, "
+                "because no validation follows this step. To rank each checkpoint by its own value, choose "
+                "every_n_train_steps and val_check_interval so that a validation follows each save."
+            )
 
     def _save_in_epoch(self, trainer: Trainer) -> None:
         if self.every_n_epochs > 0 and (trainer.current_epoch + 1) % self.every_n_epochs == 0:

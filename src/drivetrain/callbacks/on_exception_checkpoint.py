@@ -60,9 +60,8 @@ class OnExceptionCheckpoint(Checkpoint):
         return [*filter(store.exists, [path]), *rank_files.find_unfinished(store, path)]
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if trainer.progress.fn != "fit" or trainer.fast_dev_run:
-            return
-        if trainer.progress.has_trained:
+        begun = trainer.progress.has_trained  # during set-up the steps may belong to an earlier fit
+        if trainer.progress.fn == "fit" and begun and not trainer.fast_dev_run:
             rank_zero_info(save_after_exception(trainer, self.ckpt_path))
-        else:  # the steps may belong to an earlier fit
+        elif trainer.progress.fn == "fit" and not trainer.fast_dev_run:
             rank_zero_info(f"OnExceptionCheckpoint saved nothing: {BEFORE_TRAINING}")
