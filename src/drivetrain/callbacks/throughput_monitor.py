@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.accelerators.peak_flops import get_available_flops
+from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import entry, number
 from drivetrain.callback import Callback
 from drivetrain.engine.throughput import Throughput, compute_dtype
@@ -63,6 +64,7 @@ class ThroughputMonitor(Callback):
         self._batches_before: dict[str, int] = {}  # at the last update
         self._earlier_s = 0.0  # the time of the runs that this one resumes
         self._paused_at = 0.0
+        self._told = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         check_loggers(trainer, self)
@@ -99,6 +101,12 @@ class ThroughputMonitor(Callback):
         done = totals["batches"] - self._batches_before[stage]
         self._batches_before[stage] = totals["batches"]
         per_batch = getattr(module, "flops_per_batch", None)
+        if per_batch is None and not self._told:
+            self._told = True
+            rank_zero_info(
+                f"ThroughputMonitor: {type(module).__name__} has no flops_per_batch, so operations per second and mfu "
+                "are not logged."
+            )
         per_batch = per_batch() if callable(per_batch) else per_batch
         self._stages[stage].update(
             time=self._clock() - self._starts[stage] + (self._earlier_s if stage == "train" else 0.0),

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from drivetrain.base.rank_zero import rank_zero_only, rank_zero_warn
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 from drivetrain.loggers._run import Tables, array_of, flat, local_folder, mapping_of
 
 _REFUSED = re.compile(r"[^\w/. :-]+")
@@ -65,6 +65,7 @@ class MLFlowLogger(Tables):
         self._options = {} if synchronous is None else {"synchronous": synchronous}
         self._params: dict[str, str] = {}  # parameters of the run, which MLflow does not allow to change
         self._reached: dict[str, int] = {}  # for a resumed run: the last step by name
+        self._told = False
 
     # ---- the run -------------------------------------------------------------------------------------------------
 
@@ -136,6 +137,12 @@ class MLFlowLogger(Tables):
             rows.append(Metric(key=_name(name), value=float(value), timestamp=now, step=step or 0))
         if rows:
             client.log_batch(run_id=self._run_id, metrics=rows, **self._options)
+        elif metrics and self._reached and not self._told:
+            self._told = True
+            rank_zero_info(
+                f"MLFlowLogger: run {self._run_id} has continued since the checkpoint. Steps that it has already are not "
+                "logged again."
+            )
 
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
