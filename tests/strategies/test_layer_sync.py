@@ -111,9 +111,7 @@ def test_a_strategy_that_would_not_apply_it_is_an_error(make_trainer: Any, regre
     strategy.layer_sync = Recording()
     trainer = make_trainer()
     trainer.progress.fn = "fit"
-    with pytest.raises(
-        ConfigurationError, match="The Recording in plugins asks for layers .*Several does not synchronise them"
-    ):
+    with pytest.raises(ConfigurationError, match="The Recording in plugins changes layers .*Several does not use one"):
         strategy.setup(trainer)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,10 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.mixed import torch_scaler
+from drivetrain.precision.precision import Precision
 from drivetrain.strategies import fsdp_blocks
 from drivetrain.strategies import sharded_state as sharded
 from drivetrain.strategies.context_parallel import CONTEXT, Context, Dims, Kind, check_arguments, dims_for, leave_all
@@ -24,13 +28,12 @@ from drivetrain.strategies.fsdp_options import Options, checkpoint_activations, 
 from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.optimizer_states import parameters_of
-from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelParts
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 from drivetrain.strategies.tp_plan import declared_plan, split
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from typing_extensions import Unpack
 
 DATA, TENSOR = "data_parallel", "tensor_parallel"
 Size = int | Literal["auto"]
@@ -102,9 +105,16 @@ class ModelParallelStrategy(FullySharded):
         gradient_exchange: Literal["batch", "window"] = "batch",
         init_on_meta: bool = False,
         start_method: str = "popen",
-        **parts: Unpack[ParallelParts],
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
     ) -> None:
-        super().__init__(process_group_backend=process_group_backend, timeout=timeout, **parts)
+        super().__init__(
+            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
+            timeout,
+        )  # fmt: skip
         options = Options(
             cpu_offload, precision_policy(mixed_precision), auto_wrap_policy,
             state_dict_type="sharded" if save_distributed_checkpoint else "full", gradient_exchange=gradient_exchange,

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,16 +33,6 @@ _TOGETHER = 2**26  # bytes per exchange: a higher limit needs much memory and is
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 _GROUP: list[Any] = []  # the last process group that this module has created, its timeout and its backend
-
-
-class ParallelParts(TypedDict, total=False):
-    """Arguments of :class:`ParallelStrategy`, for type checkers and for the command line."""
-
-    accelerator: Accelerator | None
-    parallel_devices: Sequence[torch.device] | None
-    cluster_environment: ClusterEnvironment | None
-    checkpoint_io: CheckpointIO | None
-    precision_plugin: Precision | None
 
 
 class ParallelStrategy(Strategy):
@@ -100,16 +90,20 @@ class ParallelStrategy(Strategy):
     processes are refused it otherwise."""
 
     def setup(self, trainer: Any) -> None:
-        fits = trainer is not None and trainer.progress.fn == "fit"
-        if fits and self.world_size > 1 and not self.synchronises_batchnorm:
-            asked = "Trainer(sync_batchnorm=True)" if trainer.settings.sync_batchnorm else ""
-            asked = asked if self.layer_sync is None else f"The {type(self.layer_sync).__name__} in plugins"
-            if asked:
-                raise ConfigurationError(
-                    f"{asked} asks for layers that are synchronised over all processes, and {type(self).__name__} does "
-                    'not synchronise them. Leave it out, write strategy="ddp", or change the layers in setup_module '
-                    "and set synchronises_batchnorm = True on the strategy."
-                )
+        asked = trainer is not None and trainer.progress.fn == "fit"
+        if asked and self.layer_sync is not None and self.world_size > 1 and not self.synchronises_batchnorm:
+            raise ConfigurationError(
+                f"The {type(self.layer_sync).__name__} in plugins changes layers for all processes, and "
+                f'{type(self).__name__} does not use one. Leave it out, write strategy="ddp", or apply it in '
+                "setup_module(module) and set synchronises_batchnorm = True on the strategy."
+            )
+        asked = asked and trainer.settings.sync_batchnorm
+        if asked and self.world_size > 1 and not self.synchronises_batchnorm:
+            raise ConfigurationError(
+                f"Trainer(sync_batchnorm=True) asks for batch norm over all processes, and {type(self).__name__} does "
+                'not synchronise it. Leave the argument out, write strategy="ddp", or convert the layers in '
+                "configure_model and set synchronises_batchnorm = True on the strategy."
+            )
         super().setup(trainer)
 
     def set_ranks(self, environment: ClusterEnvironment, num_nodes: int) -> None:

@@ -7,22 +7,24 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
-from drivetrain.accelerators.accelerator import HOST
+from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import move_to_host
+from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, described, did_you_mean
-from drivetrain.precision.precision import ClipAlgorithm
+from drivetrain.precision.precision import ClipAlgorithm, Precision
 from drivetrain.strategies.gradient_exchange import Bucket, alike
 from drivetrain.strategies.group import Group
 from drivetrain.strategies.optimizer_states import parameters_of
-from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelParts, ParallelStrategy
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.pipeline_schedule import Schedule, microbatches, split_batch
 from drivetrain.strategies.pipeline_stages import (
     configured,
@@ -36,9 +38,6 @@ from drivetrain.strategies.pipeline_stages import (
 from drivetrain.strategies.sharded_gradients import clip_factor, total_norm
 from drivetrain.strategies.step_parts import OwnStep, StepParts
 from drivetrain.strategies.strategy import StrategyRegistry
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
 
@@ -82,9 +81,17 @@ class PipelineStrategy(ParallelStrategy):
         pipeline_parallel_size: int | Literal["auto"] = "auto",
         process_group_backend: str | None = None,
         timeout: timedelta | None = DEFAULT_TIMEOUT,
-        **parts: Unpack[ParallelParts],
+        *,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
     ) -> None:
-        super().__init__(process_group_backend=process_group_backend, timeout=timeout, **parts)
+        super().__init__(
+            accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
+            timeout,
+        )  # fmt: skip
         if schedule not in SCHEDULES:
             raise ConfigurationError(
                 f"PipelineStrategy(schedule={schedule!r}) is unknown. {did_you_mean(str(schedule), SCHEDULES)}"
