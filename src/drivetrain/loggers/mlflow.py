@@ -140,8 +140,8 @@ class MLFlowLogger(Tables):
         elif metrics and self._reached and not self._told:
             self._told = True
             rank_zero_info(
-                f"MLFlowLogger: run {self._run_id} has continued since the checkpoint. Steps that it has already are not "
-                "logged again."
+                f"MLFlowLogger: run {self._run_id} has continued since the checkpoint. Steps that it has already are "
+                "not logged again."
             )
 
     @rank_zero_only
