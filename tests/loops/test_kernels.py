@@ -37,7 +37,7 @@ def test_many_small_parameters_are_stepped_together() -> None:
 def test_each_group_has_its_own_kernel() -> None:
     groups = [{"params": parameters(20)}, {"params": parameters(2)}, {"params": parameters(30)}]
     found = kernels.choose(optim.SGD(groups, lr=0.1), "equal")
-    assert [each.count for each in found] == [20, 30]
+    assert [each.size for each in found] == [20, 30]
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def bind(run: Run, optimizer: Optimizer) -> Calls | None:
     if kernels:
         names = " and ".join(sorted({each.name for each in kernels}))
         numbers = "equal bit for bit and " if wanted == "equal" else ""
-        count = sum(each.count for each in kernels)
+        count = sum(each.size for each in kernels)
         _show(run, Decision("kernels", names, f"they are {numbers}faster for {count} parameters on the host"))
     elif wanted == "fastest":
         why = "a step makes public calls" if reason else "none is known to be faster for these parameters"

@@ -43,18 +43,18 @@ class Kernel(NamedTuple):
     Attributes:
         group: one of ``optimizer.param_groups``.
         name: the option that chooses the kernel, "foreach" or "fused".
-        count: the number of parameters for which it was chosen.
+        size: the number of parameters for which it was chosen.
     """
 
     group: dict[str, Any]
     name: str
-    count: int
+    size: int
 
     def fits(self) -> bool:
         """Return whether the group is as it was when the kernel was chosen, and the user has chosen none."""
         group = self.group
         is_free = group["foreach"] is None and group.get("fused") is None
-        return is_free and len(group["params"]) == self.count and type(group["lr"]) is not Tensor
+        return is_free and len(group["params"]) == self.size and type(group["lr"]) is not Tensor
 
 
 def choose(optimizer: Optimizer, wanted: str | None) -> list[Kernel]:
@@ -92,8 +92,8 @@ def _agrees(kind: type[Optimizer], kernel: Kernel) -> bool:
         is_exact = kernel.name == "foreach" and kind.__name__ in _EQUAL
         relative, absolute = (0.0, 0.0) if is_exact else (1e-4, 1e-6)
         try:
-            ways = [_train_toy(kind, sample.dtype, {**options, kernel.name: on}) for on in (None, True)]
-            _agree[toy] = torch.allclose(*ways, rtol=relative, atol=absolute)
+            one, other = (_train_toy(kind, sample.dtype, {**options, kernel.name: on}) for on in (None, True))
+            _agree[toy] = torch.allclose(one, other, rtol=relative, atol=absolute)
         except Exception:  # the torch that is installed has no such kernel
             _agree[toy] = False
     return _agree[toy]

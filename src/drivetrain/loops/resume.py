@@ -277,7 +277,8 @@ def _restore_loop(run: Run, state: State) -> None:
     run.restored = True
     warn_if_inexact(run)
     with naming(run.resumed_from), restoring("the restart point"):
-        children: dict[str | None, Any] = {**dict(run.module.named_modules()), **metrics_in(run.module)}
+        children: dict[str | None, Any] = dict(run.module.named_modules())
+        children.update(metrics_in(run.module))
         logged = [{**entry, "metric": children.get(entry["metric"])} for entry in state.get("logged", [])]
         run.book.load_state_dict("train", logged, LOG_RULES, run.resumed_from)
     restore_results(run)
