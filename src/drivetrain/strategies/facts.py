@@ -1,12 +1,23 @@
-"""Facts that a strategy declares, which its callers read before and during a run."""
+"""Facts that a strategy declares, which its callers read before and during a run; the types of its parts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from drivetrain.accelerators.accelerator import Accelerator
+    from drivetrain.checkpoints.io import CheckpointIO
+    from drivetrain.precision.precision import Precision
+    from drivetrain.strategies.group import Group
+    from drivetrain.strategies.step_parts import Driver
 
 
 @dataclass(frozen=True)
@@ -106,3 +117,32 @@ def check_declared(cls: Any) -> None:
             f"{cls.__name__} declares {wrong[0]} as an attribute of the class. Write it as one of its facts: "
             f"facts = {cls.__mro__[1].__name__}.facts.but({wrong[0]}={value!r})."
         )
+
+
+class Shared:
+    """Base of the parts of the contract: the types of their shared attributes. It defines nothing."""
+
+    accelerator: Accelerator | None
+    checkpoint_io: CheckpointIO
+    driver: Driver
+    facts: Facts
+    global_rank: int
+    lightning_module: Any
+    lr_scheduler_configs: list[Any]
+    model: nn.Module | None
+    model_to_device: Any
+    optimizers: list[Optimizer]
+    post_backward: Any
+    pre_backward: Any
+    precision_plugin: Precision
+
+    if TYPE_CHECKING:
+
+        @property
+        def _plain_world(self) -> Group: ...
+
+        @property
+        def data(self) -> Group: ...
+
+        @property
+        def root_device(self) -> torch.device: ...

@@ -43,9 +43,6 @@ class Familiar(Step, State):
     overridden.
     """
 
-    lr_scheduler_configs: list[Any]
-    optimizers: list[Optimizer]
-
     @property
     def is_distributed(self) -> bool:
         """Whether several processes train together."""

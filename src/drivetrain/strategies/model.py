@@ -11,11 +11,12 @@ from torch import nn
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.introspect import overrides
 from drivetrain.errors import ConfigurationError
+from drivetrain.strategies.facts import Shared
 from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.placement import optimizer_to, place
 
 
-class Model(Familiar):
+class Model(Shared):
     """The model of a run, from connecting the user's module to the tear-down.
 
     Attributes:

@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 
-from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.errors import ConfigurationError
-from drivetrain.precision.precision import Precision
-from drivetrain.strategies.facts import Facts
+from drivetrain.strategies.facts import Shared
 from drivetrain.strategies.group import Group, LoneGroup
 
 
-class Ranks(ABC):
+class Ranks(Shared, ABC):
     """The processes of a job. A subclass defines :attr:`root_device`; with several processes, it also defines ranks and
     groups.
 
@@ -30,10 +28,6 @@ class Ranks(ABC):
     node_rank: int = 0
     world_size: int = 1
     parallel_devices: Sequence[torch.device] = ()
-
-    accelerator: Accelerator | None
-    facts: Facts
-    precision_plugin: Precision
 
     _groups: tuple[Group, Group, Group] | None = None  # the last is the world without the overrides of a subclass
 

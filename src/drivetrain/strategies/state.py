@@ -13,18 +13,16 @@ from torch.optim import Optimizer
 
 from drivetrain.base.compiled import own_names, plain_names
 from drivetrain.base.restoring import check_optimizer_state, load_states
-from drivetrain.checkpoints.io import CheckpointIO, wait_for
-from drivetrain.strategies.ranks import Ranks
+from drivetrain.checkpoints.io import wait_for
+from drivetrain.strategies.facts import Shared
 
 
-class State(Ranks):
+class State(Shared):
     """The state of modules, optimizers and this rank, as data that a file can hold.
 
     A Trainer and an Engine call the same methods and pass the module and the optimizers, because there may be several.
     """
 
-    checkpoint_io: CheckpointIO
-    lightning_module: Any
     _convert: Any
     _rank_files_written: dict[str, str]  # this rank's last file by checkpoint: see rank_files.py
 

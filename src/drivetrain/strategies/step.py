@@ -20,15 +20,15 @@ from drivetrain.base.restoring import WrongForm
 from drivetrain.base.tree import move
 from drivetrain.precision.familiar import differentiate, end_step
 from drivetrain.precision.precision import ClipAlgorithm, Precision
-from drivetrain.strategies.ranks import Ranks
+from drivetrain.strategies.facts import Shared
 from drivetrain.strategies.redirection import redirected
-from drivetrain.strategies.step_parts import Driver, OwnStep, StepParts
+from drivetrain.strategies.step_parts import OwnStep, StepParts
 
 if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy
 
 
-class Step(Ranks):
+class Step(Shared):
     """The methods of a step. Each is complete: ``super()`` in an override runs the default.
 
     Gradients are exchanged between ranks in the backward pass or right after it: before they are unscaled, weighted and
@@ -37,12 +37,6 @@ class Step(Ranks):
     Attributes:
         driver: functions of the running loop.
     """
-
-    driver: Driver
-    lightning_module: Any
-    model: nn.Module | None
-    pre_backward: Any
-    post_backward: Any
 
     def bind(self, name: str) -> Callable[..., Any]:
         """Return the module's step of this name, called through the wrapper around the module."""

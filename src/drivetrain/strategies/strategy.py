@@ -21,6 +21,7 @@ from drivetrain.strategies.group import Group
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.model import Model
 from drivetrain.strategies.peers import Checks
+from drivetrain.strategies.ranks import Ranks
 from drivetrain.strategies.step import Step
 from drivetrain.strategies.step_parts import Driver
 
@@ -39,7 +40,7 @@ class OwnParts:
     devices: tuple[torch.device, ...] = ()
 
 
-class Strategy(Model):
+class Strategy(Ranks, Model, Familiar):
     """Base class. It owns the accelerator, the precision and the checkpoint store, and does not depend on the Trainer.
 
     Its contract has five parts: declared facts (:class:`~drivetrain.strategies.facts.Facts`), its processes
