@@ -63,7 +63,7 @@ class Packaged:
 
 
 _NO_SHARDS = "packs weights into integers, .* cannot shard"
-_NO_ENGINE = "beside an NVIDIA GPU that multiplies 8-bit floats, needs the package transformer_engine, .* Run pip"
+_NO_ENGINE = "beside an NVIDIA GPU that multiplies 8-bit floats, needs the package transformer_engine, .* Run `pip"
 
 
 def _bitsandbytes(mode: str, tolerance: float, measured: float) -> Packaged:

@@ -25,7 +25,7 @@ from drivetrain.strategies.fsdp_options import (
     sharding_of,
 )
 from drivetrain.strategies.fully_sharded import FullySharded
-from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import StrategyRegistry
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @StrategyRegistry.register("fsdp")
 @StrategyRegistry.register("fsdp_cpu_offload", cpu_offload=True)
-class FSDPStrategy(FullySharded):
+class FSDPStrategy(FullySharded, ParallelStrategy):
     """torch's ``fully_shard`` around the blocks of the model, and around the model for its other parameters.
 
     A block's parameters are gathered for its computation and freed afterwards. See docs/fsdp.md.

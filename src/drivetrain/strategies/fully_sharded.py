@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,11 @@ LARGE = ("model.", "optimizers.")
 """How the names of tensors begin of which each rank reads its own shards."""
 
 
-class FullySharded(ParallelStrategy):
-    """Base of the strategies that shard a model with ``fully_shard``; they say over which mesh."""
+class FullySharded(Strategy):
+    """Base, beside :class:`ParallelStrategy`, of strategies that shard a model; they say over which mesh."""
+
+    _check_met: Callable[[], None]
+    share_from_rank_zero: Callable[..., None]
 
     facts = ParallelStrategy.facts.but(
         calls_through_forward=True,  # fully_shard gathers parameters around the module's __call__

@@ -28,7 +28,7 @@ from drivetrain.strategies.fsdp_options import Options, checkpoint_activations, 
 from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.optimizer_states import parameters_of
-from drivetrain.strategies.parallel import DEFAULT_TIMEOUT
+from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 from drivetrain.strategies.tp_plan import declared_plan, split
 
@@ -49,7 +49,7 @@ def torch_version() -> tuple[int, ...]:
 
 
 @StrategyRegistry.register("model_parallel")
-class ModelParallelStrategy(FullySharded):
+class ModelParallelStrategy(FullySharded, ParallelStrategy):
     """Split layers over the ranks of a tensor-parallel group, and shard each rank's part over the data-parallel ranks.
 
     ``configure_model`` splits the layers, with torch's ``parallelize_module(..., self.device_mesh["tensor_parallel"],

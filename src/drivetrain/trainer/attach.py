@@ -191,6 +191,11 @@ _STEPS = {
 }
 
 
+def profiler_of(settings: Settings) -> Any:
+    """Return the profiler for the Trainer's argument, or ``None``."""
+    return None if settings.profiler is None else load("drivetrain.trainer.profiling:profiler_of")(settings.profiler)
+
+
 def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodule: Any) -> None:
     """Check the types of an entry point's arguments.
 

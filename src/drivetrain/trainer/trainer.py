@@ -181,9 +181,7 @@ class Trainer(TrainerView):
         self._callbacks: list[Callback] = attach.callbacks_of(self.settings, plan.environment)
         self._loggers: list[Logger] = attach.loggers_of(self.settings, plan, self.default_root_dir)
         self._failed_loggers: list[Logger] = []
-        self._profiler: Any = None
-        if self.settings.profiler is not None:
-            self._profiler = load("drivetrain.trainer.profiling:profiler_of")(self.settings.profiler)
+        self._profiler: Any = attach.profiler_of(self.settings)
         self.engine = Engine(plan=plan, check_collectives=self.settings.check_collectives)
         self.engine.stall_timeout_s = None  # each run is watched from its beginning to its end
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
