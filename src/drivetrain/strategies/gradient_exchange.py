@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -26,14 +27,16 @@ def alike(tensors: Iterable[T], most_bytes: int = _BUCKET_BYTES) -> list[list[T]
     """
     lists: list[list[T]] = []
     open_lists: dict[tuple[torch.dtype, torch.device], list[T]] = {}
+    sizes: Counter[tuple[torch.dtype, torch.device]] = Counter()  # in bytes, of the open lists
     for tensor in tensors:
         kind = tensor.dtype, tensor.device
         if kind not in open_lists:
             open_lists[kind] = []
             lists.append(open_lists[kind])
         open_lists[kind].append(tensor)
-        if sum(each.nbytes for each in open_lists[kind]) >= most_bytes:
-            del open_lists[kind]
+        sizes[kind] += tensor.nbytes
+        if sizes[kind] >= most_bytes:
+            del open_lists[kind], sizes[kind]
     return lists
 
 
