@@ -134,7 +134,7 @@ class GradientExchange:
 
     def _fill(self, parameters: list[nn.Parameter]) -> None:
         """Put parameters into buckets, in reverse order: the last ones get their gradients first."""
-        for together in alike(reversed(parameters)):
+        for together in alike(reversed(parameters), _BUCKET_BYTES):
             bucket = Bucket(together, f"drivetrain.gradients.{len(self._buckets)}")
             bucket.expect()
             self._buckets.append(bucket)
