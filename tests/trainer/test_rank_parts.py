@@ -25,6 +25,7 @@ from drivetrain.callbacks._checkpoint_files import save_new
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies import DDPStrategy, rank_files
+from drivetrain.trainer import rank_parts
 
 STORED = Path(__file__).with_name("stored") / "two-ranks-0.1.0.ckpt"
 MIDDLE = 6  # batches: the second of the windows of four is open
@@ -269,6 +270,38 @@ def test_the_error_names_a_checkpoint_from_the_end_of_an_epoch(pool: Any, tmp_pa
     for error, _ in pool.run(attempt, path, group=False):
         assert f"or resume from {usable}, the newest one that was saved at the end of an epoch" in error
     assert pool.run(attempt, usable, group=False) == [("", []), ("", [])]
+
+
+class Counting(DDPStrategy):
+    """Keeps a number that differs from rank to rank."""
+
+    def rank_state(self, module: nn.Module) -> dict[str, Any]:
+        return {**super().rank_state(module), "number": 10 + self.global_rank}
+
+
+class KeepsParts(Callback):
+    """Keeps what a launching process would get of the ranks."""
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.parts = rank_parts.of_ended_fit(trainer.current_run, trainer.strategy)
+
+
+def parts_of_ended_fit(strategy: type[DDPStrategy], limits: dict[str, int]) -> list[Any]:
+    kept = KeepsParts()
+    trainer = Trainer(
+        accelerator="cpu", devices=2, strategy=strategy(), callbacks=[kept], logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, **limits,
+    )  # fmt: skip
+    trainer.fit(Net(), DataLoader(TensorDataset(torch.ones(16, 4), torch.ones(16, 1)), batch_size=2))
+    return [part.get("rank_state") for part in kept.parts]
+
+
+@pytest.mark.parametrize("limits", [{"max_epochs": 1}, {"max_epochs": 2, "max_steps": 3}], ids=["end", "inside"])
+def test_a_launching_process_gets_what_a_strategy_keeps_of_each_rank(pool: Any, limits: dict[str, int]) -> None:
+    found = pool.run(parts_of_ended_fit, Counting, limits, group=False)
+    assert found == [[{"number": 10}, {"number": 11}]] * 2
+    # the control: without such a state, only a fit that has ended inside an epoch has parts
+    assert pool.run(parts_of_ended_fit, DDPStrategy, limits, group=False) == [[None] * 2 * ("max_steps" in limits)] * 2
 
 
 @pytest.mark.parametrize("how", ["missing", "flipped"])

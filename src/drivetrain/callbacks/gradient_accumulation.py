@@ -35,7 +35,8 @@ class GradientAccumulationScheduler(Callback):
         if not is_schedule or not all(is_count(key) and is_count(value, 1) for key, value in scheduling.items()):
             expected = "a dictionary of epochs from 0 and numbers of batches from 1"
             cure = "for example scheduling={0: 4, 5: 1}"
-            raise wrong_value("GradientAccumulationScheduler", "scheduling", scheduling, expected, cure, (Mapping,))
+            kinds = (Mapping,) if scheduling else ()  # nothing at all is of a wrong type, as in Lightning
+            raise wrong_value("GradientAccumulationScheduler", "scheduling", scheduling, expected, cure, kinds)
         self.scheduling = {0: 1, **dict(sorted(scheduling.items()))}
         self.epochs = sorted(self.scheduling)
         self._in_charge = False

@@ -479,7 +479,7 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
             f"{trainer.world_size}. Resume with as many, or from "
             f"{end_of_epoch(trainer, trainer.ckpt_path, checkpoint['state_dict'])}."
         )
-    if checkpoint.get("rank_state"):
+    if any("rank_state" in each for each in (checkpoint, *ranks)):
         from drivetrain.strategies import rank_files
 
         rank_zero_warn(rank_files.of_other_ranks(trainer.strategy, len(ranks)))

@@ -87,9 +87,9 @@ class Outcome:
     def of(cls, trainer: Trainer, results: list[Any]) -> Outcome:
         """Return the results of the run that ``trainer`` has just ended; every rank must call it."""
         from drivetrain.strategies.sharded_state import whole_parameters, whole_state
-        from drivetrain.trainer.rank_parts import inside_an_epoch
+        from drivetrain.trainer.rank_parts import of_ended_fit
 
-        ranks = inside_an_epoch(trainer.current_run, trainer.strategy)
+        ranks = of_ended_fit(trainer.current_run, trainer.strategy)
         strategy, module, book = trainer.strategy, trainer.lightning_module, trainer.logbook
         schedulers = strategy.lr_scheduler_configs
         for config in schedulers:

@@ -31,18 +31,22 @@ _OWN = ("rng", "restart", "rank_state")
 _SHARED = frozenset({"samples", "exact", "settled", "cut_off", "ahead", "loaders"})
 
 
-def inside_an_epoch(run: Run | None, strategy: Strategy) -> list[State]:
-    """Return each rank's own part for a fit that has ended inside an epoch; every rank must call it.
+def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
+    """Return each rank's own part for a fit that has ended; every rank must call it.
 
     Returns:
-        Nothing if it has ended at the end of an epoch: then any number of processes can resume from the main file.
+        Nothing if it has ended at the end of an epoch and the strategy keeps no state of each rank: then any number of
+        processes can resume from the main file.
     """
-    if run is None or run.progress.fn != "fit" or not run.progress.epoch_cut:
+    if run is None or run.progress.fn != "fit":
+        return []
+    own = strategy.rank_state(run.module)
+    if not run.progress.epoch_cut and not any(strategy.world.gather_objects(bool(own))):
         return []
     state = dict(capture(run))
     part: State = {"loops": state.pop("progress"), "rng": state.pop("rng")}
     part["restart"] = {key: value for key, value in state.items() if key not in ("callbacks", "buffers", "precision")}
-    if own := strategy.rank_state(run.module):
+    if own:
         part["rank_state"] = own
     return strategy.world.gather_objects(part)
 
