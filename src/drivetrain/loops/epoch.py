@@ -27,13 +27,13 @@ _BATCH_END = int(Phase.BATCH_END)
 
 
 class Bound:
-    """Everything that a batch needs, so that nothing is looked up by name during the epoch.
+    """Everything that a batch needs, so that the loop looks up nothing by name during the epoch.
 
-    A run is bound in its present state: when an epoch begins, and when a part of the run was changed.
+    The loop binds a run when an epoch begins, and again when a part of the run was changed.
 
     Attributes:
         finish_window: called after the step, on a window's last batch.
-        windowed: the first batch of a last window that the epoch's end cuts short; ``inf``: a short window is divided
+        windowed: the first batch of a last window that the epoch's end shortens; ``inf``: a short window is divided
             like a full one.
         has_follow_up: a validation, or a scheduler with a monitored value, may follow any batch.
         uneven: an :class:`UnevenInputs`, or ``None``. uneven_from: the first batch that may count for less than on
@@ -177,7 +177,7 @@ def after_batch(run: Run, bound: Bound) -> None:
 
 
 def validates_late(run: Run) -> bool:
-    """Whether a validation that is due now comes after the epoch's end hooks: then no batch comes before it."""
+    """Whether a validation that is due now runs after the epoch's end hooks, with no training batch before it."""
     progress = run.progress
     return run.validates_last and (progress.is_last_batch or (progress.should_stop and run.may_stop()))
 

@@ -42,12 +42,12 @@ _KINDS: dict[str, _Kind] = {
     "test": _Kind("test", "test", Phase.TEST_START),
     "predict": _Kind("predict", "predict", Phase.PREDICT_START),
 }
-_NOTHING = object()  # in place of an output, if the last global batch had no samples for a rank
-_READ_AT = 64  # batches whose per-step values are kept on the device and then read together
+_NOTHING = object()  # in place of an output, if this rank has no samples in the last global batch
+_READ_AT = 64  # number of batches whose per-step values are kept on the device and then read together
 
 
 class Sink:
-    """Gets what the steps of one evaluation loader return. This one discards it, as a sanity check does.
+    """Receives the outputs of the steps of one evaluation loader. This base class discards them, as in a sanity check.
 
     Attributes:
         loader: what is iterated: the evaluation loader, or a view of it.
@@ -57,13 +57,13 @@ class Sink:
         self.loader = loader
 
     def take(self, keeps: bool) -> None:
-        """Called in a prediction when work on a fetched batch begins; ``keeps``: it counts."""
+        """Called in a prediction before a fetched batch is used; ``keeps``: its outputs will be kept."""
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
         """Called after a batch and its hooks. ``repeated``: the rank had no batch left and repeated one, which does not
         count.
 
-        With several ranks, all of them call it equally often.
+        All ranks call it equally often.
         """
 
     def close(self) -> None:
@@ -180,8 +180,8 @@ def evaluate(
 
     Args:
         run: the run to evaluate.
-        stage: determines the hooks and the step. A sanity check uses those of validation, and discards its logged
-            values.
+        stage: determines which hooks and which step run. A sanity check uses those of validation, and discards its
+            logged values.
         loaders: one pass over each, in order.
         predictions: collects the outputs of the steps.
 
@@ -271,7 +271,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     rows: list[Row] = []
     if stage != "sanity_check":
         in_fit = progress.fn == "fit"
-        between_steps = not in_fit or run.window.batches_done > 0  # then log at the following step
+        between_steps = not in_fit or run.window.batches_done > 0  # values are then logged at the following step
         step = progress.stepped_batches if between_steps else progress.logger_step
         rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)

@@ -50,7 +50,7 @@ class TrainerStatus(str, Enum):
 
     @property
     def stopped(self) -> bool:
-        """Whether it has ended, successfully or not."""
+        """Whether the entry point has ended, successfully or not."""
         return self in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED)
 
 
@@ -257,9 +257,9 @@ class Progress:
         self.batch_idx, self.batches_done, self.eval_batch_idx = -1, 0, -1
         self.is_last_batch = self.should_stop = self.flush_due = self.stepped = self.end_began = False
         if fn is TrainerFn.FITTING:
-            self.num_training_batches = 0  # belongs to the run's own loader, which may differ
+            self.num_training_batches = 0  # it belongs to the run's own loader, which may differ
         else:
-            self.cut_batches = -1  # the position in the training data is not kept after its fit
+            self.cut_batches = -1  # the position in the training data is only valid during its own fit
         self.resumed_batches = -1
 
     def end_run(self, interrupted: bool = False) -> None:
@@ -275,12 +275,12 @@ class Progress:
             setattr(self, each.name, getattr(other, each.name))
 
     def show_in(self, words: Any) -> Any:
-        """Write :attr:`slot` into other memory from now on; return its former memory."""
+        """Write :attr:`slot` into other memory from now on; return the previous memory."""
         before, self.slot = self.slot, words
         return before
 
     def enter(self, phase: Phase) -> None:
-        """Enter another phase; for each batch the loops do it without a call."""
+        """Enter another phase; the loops write the phases of each batch themselves, without this call."""
         self.slot[0] = phase
 
     def start_epoch(self) -> None:
@@ -295,7 +295,7 @@ class Progress:
         self.resume_phase = None
 
     def count_batches_as(self, batches: int) -> None:
-        """Set the number of finished batches: the finished samples form ``batches`` batches of this run's loader."""
+        """Set the number of finished batches to ``batches``, counted in this run's batch size."""
         self.batches_done, self.batch_idx = batches, batches - 1
         self.resumed_batches = self.total_batches
 
@@ -323,7 +323,7 @@ class Progress:
         self.global_step += steps
 
     def ask_to_stop(self, stop: bool = True) -> None:
-        """Request the end of the run, or withdraw the request."""
+        """Request the end of the run, or withdraw that request."""
         self.should_stop = stop
 
     def restore_eval_steps(self, eval_steps: dict[str, list[int]]) -> None:

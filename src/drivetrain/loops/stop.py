@@ -40,7 +40,7 @@ TIME_LIMIT = "the time limit"
 REQUEUE = "the cluster's signal"
 _SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 _POLL_S = 0.25  # seconds between two checks of the store
-_ANSWERS_EACH = 4  # checks of the store per answer to the other ranks' question for the position
+_ANSWERS_EACH = 4  # checks of the store for each answer to the other ranks' request for the position
 _LOOK_S = 1.0  # seconds between two checks whether a rank of this machine has ended
 _PAUSE_S = 0.01  # seconds between two checks for the numbers of the other ranks
 _OVER = "over"  # instead of a batch number: the rank has left its fit
@@ -228,7 +228,7 @@ class Stop:
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # in a copy of this process, such as a loader's worker, which survives Ctrl-C and is terminated
+        # in a forked process, such as a loader's worker, which survives Ctrl-C and ends on SIGTERM
         if os.getpid() != self._process:
             if number == signal.SIGTERM:
                 _end_as_by_default()
@@ -388,7 +388,7 @@ def _forget_pipe() -> None:
 
 def _raise_sigterm(number: int, frame: FrameType | None) -> None:
     if _raises_in != [os.getpid()]:
-        _end_as_by_default()  # a copy of this process
+        _end_as_by_default()  # a forked process
     if _ended_in != [os.getpid()]:  # a second SIGTERM must not interrupt on_exception
         raise SIGTERMException
 

@@ -35,8 +35,8 @@ class Window:
     Attributes:
         size: the expected number of batches. The window ends early with its epoch.
         batches_done: the number of finished batches; 0 between windows.
-        divisor: the divisor of plain losses: ``size``, or the divisor of a strategy that owns its step.
-        batches_with_gradients: the number of batches that have given gradients. last_counted: the last of those,
+        divisor: plain losses are divided by it: ``size``, or the divisor of a strategy that owns its step.
+        batches_with_gradients: the number of batches that have produced gradients. last_counted: the last of those,
             counted from 1.
         reference: the largest weight so far; ``None`` while losses are plain. Weighted gradients are stored in units of
             it, so that no batch is scaled up and 16-bit floats do not overflow.
@@ -47,7 +47,7 @@ class Window:
             averaged over these ranks in the backward pass of a window's last batch.
         exchanges_always: gradients are averaged over the ranks in every backward pass, not only in the last.
         rescale: multiplies the current gradients of an optimizer's parameters by a factor.
-        holds_own: a strategy that owns its step has computed gradients, and has not stepped.
+        holds_own: a strategy that owns its step has computed gradients, and has not stepped yet.
         keeps_divisor: a plain window that ends early is still divided by the full number (``drivetrain.parity``).
     """
 
@@ -207,7 +207,7 @@ class Window:
     def factor(self) -> float | Tensor | None:
         """Return the factor that the final gradients still need; ``None`` for 1.
 
-        In a window that ended early, or with a batch without a loss, the losses were divided by too much.
+        In a window that ended early, or with a batch without a loss, the losses were divided by too large a number.
         """
         if self.reference is None:
             return (
