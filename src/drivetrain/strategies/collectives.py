@@ -3,8 +3,8 @@
 Before each operation, the ranks exchange one small message of fixed size that describes it. If the operations, shapes
 or names differ, every rank raises the same error, and none waits forever. The message is exchanged in host memory if
 the group has a backend for it ("cpu:gloo,cuda:nccl"); otherwise it waits for the device. Only a rank that never calls
-the function is found by the group's timeout. ``all_gather`` and ``reduce`` take several times as long with this
-message, so ``checks`` can turn it off: ranks that differ then hang or get wrong values, as with torch's own
+the function is detected by the group's timeout instead. ``all_gather`` and ``reduce`` take several times as long with
+this message, so ``checks`` can turn it off: ranks that differ then hang or get wrong values, as with torch's own
 collectives.
 
 Without a process group, and in a group of one, every function returns its input. ``group`` is a process group that
@@ -299,7 +299,9 @@ class _Gather(torch.autograd.Function):
 
 
 class _OwnSlice(torch.autograd.Function):
-    """This rank's slice of the sum of all ranks' stacks; :class:`_Gather` is its backward, and this is _Gather's."""
+    """This rank's slice of the sum of all ranks' stacks: the backward of :class:`_Gather`, whose backward is _Gather's
+    forward.
+    """
 
     @staticmethod
     def forward(ctx: Any, stack: Tensor, peers: Peers) -> Tensor:

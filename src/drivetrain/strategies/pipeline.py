@@ -119,7 +119,8 @@ class PipelineStrategy(ParallelStrategy):
         # the rank of a pipeline that holds each parameter or buffer; all ranks hold the others
         self._owners: dict[str, int] = {}
         self._schedules: dict[Any, Schedule] = {}
-        self._form: Callable[[Tensor, Tensor], Any] | None = None  # (loss, weight) as the last stage returns them
+        # builds from a loss and a weight the value that the last stage's loss function returns
+        self._form: Callable[[Tensor, Tensor], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         own: dict[str, Any] = {"_pipeline": None, "_schedules": {}, "_stages": [], "_loss": None, "_form": None}
@@ -226,7 +227,8 @@ class PipelineStrategy(ParallelStrategy):
         module = self.lightning_module
         if module is not None and self.root_device != HOST:
             place_own(module, HOST)
-        self.lightning_module = None  # the stages of other ranks cannot be moved
+        # otherwise super() would move it, but the stages of other ranks are on the meta device
+        self.lightning_module = None
         try:
             super().teardown()
         finally:
@@ -242,7 +244,7 @@ class PipelineStrategy(ParallelStrategy):
             if index == 0:
                 parts.begin(size)
             parameters = [each for each in self.lightning_module.parameters() if not each.is_meta]
-            held = [each.grad for each in parameters]  # gradients of the window so far
+            held = [each.grad for each in parameters]  # the gradients of the window so far
             for parameter in parameters:
                 parameter.grad = None
             form, loss, weight = self._run_schedule(batch)
@@ -250,7 +252,7 @@ class PipelineStrategy(ParallelStrategy):
             for parameter, gradient in zip(parameters, held, strict=True):
                 parameter.grad = gradient
             with nullcontext() if last else parts.accumulating():
-                # this batch's share of the window; rescales earlier gradients
+                # the share of this batch in the window; the call rescales earlier gradients
                 share = parts.loss_of(form(torch.ones_like(loss), weight), index, last)
             if share is not None:
                 _add(parameters, gradients, share.detach() / weight.clamp(min=torch.finfo(weight.dtype).tiny))
@@ -262,8 +264,8 @@ class PipelineStrategy(ParallelStrategy):
         return step
 
     def _run_schedule(self, batch: Any) -> tuple[Callable[[Tensor, Tensor], Any], Tensor, Tensor]:
-        """Train on one batch: gradients are sums over micro-batches. Return its mean loss and its weight, on all ranks,
-        after the function that makes of both what the user's loss function returns.
+        """Train on one batch: gradients are sums over micro-batches. Return a function, the mean loss and its weight,
+        on all ranks; the function builds from both the value that the user's loss function returns.
 
         With plain losses, the weight is 1.
         """
@@ -291,8 +293,8 @@ class PipelineStrategy(ParallelStrategy):
     def _schedule_for(self, inputs: tuple[Tensor, ...], trains: bool) -> Schedule:
         """Return the schedule for inputs of these shapes: ranks exchange tensors of fixed shapes.
 
-        A schedule also fixes the stages between which gradients are sent, so freezing or thawing layers needs another
-        one.
+        A schedule also determines between which stages gradients are sent, so freezing or thawing layers needs another
+        schedule.
         """
         trained = trained_stages(self._stages) if trains else ()
         key = trains, trained, tuple((tuple(each.shape), each.dtype) for each in inputs)

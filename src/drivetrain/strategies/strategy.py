@@ -52,7 +52,7 @@ class Strategy(Model):
 
     Attributes:
         own_parts: the parts passed to the constructor.
-        layer_sync: the user's, set by the plan.
+        layer_sync: the user's LayerSync, set by the plan.
     """
 
     contract_version: ClassVar[int] = 1
