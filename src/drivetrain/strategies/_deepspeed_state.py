@@ -198,7 +198,7 @@ def _copied(value: Any) -> Any:
 
 
 def _pieces(engine: Any, optimizer: Optimizer) -> list[list[Tensor]]:
-    """Return this rank's flat shards of each parameter group of ``optimizer``; ZeRO-3 may split a group into several."""
+    """Return this rank's flat shards of each parameter group of ``optimizer``; ZeRO-3 may split a group."""
     zero = engine.optimizer
     trained = [any(each.requires_grad for each in group["params"]) for group in optimizer.param_groups]
     if hasattr(zero, "single_partition_of_fp32_groups"):

@@ -1,4 +1,6 @@
-"""The checkpoint of a fit that is asked to end, and checkpoints that another number of processes can resume."""
+"""The checkpoint of a fit that is asked to end, and the search for checkpoints that another number of processes can
+resume.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,13 @@ def _saves(trainer: Trainer) -> bool:
 
 
 def _save(trainer: Trainer, saved: list[str], reason: str) -> None:
-    """Save the fit's state, unless a callback will because the fit ends with an exception; every rank must call it.
+    """Save the fit's state, unless a callback will save because the fit ends with an exception; every rank must call
+    it.
 
     Args:
         trainer: the Trainer of the fit.
-        saved: this list gets the path of the checkpoint.
-        reason: the reason of the end.
+        saved: a list, to which the path of the checkpoint is added.
+        reason: why the fit ends.
     """
     path = ""
     savers = reason != TIME_LIMIT and any(each.saves_on_exception for each in trainer.checkpoint_callbacks)
@@ -56,7 +59,7 @@ def _save(trainer: Trainer, saved: list[str], reason: str) -> None:
             rank_zero_warn(f"The fit ends by {reason}, and could not save {path}: {error}")
             return
         saved.append(path)
-    if path or reason != TIME_LIMIT:  # the Timer has logged it
+    if path or reason != TIME_LIMIT:  # for the time limit, the Timer has logged it
         rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}." if path else ""))
 
 
