@@ -106,7 +106,7 @@ class Limits:
 
 @dataclass
 class RunOptimizers:
-    """Return the limit on batches for "fit", "validate", "test" or "predict".
+    """The optimizers of a run as user code sees them, and what a bound step has attached to them.
 
     Attributes:
         handles: the result of ``self.optimizers()``.

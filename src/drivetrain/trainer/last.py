@@ -127,13 +127,13 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
 
 
 def _in_folders_of_runs(trainer: Trainer) -> set[str]:
-    """one request for both kinds of files"""
+    """Return the files in the folders of this program's runs, and of other runs that share a logger."""
     callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
     folders = {(os.path.join(trainer.default_root_dir, "checkpoints"), ".ckpt")}
     for callback in callbacks:
         extension = getattr(callback, "FILE_EXTENSION", ".ckpt")
         folders.update((folder, extension) for folder in callback.save_folders(trainer))
-    found = {path: end for folder, end in folders for path in store.find(folder, f"*{end}*")}  # one request for both
+    found = {path: end for folder, end in folders for path in store.find(folder, f"*{end}*")}  # one request for both endings
     return {path for path, end in found.items() if path.endswith((end, rank_files.UNFINISHED))}
 
 

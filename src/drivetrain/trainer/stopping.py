@@ -1,6 +1,4 @@
-"""The checkpoint of a fit that is asked to end, and the search for checkpoints that another number of processes can
-resume.
-"""
+"""The checkpoint of a fit that is asked to end, and checkpoints that another number of processes can resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of the Trainer's loggers, which may fail; the loggers' runs that a checkpoint continues; printed results."""
+"""Calls of the Trainer's loggers, which may fail; the logged runs that a checkpoint continues; printed results."""
 
 from __future__ import annotations
 
