@@ -59,7 +59,7 @@ class NamedCheckpoint(Checkpoint):
         if logger.log_dir is not None:
             return os.path.join(logger.log_dir, "checkpoints")
         root = logger.save_dir or trainer.default_root_dir
-        # its version is determined when the fit starts
+        # the logger determines its version when the fit starts
         if logger.version is None and logger.is_undecided:
             return os.path.join(root, str(logger.name), "checkpoints")
         version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
@@ -105,7 +105,7 @@ class NamedCheckpoint(Checkpoint):
         place = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         metrics, filename = {**trainer.callback_metrics, **place}, self.filename
         if trainer.world_size > 1 and any(name not in place for name, _ in GROUP.findall(filename or "")):
-            filename = "{epoch}-{step}"  # a metric may differ from rank to rank, and nothing is exchanged now
+            filename = "{epoch}-{step}"  # a metric may differ from rank to rank, and the ranks must not communicate now
         store = trainer.strategy.checkpoint_io
         return self._free_name(
             metrics, filename, lambda path: store.exists(path) or store.link_target(path) is not None

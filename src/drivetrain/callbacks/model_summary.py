@@ -38,8 +38,8 @@ class ModuleRow:
         index: position in the table, from 0.
         name: path from the root, as in ``named_modules``.
         type: the class's name.
-        num_parameters: its own and its children's, each counted once.
-        training: whether it is in training mode.
+        num_parameters: the number of its own and its children's parameters, each counted once.
+        training: whether the submodule is in training mode.
         is_lazy: some of its parameters get their shape with the first batch and are counted as 0.
         in_sizes, out_sizes: the shapes of the inputs and outputs of its first call; ``None`` without an example input.
     """
@@ -67,7 +67,7 @@ class Summary:
     Attributes:
         rows: the submodules down to the requested depth, in order of definition.
         trainable, frozen: number of elements of parameters with and without ``requires_grad``; shared ones count once.
-        size_bytes: of all parameters, by their own element sizes.
+        size_bytes: the bytes of all parameters, by their own element sizes.
         modules_in_train, modules_in_eval: number of submodules of any depth by mode.
         has_lazy: whether some parameters have no shape yet, so that the totals are too low.
         flops: floating-point operations of one forward pass of the example input, as far as torch can count them; a
@@ -140,7 +140,7 @@ class ModelSummary(Callback):
         self._summarize_kwargs = summarize_kwargs
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print it, once per job."""
+        """Print the summary, once per job."""
         summary = summarize(pl_module, self.max_depth)  # on every rank: running a module may need all of them
         if trainer.is_global_zero:
             self.show(summary)

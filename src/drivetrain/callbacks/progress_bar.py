@@ -26,10 +26,10 @@ __all__ = ["ProgressBar", "Snapshot", "default_progress_bar"]
 class ProgressBar(Callback):
     """Base of the progress bars; a subclass shows a :class:`Snapshot` in :meth:`draw`.
 
-    It has no hook inside an epoch. A thread wakes every ``tick_s`` seconds and reads counters and the floats of the
-    last flush, never a tensor, so the display may be slightly late. The main thread draws the end of each epoch and
-    each evaluation, even of a short one. If drawing fails, the bar is switched off with a warning and the run
-    continues.
+    It has no hook inside an epoch, so it adds no work to a step. A thread wakes every ``tick_s`` seconds and reads
+    counters and the floats of the last flush, never a tensor, so the display may be slightly late. The main thread
+    draws the end of each epoch and each evaluation, even of a short one. If drawing fails, the bar is switched off with
+    a warning and the run continues.
 
     Args:
         refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
@@ -132,7 +132,7 @@ class ProgressBar(Callback):
     def _of_loader(self, counts: list[float]) -> int | float:
         return counts[self._dataloader_idx or 0] if counts else 0
 
-    # An override of these is shown instead of the default.
+    # The text of an override is shown instead of the default.
 
     @property
     def sanity_check_description(self) -> str:
@@ -201,14 +201,14 @@ class ProgressBar(Callback):
         self._start(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show a new epoch, or one that is resumed in its middle."""
+        """Show a new epoch, or an epoch that is resumed in its middle."""
         self._enter(trainer, pl_module, RunningStage.TRAINING)
 
     on_train_epoch_start = on_train_start
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record the epoch's counts. Its metrics are flushed after all of these hooks, so it is drawn in the next
-        hook.
+        """Record the epoch's counts. The epoch's metrics are flushed after all of these hooks, so the bar is drawn in
+        the next hook.
         """
         if self._thread is not None:
             self._ended_epoch = self._thread.exit()

@@ -114,10 +114,11 @@ class ModelPruning(KeepsWeights):
         self.idle_hooks = frozenset({"on_validation_epoch_end" if prune_on_train_epoch_end else "on_train_epoch_end"})
         self._places: list[Place] = []
         self._initial: list[torch.Tensor] = []
-        self._used: dict[str, torch.Tensor | None] = {}  # from a checkpoint, until the model is on its device
+        # the used values from a checkpoint, until the model is on its device
+        self._used: dict[str, torch.Tensor | None] = {}
 
     def filter_parameters_to_prune(self, parameters_to_prune: Sequence[Place] = ()) -> Sequence[Place]:
-        """Return the pairs to prune. Override it to choose."""
+        """Return the pairs to prune. Override it to choose other parameters."""
         return parameters_to_prune
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -149,7 +150,8 @@ class ModelPruning(KeepsWeights):
             raise NotSupportedError(
                 'ModelPruning chooses among whole parameters, and this strategy shards them. Use strategy="ddp".'
             )
-        for name, used in self._used.items():  # torch's functions use it, and no state dict of the module contains it
+        # torch's pruning functions use this attribute, and no state dict of the module contains it
+        for name, used in self._used.items():
             module, parameter = _place_of(pl_module, name)
             orig, mask = getattr(module, f"{parameter}_orig").detach(), getattr(module, f"{parameter}_mask")
             setattr(module, parameter, orig * mask if used is None else used.to(orig.device))

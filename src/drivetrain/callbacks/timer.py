@@ -55,7 +55,7 @@ class Timer(Callback):
         self._asked = False  # whether the running fit was asked to end
         self._starts: dict[str, float] = {}
         self._ends: dict[str, float] = {}
-        self._earlier_s = dict.fromkeys(_STAGES, 0.0)  # the time of the runs that this one resumes
+        self._earlier_s = dict.fromkeys(_STAGES, 0.0)  # the seconds of the runs that this run resumes
         wanted = {"on_train_batch_end": interval == "step", "on_train_epoch_end": interval == "epoch"}
         self.idle_hooks = frozenset(
             hook
@@ -84,7 +84,7 @@ class Timer(Callback):
         return None if self.duration_s is None else self.duration_s - self.time_elapsed(stage)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # a fit has its complete duration, unless a checkpoint contains used time
+        if stage == "fit":  # a new fit has its complete duration, unless a checkpoint contains used time
             self._asked = False
             self._starts.clear()
             self._ends.clear()
