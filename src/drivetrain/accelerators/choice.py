@@ -142,9 +142,10 @@ def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
     """Check that device numbers that an accelerator has returned unchanged exist, each once.
 
     Raises:
-        ConfigurationError: they do not.
+        ConfigurationError: a number does not exist, or occurs twice.
     """
-    if isinstance(parsed, (list, tuple)) and all(type(index) is int for index in parsed):  # not in its own form
+    # numbers of the accelerator's own form are not checked
+    if isinstance(parsed, (list, tuple)) and all(type(index) is int for index in parsed):
         check_indices(given, parsed, accelerator.auto_device_count(), f"the accelerator {accelerator.name!r}")
 
 
