@@ -22,7 +22,7 @@ from drivetrain.strategies.strategy import Strategy
 R = TypeVar("R")
 
 
-def view(path: str, doc: str) -> Any:  # a property; the class body that uses it declares its type
+def view(path: str, doc: str) -> Any:  # a property; the class body that calls this declares its type
     """Return a read-only property: the attribute at ``path`` of the object, such as "strategy.global_rank"."""
     return property(attrgetter(path), doc=doc)
 
@@ -173,7 +173,7 @@ class Ranks(RankFacts):
         Raises:
             UnknownNameError: the operation is unknown.
         """
-        operation_of(reduce_op)  # also checked if ``data`` contains nothing to reduce
+        operation_of(reduce_op)  # the name is checked even if ``data`` contains nothing to reduce
         strategy = self.strategy
 
         def reduced(leaf: Any) -> Any:
@@ -194,7 +194,7 @@ class Ranks(RankFacts):
             self.barrier()
         try:
             yield
-        finally:  # the others must not wait for a rank that failed
+        finally:  # if this rank fails, the others must not wait for it
             if first:
                 self.barrier()
             self.barrier()  # no rank continues while others are still inside
@@ -214,7 +214,7 @@ def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], k
     """Run ``function`` in a started process, with the engine that was sent to it."""
     from drivetrain.launchers.external import ExternalLauncher
 
-    engine.launcher = ExternalLauncher()  # this process has been started
+    engine.launcher = ExternalLauncher()  # this process was started, so it starts no others
     engine.strategy.set_ranks(engine.plan.environment, engine.plan.num_nodes)
     result = function(*args, **kwargs)
     engine.strategy.leave_process_group()

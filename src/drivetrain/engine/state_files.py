@@ -84,7 +84,7 @@ class StateFiles(Ranks):
         Args:
             path: the file.
             obj: a module or an optimizer.
-            strict: the file must contain every parameter of a module.
+            strict: the file must contain every parameter of the module.
             weights_only: as in :meth:`load`.
         """
         self._wait_for(path)

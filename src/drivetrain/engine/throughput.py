@@ -26,7 +26,7 @@ class Throughput:
         available_flops: the peak of one device in operations per second.
         world_size: the number of devices.
         window_size: the number of updates over which rates are computed.
-        separator: the string between "device" and a rate's name.
+        separator: the string between "device" and the name of a rate.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -74,7 +74,7 @@ class Throughput:
         self._updates.append(new)
 
     def compute(self) -> dict[str, int | float]:
-        """Return rates and totals; without rates before the second update."""
+        """Return rates and totals; before the second update, only totals."""
         if not self._updates:
             return {}
         first, last = self._updates[0], self._updates[-1]
