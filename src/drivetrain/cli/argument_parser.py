@@ -191,7 +191,9 @@ class LightningArgumentParser(ArgumentParser):
         return names
 
     def _add_described(self, offered: type | tuple[type, ...], key: str, skip: str, title: str) -> None:
-        """Add the arguments of a class that the parser does not create, because the argument ``skip`` is missing."""
+        """Add the arguments of a class, except ``skip``; the parser does not create the object, because that argument
+        is missing.
+        """
         if isinstance(offered, tuple):
             group = self.add_argument_group(title, name=key)
             group.add_subclass_arguments(
@@ -202,7 +204,7 @@ class LightningArgumentParser(ArgumentParser):
 
 
 def class_of(given: type | Callable[..., Any]) -> type:
-    """Return ``given``, or the return annotation of a function, created by calling it."""
+    """Return ``given`` if it is a class; for a function, its return annotation, created by calling the function."""
     return given if isinstance(given, type) else class_from_function(given)
 
 
@@ -214,7 +216,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a configuration can contain it: plain data, or a class with arguments
+    """Whether a configuration can contain ``value``: plain data, or a class with arguments
     (``jsonargparse.lazy_instance``).
     """
     if isinstance(value, Mapping):

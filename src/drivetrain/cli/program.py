@@ -51,7 +51,7 @@ def run_file(path: str, arguments: Sequence[str]) -> None:
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run the module, or the package's ``__main__``, called ``name``, as ``__main__``."""
-    sys.argv = ["-m", *arguments]  # runpy, which ``python -m`` uses, puts the module's file first
+    sys.argv = ["-m", *arguments]  # as ``python -m`` does; runpy then puts the module's file first
     _put_first_on_path(os.getcwd())
     _run(lambda main: runpy._run_module_as_main(name))  # type: ignore[attr-defined]
 
@@ -68,7 +68,7 @@ def _run_code(main: ModuleType, path: str) -> None:
     if path.endswith(".pyc"):
         loader: Any = SourcelessFileLoader("__main__", path)
         code = loader.get_code("__main__")
-    else:  # compiled here, because the loader would write a __pycache__ beside the program
+    else:  # compiled here: the import system would write a __pycache__ beside the program
         loader = SourceFileLoader("__main__", path)
         code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
     vars(main).update(__file__=path, __loader__=loader, __cached__=None)
