@@ -133,7 +133,7 @@ def _in_folders_of_runs(trainer: Trainer) -> set[str]:
     for callback in callbacks:
         extension = getattr(callback, "FILE_EXTENSION", ".ckpt")
         folders.update((folder, extension) for folder in callback.save_folders(trainer))
-    found = {path: end for folder, end in folders for path in store.find(folder, f"*{end}*")}  # one request for both endings
+    found = {path: end for folder, end in folders for path in store.find(folder, f"*{end}*")}  # one request
     return {path for path, end in found.items() if path.endswith((end, rank_files.UNFINISHED))}
 
 
