@@ -47,7 +47,7 @@ class LSFEnvironment(ClusterEnvironment):
         """The index of this machine in the job's list of hosts.
 
         Raises:
-            ConfigurationError: it is not in the list.
+            ConfigurationError: this machine is not in the list.
         """
         hosts, own = self._hosts(), socket.gethostname()
         for rank, host in enumerate(hosts):

@@ -20,7 +20,7 @@ _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 @dataclass(frozen=True)
 class _Job:
-    """The machine of each rank, in order; and the address and port."""
+    """The machine of each rank, in order, and the address and port of rank 0."""
 
     rank: int
     hosts: tuple[str, ...]
@@ -81,7 +81,7 @@ class MPIEnvironment(ClusterEnvironment):
         return job.hosts[: job.rank].count(job.hosts[job.rank])
 
     def node_rank(self) -> int:
-        """The index of this machine among all, sorted by name."""
+        """The index of this machine among all machines, sorted by name."""
         job = self._job
         return sorted(set(job.hosts)).index(job.hosts[job.rank])
 
