@@ -71,7 +71,8 @@ class Ranks:
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
-            context.set_forkserver_preload(_PRELOADED)  # all ranks are forks of a process that has imported it
+            # all ranks are forked from a process that has imported the module
+            context.set_forkserver_preload(_PRELOADED)
         port = free_port()
         file = getattr(sys.modules[self._suite.__module__], "__file__", None)
         address = (self._suite.__module__, file, self._suite.__qualname__)
@@ -145,7 +146,7 @@ def _serve(jobs: Connection, environ: dict[str, str], address: tuple[str, str | 
             outcome = ("passed", "")
         except pytest.skip.Exception as skipped:
             outcome = ("skipped", str(skipped))
-        except BaseException:  # pytest.raises raises one if nothing was raised
+        except BaseException:  # pytest.raises raises a BaseException if nothing was raised
             outcome = ("failed", traceback.format_exc())
         jobs.send(outcome)
 

@@ -72,7 +72,7 @@ def _programs(count: int, seed: int, shared: bool, precision: str | None) -> Ite
 
 
 def _precision(trainer_arguments: Mapping[str, Any]) -> str | None:
-    """Return the precision of the requested programs; for a plugin its ``name``."""
+    """Return the precision of the requested programs; the precision of a plugin is given by its ``name``."""
     plugins = trainer_arguments.get("plugins") or []
     names = [one.name for one in (plugins if isinstance(plugins, list) else [plugins]) if isinstance(one, Precision)]
     asked = names[0] if names else trainer_arguments.get("precision")

@@ -23,7 +23,7 @@ from drivetrain.testing.record import Record
 
 _COUNT = "DRIVETRAIN_FAKE_DEVICES"
 
-_machine: Machine | None = None  # the running recording; there is at most one
+_machine: Machine | None = None  # the recording that is running; there is at most one
 
 
 class FakeAccelerator(Accelerator):
@@ -107,10 +107,11 @@ class FakeAccelerator(Accelerator):
     def recording(devices: int | None = None) -> AbstractContextManager[Record]:
         """Context that simulates devices in this thread and records moves, syncs and steps.
 
-        All tensors created before are on the host. After the block, all tensors are.
+        All tensors that exist when the block begins are on the host. After the block, all tensors are on the host
+        again.
 
         Args:
-            devices: their number; ``None``: as outside.
+            devices: the number of devices; ``None``: the number outside of the recording.
 
         Returns:
             Yields the record, which grows during the block and can be read afterwards.
@@ -202,7 +203,7 @@ def _steps_noted(machine: Machine) -> Iterator[None]:
 def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
     """Context in which torch's function ``name``, if it exists, is replaced by ``wrapper(function, ...)``."""
     original = getattr(owner, name, None)
-    if original is None:  # missing in other versions of torch
+    if original is None:  # other versions of torch may lack the function
         yield
         return
     setattr(owner, name, functools.partial(wrapper, original))
@@ -213,13 +214,13 @@ def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[No
 
 
 def _seen_by(calls: CallMode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Make calls in hooks on gradients, and in recomputation during backward, visible too."""
+    """Make calls visible that hooks on gradients make, and those in recomputation during the backward pass."""
     with calls:
         return function(*args, **kwargs)
 
 
 def _hooks_seen_by(calls: CallMode, push: Callable[..., None], *hooks: Callable[[Any], Any]) -> None:
-    """The same for hooks on saved tensors: activation checkpointing and offloading."""
+    """Make calls visible that hooks on saved tensors make: activation checkpointing and offloading."""
     push(*(functools.partial(_seen_by, calls, hook) for hook in hooks))
 
 
