@@ -64,7 +64,7 @@ def sized_len(dataloader: object) -> int | None:
 
 
 def has_len(dataloader: object) -> bool:
-    """Return whether it has a length; warn if the length is 0."""
+    """Return whether the loader has a length; warn if the length is 0."""
     length = sized_len(dataloader)
     if length == 0:
         rank_zero_warn(f"{type(dataloader).__name__} has the length 0: it gives no batch.")
@@ -84,7 +84,7 @@ def has_len_all_ranks(
         allow_zero_length_dataloader_with_multiple_devices: whether this rank may have no batch while another has some.
 
     Raises:
-        NoBatchError: this rank has none, and another has some.
+        NoBatchError: this rank has no batch, and another rank has some.
     """
     length = sized_len(dataloader)
     if length is None:

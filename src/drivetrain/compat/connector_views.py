@@ -80,7 +80,7 @@ class CheckpointView:
     """Restores parts of a checkpoint into a running run, each with a separate call.
 
     To resume a fit from a file, pass ``ckpt_path``: this also restores the position in training, and checks that
-    everything fits. Here only torch's own checks apply.
+    everything fits. With these methods, only torch's own checks apply.
 
     Attributes:
         _loaded_checkpoint: the checkpoint read by :meth:`resume_start`, until :meth:`resume_end`; it may be replaced.
@@ -98,7 +98,7 @@ class CheckpointView:
         """Read the checkpoint, if a path is given.
 
         Raises:
-            CheckpointError: it cannot be read.
+            CheckpointError: the checkpoint cannot be read.
         """
         self._path = None if not checkpoint_path else files.spelled(checkpoint_path)
         if self._path is not None:
@@ -215,7 +215,7 @@ class LoaderSource:
         the ranks.
 
         Raises:
-            ConfigurationError: there are none; or, in ``setup``, only those of a hook.
+            ConfigurationError: there are no loaders; or, in ``setup``, only a hook's.
         """
         trainer, hook = self._trainer, LOADER_HOOKS[self._stage]
         if trainer.current_run is not None:
@@ -268,7 +268,7 @@ class ResultView:
     """One logged name.
 
     Attributes:
-        meta: how it was logged: ``name``, ``on_step``, ``on_epoch``, ``prog_bar``, and ``sync.should``.
+        meta: how the value was logged: ``name``, ``on_step``, ``on_epoch``, ``prog_bar``, and ``sync.should``.
         is_tensor: whether numbers were logged, not a metric object.
     """
 

@@ -67,7 +67,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
             one; ``None``: the file that the environment variable ``PL_DEEPSPEED_CONFIG_PATH`` names, if there is one.
         logging_level: of DeepSpeed's own logger.
         loss_scale, initial_scale_power, loss_scale_window, hysteresis, min_loss_scale: with precision "16-true".
-        load_full_weights: no effect: files are read as files, and folders as folders.
+        load_full_weights: ignored: files are read as files, and folders as folders.
         exclude_frozen_parameters: leave parameters that are not trained out of checkpoints.
         zero_optimization: must be True. The other arguments are entries of DeepSpeed's configuration.
 
@@ -228,7 +228,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     @contextmanager
     def _for(self, module: nn.Module, engine: Any = None) -> Iterator[None]:
-        """Context in which the base class's single module and engine are ``module`` and ``engine``."""
+        """Context in which ``module`` and ``engine`` take the place of the base class's single module and engine."""
         before = self.lightning_module, self._engine
         self.lightning_module, self._engine = module, engine
         try:
@@ -285,7 +285,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     @contextmanager
     def accumulating(self, model: Any) -> Iterator[None]:
         if (one := self._of(model)) is None or one.engine.gradient_accumulation_steps() > 1:
-            yield  # the engine counts batches itself
+            yield  # the engine counts batches itself, so the context does nothing
             return
         one.engine.set_gradient_accumulation_boundary(False)
         try:

@@ -73,9 +73,9 @@ class _Sharded(Strategy):
         """Read a file or a folder into the objects of ``state``, each rank its own shards; return the other entries.
 
         Raises:
-            CheckpointError: it does not fit, or is a folder that Lightning has written.
+            CheckpointError: the checkpoint does not fit, or is a folder that Lightning has written.
         """
-        if Path(path, ".metadata").is_file():  # torch.distributed.checkpoint's, which unpickles it
+        if Path(path, ".metadata").is_file():  # a folder of torch.distributed.checkpoint, which unpickles this file
             raise CheckpointNameError(
                 f"{path} is a folder that Lightning has written, and drivetrain's folders have another format. Run "
                 f"python -m lightning.fabric.utilities.consolidate_checkpoint {path} where Lightning is installed, and "

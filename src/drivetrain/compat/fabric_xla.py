@@ -163,7 +163,8 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
             arguments["auto_wrap_policy"] = policy
         if self._checkpointed:
             arguments["auto_wrapper_callable"] = partial(_computed_again, self._checkpointed)
-        wrapped: nn.Module = XlaFullyShardedDataParallel(module.float(), **arguments)  # the only dtype that it shards
+        # torch_xla shards only float32 parameters
+        wrapped: nn.Module = XlaFullyShardedDataParallel(module.float(), **arguments)
         return wrapped
 
     def setup_module_and_optimizers(

@@ -41,7 +41,7 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
     samples themselves, in the order that rank 0 draws.
 
     Args:
-        sampler: with a length.
+        sampler: the sampler to distribute; it must have a length.
         args, kwargs: of torch's ``DistributedSampler``, after its dataset: ``num_replicas``, ``rank``, ``drop_last``,
             and ``shuffle=False``, without which it shuffles once more what the sampler has drawn.
     """
@@ -91,8 +91,8 @@ class UnrepeatedDistributedSamplerWrapper(DistributedSamplerWrapper, UnrepeatedD
     """:class:`DistributedSamplerWrapper` without repeated samples.
 
     Args:
-        sampler: with a length.
-        args, kwargs: of :class:`UnrepeatedDistributedSampler`, after its dataset.
+        sampler: the sampler to distribute; it must have a length.
+        args, kwargs: arguments of :class:`UnrepeatedDistributedSampler`, after its dataset.
     """
 
 
@@ -109,5 +109,5 @@ def prepare_for_backward(model: DistributedDataParallel, output: Any) -> None:
         return
     searches = model.find_unused_parameters and not model.static_graph
     found = [leaf for _, leaf in leaves(output) if isinstance(leaf, Tensor)] if searches else []
-    model.reducer._rebuild_buckets()  # DDP does this before it prepares
+    model.reducer._rebuild_buckets()  # DDP rebuilds its buckets before it prepares a backward pass
     model.reducer.prepare_for_backward(found)
