@@ -44,7 +44,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_LONGEST_REPR = 100  # characters; the text of a model would fill pages
+_LONGEST_REPR = 100  # characters; the text of a model would otherwise fill pages
 
 
 class DrivetrainError(Exception):
@@ -188,7 +188,7 @@ def described(value: Any) -> str:
 
 
 def _in_parentheses(sentences: str) -> str:
-    """Return ``sentences`` in a form that fits into another sentence."""
+    """Return ``sentences`` in a form that can be inserted into another sentence."""
     return f" ({sentences[0].lower()}{sentences[1:-1]})" if sentences else ""
 
 
@@ -229,7 +229,7 @@ def check_installed(owner: str, package: str, instead: str = "", install: str = 
         install: the package, as pip calls it; "": by the same name.
 
     Raises:
-        MissingPackageError: it is not installed.
+        MissingPackageError: the package is not installed.
     """
     if importlib.util.find_spec(package) is None:
         cure = f"Run `pip install {install or package}`" + (f", or use {instead}" if instead else "")
@@ -240,7 +240,7 @@ def check_known(owner: str, value: Any, what: str, known: Collection[str]) -> No
     """Check that the first argument of ``owner`` is one of the ``known`` names; ``what`` is the word for one of them.
 
     Raises:
-        ConfigurationError: it is none of them; the message suggests a similar one.
+        ConfigurationError: the value is none of them; the message suggests a similar one.
     """
     if value not in known:
         raise ConfigurationError(f"{owner}({value!r}): there is no such {what}. {did_you_mean(str(value), known)}")
@@ -270,8 +270,8 @@ def check_count(owner: str, name: str, value: Any, lowest: int = 0, otherwise: i
         optional: accept ``None``, too.
 
     Raises:
-        ConfigurationError: it is smaller.
-        WrongTypeError: it is not an int.
+        ConfigurationError: the value is smaller.
+        WrongTypeError: the value is not an int.
     """
     if not is_count(value, lowest) and not (optional and value is None):
         cure = f"{name}={count_meant(value, otherwise, lowest)}"
@@ -282,7 +282,7 @@ def check_choice(owner: str, name: str, value: Any, choices: Sequence[Any]) -> N
     """Check that an argument of ``owner`` is one of ``choices``.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: the value is none of them.
     """
     if value not in choices:
         *others, last = (f'"{each}"' if isinstance(each, str) else repr(each) for each in choices)
@@ -337,7 +337,7 @@ def arguments_checked(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of ``error``; "" if its ``__str__`` fails, so that this does not hide the error itself."""
+    """Return the text of ``error``; "" if its ``__str__`` raises, so that this exception does not hide ``error``."""
     try:
         return str(error)
     except Exception:
