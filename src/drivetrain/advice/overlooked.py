@@ -82,7 +82,7 @@ def check_manual(name: str, settings: Settings) -> None:
     """Refuse clipping and accumulation in manual optimization, where the loop steps no optimizer.
 
     Raises:
-        ConfigurationError: one of the two is set.
+        ConfigurationError: clipping or accumulation is set.
     """
     for argument, off, instead in (
         (

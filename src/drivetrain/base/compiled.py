@@ -58,7 +58,7 @@ def compile_forward(module: nn.Module, context: Any) -> None:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         own = attributes.get("forward")
-        attributes["forward"] = compiled  # only during this call, so that copies of the module run their own layers
+        attributes["forward"] = compiled  # set only during this call, so that copies of the module run their own layers
         try:
             return inner(*args, **kwargs)
         finally:

@@ -116,7 +116,7 @@ def remove(path: str | os.PathLike[str]) -> None:
     """Delete the file at this path or address; do nothing if there is none.
 
     Raises:
-        OSError: it could not be deleted.
+        OSError: the file could not be deleted.
     """
     if is_remote(path):
         _remote().remove(path)

@@ -14,7 +14,7 @@ from drivetrain.errors import ConfigurationError
 
 T = TypeVar("T")
 
-_ALIKE = 0.9  # of difflib's ratio; "on_train_epoch_ends" has 0.97, "test_step" and "best_step" have 0.89
+_ALIKE = 0.9  # difflib's ratio; "on_train_epoch_ends" has 0.97, "test_step" and "best_step" have 0.89
 
 
 def is_own_class(cls: type) -> bool:

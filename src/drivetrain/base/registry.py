@@ -195,7 +195,7 @@ class Registry(Generic[T]):
         """Remove a registered name. If a file of the folder has that name, the name refers to the file again.
 
         Raises:
-            UnknownNameError: it was not registered.
+            UnknownNameError: the name was not registered.
         """
         if name not in self._registered:
             raise UnknownNameError(

@@ -145,7 +145,7 @@ def names(folder: str | os.PathLike[str]) -> list[str]:
     """Return the names of files and folders in a folder; none if it does not exist.
 
     Raises:
-        OSError: it cannot be listed.
+        OSError: the folder cannot be listed.
     """
     with _asked(folder, "could not be listed") as (system, path):
         try:
@@ -244,7 +244,7 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
         False if ``replaces`` is False and a file has this name, which is kept.
 
     Raises:
-        OSError: it could not be copied; an earlier file at ``path`` is unchanged.
+        OSError: the file could not be copied; an earlier file at ``path`` is unchanged.
     """
     if not is_remote(path):
         with fetched(source) as local:
@@ -266,7 +266,7 @@ def remove(path: str | os.PathLike[str]) -> None:
     """Delete a file; do nothing if there is none.
 
     Raises:
-        OSError: it could not be deleted.
+        OSError: the file could not be deleted.
     """
     with _asked(path, "could not be removed") as (system, name):
         with contextlib.suppress(FileNotFoundError):
@@ -278,7 +278,7 @@ def remove_folder(folder: str | os.PathLike[str]) -> None:
     """Delete an empty folder, if the store has folders; do nothing if there is none.
 
     Raises:
-        OSError: it could not be deleted.
+        OSError: the folder could not be deleted.
     """
     if _protocol(os.fspath(folder)) in _WHOLE_UPLOADS:  # folders of these stores are only prefixes of names
         return

@@ -286,7 +286,8 @@ def _example_state(
     try:
         example = kind([parameter], **{key: group[key] for key in taken if key in group})
         with torch.no_grad():
-            inspect.unwrap(kind.step)(example)  # without the hooks that programs register for all optimizers
+            # the undecorated step, without the hooks that programs register for all optimizers
+            inspect.unwrap(kind.step)(example)
     except (TypeError, ValueError, RuntimeError) as error:
         raise WrongForm(place, f"has options that {kind.__name__} refuses: {shown_error(error)}") from error
     state: dict[str, Tensor] = example.state[parameter]

@@ -123,7 +123,7 @@ def _numpy_state(numpy: Any) -> Any:
 
     numpy copies the 624 words one by one, which takes longer than a small training step. Reading the words at the
     address that numpy publishes is fast. ``normal`` may keep a second number elsewhere; while it does, numpy is asked
-    each time. One case is not detected: a program restores such a second number and the same 624 words with
+    each time. The comparison misses one case: a program restores such a second number and the same 624 words with
     ``numpy.random.set_state``.
     """
     global _numpy_kept

@@ -86,8 +86,8 @@ def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
     """Check that the folder and the file names are possible.
 
     Raises:
-        ConfigurationError: the folder or a file name is impossible, or a package for the address is missing. This is
-            checked early, because a checkpoint that cannot be written ends training.
+        ConfigurationError: the folder or a file name is impossible, or a package for the address is missing. The
+            arguments are checked early, because a checkpoint that cannot be written ends training.
     """
     if dirpath is not None:
         folder = files.spelled(dirpath)

@@ -61,7 +61,7 @@ class StoredCheckpoint(NamedCheckpoint):
     mode: str
     verbose: bool
     save_weights_only: bool
-    _replaces: bool  # for the current save: whether it may replace a file
+    _replaces: bool  # whether the current save may replace a file
     _refused: bool  # whether another run has put a file there meanwhile
     _save_ranked: Callable[[Trainer, Tensor, dict[str, Any]], list[str]]
 

@@ -149,7 +149,8 @@ class NamedCheckpoint(Checkpoint):
             validated: whether the run has validated, so that validation metrics exist.
 
         Raises:
-            ConfigurationError: one is missing, although an epoch and a validation that could have logged it have ended.
+            ConfigurationError: a metric is missing, although an epoch and a validation that could have logged it have
+                ended.
         """
         wanted = [(name, template) for template in templates for name, _ in GROUP.findall(template or "")]
         name, template = next(((name, template) for name, template in wanted if name not in metrics), ("", ""))
@@ -182,7 +183,7 @@ class NamedCheckpoint(Checkpoint):
     def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
         """Return whether this file exists or is being written; all ranks get the answer of global rank 0."""
         store = trainer.strategy.checkpoint_io
-        found = trainer.is_global_zero and (  # only one request, because the store may be remote
+        found = trainer.is_global_zero and (  # only one request to the store, because the store may be remote
             store.exists(filepath) or store.link_target(filepath) is not None or not store.is_durable(filepath)
         )
         exists: bool = trainer.strategy.broadcast(found)

@@ -126,7 +126,7 @@ class ProgressThread(threading.Thread):
             try:
                 if self.error is None:
                     self._draw(snapshot)
-            except Exception as error:  # no exception may end the run
+            except Exception as error:  # an exception while drawing must not end the run
                 self.error = error
 
     def show_now(self, training: bool) -> None:

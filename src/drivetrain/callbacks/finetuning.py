@@ -209,7 +209,7 @@ class BaseFinetuning(Callback):
         return dict(self._state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if "groups" in state_dict:  # otherwise a checkpoint of Lightning, with the groups by the optimizer's index
+        if "groups" in state_dict:  # otherwise the state comes from Lightning, with the groups by the optimizer's index
             expect(state_dict, dict.fromkeys(("groups", "frozen", "frozen_statistics"), list))
             self._restored = state_dict
         elif "internal_optimizer_metadata" in state_dict:

@@ -300,7 +300,7 @@ class ModelCheckpoint(StoredCheckpoint):
         last = self.CHECKPOINT_NAME_LAST if self.save_last else None
         self._check_names(trainer, metrics, self.filename, last, validated=self._validated)
         saved_before, ranked_before = self._saved_at_step, self._ranked()
-        # also in the file, so that a resumed run does not save this step again
+        # stored in the file too, so that a resumed run does not save this step again
         self._saved_at_step = trainer.progress.global_step
         try:
             self._save_ranked_and_last(trainer, metrics)

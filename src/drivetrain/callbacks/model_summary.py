@@ -141,7 +141,7 @@ class ModelSummary(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the summary, once per job."""
-        summary = summarize(pl_module, self.max_depth)  # on every rank: running a module may need all of them
+        summary = summarize(pl_module, self.max_depth)  # run on every rank, because running a module may need all ranks
         if trainer.is_global_zero:
             self.show(summary)
 
@@ -274,7 +274,7 @@ def _try(module: nn.Module, shown: list[nn.Module]) -> _Trial | None:
     try:
         try:
             return _run(module, shown, counts=True)
-        except Exception:  # may come from the counter, which does not support every form of an operation
+        except Exception:  # the counter may have raised it, because it does not support every form of an operation
             return _run(module, shown, counts=False)
     except Exception as error:
         rank_zero_warn(
@@ -297,7 +297,7 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
         if any(map(is_lazy, chain(module.parameters(), module.buffers()))):
             raise ConfigurationError("its lazy parameters are for the first batch to make, not for an example")
         for child in shown:
-            if not isinstance(child, torch.jit.ScriptModule):  # does not support Python hooks
+            if not isinstance(child, torch.jit.ScriptModule):  # a ScriptModule does not support Python hooks
                 stack.enter_context(child.register_forward_hook(record, with_kwargs=True))
         stack.enter_context(_plain())
         args, kwargs = inputs

@@ -26,7 +26,7 @@ __all__ = ["ProgressBar", "Snapshot", "default_progress_bar"]
 class ProgressBar(Callback):
     """Base of the progress bars; a subclass shows a :class:`Snapshot` in :meth:`draw`.
 
-    It has no hook inside an epoch, so it adds no work to a step. A thread wakes every ``tick_s`` seconds and reads
+    The bar has no hook inside an epoch, so it adds no work to a step. A thread wakes every ``tick_s`` seconds and reads
     counters and the floats of the last flush, never a tensor, so the display may be slightly late. The main thread
     draws the end of each epoch and each evaluation, even of a short one. If drawing fails, the bar is switched off with
     a warning and the run continues.
@@ -251,7 +251,7 @@ class ProgressBar(Callback):
     # ---- implementation ------------------------------------------------------------------------------------------
 
     def _start(self, trainer: Trainer, pl_module: LightningModule) -> ProgressThread | None:
-        self._trainer = weakref.ref(trainer)  # again, for a subclass whose setup() does not call super()
+        self._trainer = weakref.ref(trainer)  # set again, for a subclass whose setup() does not call super()
         if self._thread is None and self.is_enabled and trainer.is_global_zero:
             self._thread = ProgressThread(trainer, partial(self._draw_if_due, trainer, pl_module), self.tick_s)
             self._thread.start()

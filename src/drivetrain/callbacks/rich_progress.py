@@ -65,7 +65,7 @@ class RichProgressBar(ProgressBar):
         self.theme = RichProgressBarTheme() if theme is None else theme
         self._console_kwargs = console_kwargs
         self.progress: Progress | None = None
-        # by whether the stage is training: the current bar and its text
+        # key: whether the stage is training; value: the current bar and its text
         self._tasks: dict[bool, tuple[TaskID, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:

@@ -32,7 +32,8 @@ class TQDMProgressBar(ProgressBar):
         super().__init__(refresh_rate, leave)
         self.process_position = process_position
         self._transient = False  # whether the new bar is removed afterwards: an evaluation inside training
-        self._bars: dict[bool, tuple[Any, str]] = {}  # by whether the stage is training: the current bar and its text
+        # key: whether the stage is training; value: the current bar and its text
+        self._bars: dict[bool, tuple[Any, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_bars": {}}

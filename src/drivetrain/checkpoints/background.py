@@ -37,7 +37,7 @@ class AsyncCheckpointIO(CheckpointIO):
             )
         self.checkpoint_io = TorchCheckpointIO() if checkpoint_io is None else checkpoint_io
         self._thread: ThreadPoolExecutor | None = None
-        # by path: writes that run, or have failed without their error being raised yet
+        # path -> a write that is running, or whose error was not raised yet
         self._writes: dict[str, Future[Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:

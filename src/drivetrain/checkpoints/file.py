@@ -296,7 +296,7 @@ def _check_location(location: Any, name: str) -> None:
     """Check that tensors can be created on the device to which a file could not be read.
 
     Raises:
-        ConfigurationError: they cannot be created, so the device is the cause of the failure, not the file.
+        ConfigurationError: the tensors cannot be created, so the device is the cause of the failure, not the file.
     """
     if not isinstance(location, (str, torch.device)):
         return

@@ -1,8 +1,8 @@
 """Read checkpoints that contain objects, without importing or calling anything that they name.
 
-A pickle is a small program; this module is Python's interpreter for it with only harmless instructions. It resolves the
-names that torch's own weights-only reader resolves, and a few more for plain data; every other name becomes a
-:class:`Placeholder`, which accepts all operations and does nothing. Why simpler solutions fail:
+A pickle is a small program; this module is Python's interpreter for it with only harmless instructions. The interpreter
+resolves the names that torch's own weights-only reader resolves, and a few more for plain data; every other name
+becomes a :class:`Placeholder`, which accepts all operations and does nothing. Why simpler solutions fail:
 
 - ``torch.load(weights_only=True)`` with placeholders in ``torch.serialization.safe_globals`` refuses operations on
   them: setting items on a subclass of ``dict`` or ``list``, in which other trainers stored hyperparameters, and any
@@ -137,7 +137,8 @@ def _container(source: Path | IO[bytes]) -> Any:
     """Return a file for ``torch.load`` that is certainly one of the two supported container formats."""
     if is_legacy(source):
         with _stream(source) as stream:
-            return io.BytesIO(stream.read())  # from memory: for a path, torch would first try to unpack a tar file
+            # read into memory first: for a path, torch would first try to unpack a tar file
+            return io.BytesIO(stream.read())
     if not _starts_with(source, _ZIP_START):
         raise ValueError("it is in no format of torch")
     # As an open file, because torch accepts only UTF-8 paths.
@@ -247,7 +248,7 @@ class _Unpickler(pickle._Unpickler):  # Python's own implementation in Python; t
             raise pickle.UnpicklingError(f"{type(function).__name__} is nothing to be called")
         for arg in args:
             if (kind := _placeholder_class(arg)) is not None:
-                return kind()  # for example a tensor of an unknown class, whose data is left out
+                return kind()  # an argument is a placeholder, for example a tensor of an unknown class
         return function(*args)
 
     def load_newobj(self) -> None:

@@ -89,7 +89,7 @@ class FileAnswers:
             False if ``replaces`` is False and there is a checkpoint.
 
         Raises:
-            CheckpointError: it could not be copied; the previous checkpoint at ``path`` is unchanged.
+            CheckpointError: the checkpoint could not be copied; the previous checkpoint at ``path`` is unchanged.
         """
         wait_for(self, source)
         if (remote := behind(source) or behind(path)) is not None:
@@ -133,7 +133,8 @@ class FileAnswers:
         """Wait until the last save to ``path`` is written; ``None``: all saves.
 
         Raises:
-            CheckpointError: it could not be written; the message names the file. Raised once for each failure.
+            CheckpointError: a checkpoint could not be written; the message names the file. Raised once for each
+                failure.
         """
 
 
@@ -167,7 +168,7 @@ class CheckpointIO(FileAnswers, ABC):
         changes the tensors of ``checkpoint`` in place, so a store that writes later must copy them before it returns.
 
         Raises:
-            CheckpointError: it could not be written; the previous checkpoint at ``path`` is complete.
+            CheckpointError: the checkpoint could not be written; the previous checkpoint at ``path`` is complete.
         """
 
     @abstractmethod
@@ -182,7 +183,7 @@ class CheckpointIO(FileAnswers, ABC):
             weights_only: ``None`` or True: plain data only. False: everything, which runs code that the file contains.
 
         Raises:
-            CheckpointError: it does not exist, is damaged, or contains objects that may not be read.
+            CheckpointError: the checkpoint does not exist, is damaged, or contains objects that may not be read.
         """
 
     @abstractmethod

@@ -26,7 +26,7 @@ def find(name: str) -> Any:
     """Return the class or function for ``name``, "module:Outer.Inner"; ``None`` if no imported module defines it.
 
     Only dictionaries are read, so that no property or ``__getattr__`` of a module or metaclass runs, which could import
-    a lazy module. It must be defined in that module: a name that the module has only imported does not count.
+    a lazy module. The object must be defined in that module: a name that the module has only imported does not count.
     """
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)

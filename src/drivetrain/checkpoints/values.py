@@ -100,7 +100,7 @@ def _is_storable(dtype: Any) -> bool:
 
 def _numpy_type(text: str) -> Any:
     dtype = sys.modules["numpy"].dtype(_typed(str, text))
-    if not _is_storable(dtype):  # no arrays of objects, whose addresses would come from the file
+    if not _is_storable(dtype):  # arrays of objects are refused: the addresses of the objects would come from the file
         raise TypeError(f"dtype {text} is not stored in checkpoints")
     return dtype
 

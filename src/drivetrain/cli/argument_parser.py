@@ -87,7 +87,7 @@ class LightningArgumentParser(ArgumentParser):
             The added options, without their dashes; none in ``subclass_mode``, because the class is not known yet.
 
         Raises:
-            ConfigurationError: it is none of these classes.
+            ConfigurationError: ``lightning_class`` is none of these classes.
         """
         kinds = (Trainer, LightningModule, LightningDataModule, Callback)
         cls = class_of(lightning_class) if callable(lightning_class) else object

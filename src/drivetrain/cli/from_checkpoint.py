@@ -82,7 +82,7 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
         any_class: whether the configuration names the model's class.
 
     Raises:
-        CheckpointError: they contain a name that a file may not use, or do not fit the model.
+        CheckpointError: the hyperparameters contain a name that a file may not use, or do not fit the model.
     """
     from drivetrain.module.loading import hyperparameters_in
 
@@ -138,7 +138,7 @@ def class_to_build(cls: type, saved: dict[str, Any]) -> type | None:
         ``None`` if they were not saved by LightningCLI.
 
     Raises:
-        CheckpointError: they name a class that is not imported, or not a subclass of ``cls``.
+        CheckpointError: the hyperparameters name a class that is not imported, or not a subclass of ``cls``.
     """
     if (instantiator := saved.pop(INSTANTIATOR, None)) is None:
         return None
@@ -167,7 +167,7 @@ def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict
         given: the names of arguments that the caller passes.
 
     Raises:
-        CheckpointError: they contain a name that is not allowed, or do not fit the class.
+        CheckpointError: the hyperparameters contain a name that is not allowed, or do not fit the class.
     """
     parser = _parser_of(cls, given)
     options = _options(parser, "module")

@@ -63,7 +63,7 @@ def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
                     yield from _for_option(name, known, dashes="--")
                 elif owner := next((sub for sub, its in _subcommands(parser).items() if name in _options(its)), None):
                     yield _first_the_subcommand(owner, word)
-        for group, name in _OPTION.findall(message):  # in a file, or an argument of a class
+        for group, name in _OPTION.findall(message):  # an option in a file, or an argument of a class
             yield from _for_option(f"{group}.{name}" if group else name, known, dashes="")
 
 

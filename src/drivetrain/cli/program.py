@@ -40,7 +40,7 @@ def run_program(given: argparse.Namespace, prog: str) -> int:
 def run_file(path: str, arguments: Sequence[str]) -> None:
     """Run the file, folder or archive at ``path`` as ``__main__``."""
     sys.argv = [path, *arguments]
-    full = os.path.join(os.getcwd(), path)  # not normalised, as in Python
+    full = os.path.join(os.getcwd(), path)  # the path is not normalised, as in Python
     if os.path.isdir(path) or pkgutil.get_importer(path) is not None:
         _put_first_on_path(full, always=True)
         _run(lambda main: runpy._run_module_as_main("__main__", False))  # type: ignore[attr-defined]

@@ -171,7 +171,7 @@ class ClusterEnvironment:
             num_nodes: the number of machines.
 
         Raises:
-            ConfigurationError: they differ, so the ranks would wait forever.
+            ConfigurationError: the settings differ from the cluster, so the ranks would wait forever.
         """
         if not self.creates_processes_externally:
             return
@@ -208,7 +208,7 @@ class ClusterEnvironment:
         """Return the variable ``name`` as an int.
 
         Raises:
-            ConfigurationError: it is not an integer, or is not set and there is no default.
+            ConfigurationError: the variable is not an integer, or is not set and has no default.
         """
         text = self.environ.get(name)
         if text is None and default is not None:
@@ -252,7 +252,7 @@ def _in_type(environment: ClusterEnvironment, name: str, given: Any, member: Any
     """Return the value of the member ``name`` in the contract's type.
 
     Raises:
-        ConfigurationError: it is ``None``, or not an integer where one is expected.
+        ConfigurationError: the value is ``None``, or not an integer where an integer is expected.
     """
     shown_name = f"{type(environment).__name__}.{name}{'' if name in _NAMES_OF_1 else '()'}"
     if name in _FACTS:

@@ -151,7 +151,8 @@ class SLURMEnvironment(ClusterEnvironment):
         """Compare the tasks with ``devices`` and ``num_nodes``.
 
         Raises:
-            ConfigurationError: they differ, the number of tasks per node is not set, or ``srun`` was not used.
+            ConfigurationError: the settings differ from the tasks, the number of tasks per node is not set, or ``srun``
+                was not used.
         """
         tasks = self.world_size()
         if tasks > 1 and "SLURM_NTASKS_PER_NODE" not in self.environ:

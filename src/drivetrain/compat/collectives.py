@@ -43,7 +43,7 @@ class Collective(ABC):
         """The group.
 
         Raises:
-            RuntimeError: it does not exist yet.
+            RuntimeError: the group does not exist yet.
         """
         if self._group is None:
             raise RuntimeError(

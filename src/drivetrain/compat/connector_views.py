@@ -43,7 +43,8 @@ class AcceleratorView:
         is_distributed: whether there are several processes.
         use_distributed_sampler: the Trainer's argument.
 
-    Setting one of them raises NotSupportedError: they are decided when the Trainer is created.
+    Setting one of these attributes raises NotSupportedError, because the Trainer decides their values when it is
+    created.
     """
 
     def __init__(self, plan: Plan, settings: Settings) -> None:

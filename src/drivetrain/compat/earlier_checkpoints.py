@@ -63,7 +63,7 @@ def migrate(checkpoint: State, resuming: bool = False) -> State:
         # A function in a scheduler's state is replaced by the function with which the scheduler was built.
         migrated["lr_schedulers"] = [_known(state) for state in migrated["lr_schedulers"]]
     fit_loop = loops.get("fit_loop")
-    with contextlib.suppress(KeyError, TypeError):  # from a user's own loops, whose position is unknown
+    with contextlib.suppress(KeyError, TypeError):  # the state of a user's own loops has no known position
         progress = _progress_of_epochs(migrated) if fit_loop is None else _progress(fit_loop, migrated)
         migrated["loops"] = {**loops, "drivetrain": progress}
     migrated["restart"] = {"callback_metrics": _monitored(migrated.get("callbacks", {}))}
@@ -194,7 +194,7 @@ def _migrate_precision(checkpoint: State) -> None:
         if old in checkpoint:
             state = checkpoint.pop(old)
             checkpoint.setdefault("MixedPrecision", state)
-    checkpoint.pop("amp_scaling_state", None)  # for NVIDIA's apex, which is not supported any more
+    checkpoint.pop("amp_scaling_state", None)  # the state of NVIDIA's apex, which is not supported any more
 
 
 def _callbacks(checkpoint: State) -> dict[str, State]:
@@ -218,7 +218,7 @@ def _callbacks(checkpoint: State) -> dict[str, State]:
 
 def _state_key(key: Any) -> str:
     """Return the key of the same callback's state in drivetrain's checkpoints."""
-    if isinstance(key, type) and issubclass(key, Placeholder):  # before 1.5 the class itself was the key
+    if isinstance(key, type) and issubclass(key, Placeholder):  # before 1.5, the class itself was the key
         return key.path.rpartition(".")[2]
     if isinstance(key, type):
         return key.__qualname__

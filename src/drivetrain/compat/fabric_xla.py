@@ -180,7 +180,7 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         """Return ``optimizer`` itself.
 
         Raises:
-            ValueError: none of its parameters is a shard.
+            ValueError: no parameter of the optimizer is a shard.
         """
         if not any(getattr(each, "_is_sharded", False) for group in optimizer.param_groups for each in group["params"]):
             raise ValueError(

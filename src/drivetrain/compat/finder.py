@@ -72,7 +72,7 @@ class CompatFinder:
         """Return the spec of a replaced module; ``None`` for modules that do not belong to the original.
 
         Raises:
-            ModuleNotFoundError: it belongs to the original and is not available.
+            ModuleNotFoundError: the module belongs to the original and is not available.
         """
         if fullname == _TOLD_THE_RANK:
             return _telling_rank(fullname, path)

@@ -27,7 +27,7 @@ def migrate_checkpoint(
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Convert a checkpoint of an earlier version to this version's layout, in place.
 
-    Its position in training is converted to drivetrain's counters.
+    The checkpoint's position in training is converted to drivetrain's counters.
 
     Args:
         checkpoint: the data that was read; its version is set.

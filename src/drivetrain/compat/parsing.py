@@ -156,7 +156,7 @@ def lightning_getattr(model: Any, attribute: str) -> Any:
     """Return ``attribute`` of the last of these three objects that has it.
 
     Raises:
-        AttributeError: none has it.
+        AttributeError: none of the three objects has the attribute.
     """
     holder = list(_found(model, attribute))[-1]
     return holder[attribute] if isinstance(holder, Mapping) else getattr(holder, attribute)

@@ -61,7 +61,7 @@ class CombinedLoader:
             raise ConfigurationError(f"CombinedLoader has no mode {mode!r}. {did_you_mean(str(mode), _LENGTHS)}")
         self._mode = mode
         self._limits: list[int | float] | None = None
-        self._ended: list[bool] = []  # for each loader, whether it had already ended once in the resumed pass
+        self._ended: list[bool] = []  # whether each loader had already ended once in the resumed pass
         self._passes: WeakSet[Generator[tuple[Any, int, int], None, None]] = WeakSet()
         self._iterables = iterables
         # The tree's structure is fixed: passes only replace its leaves.
@@ -184,7 +184,7 @@ class CombinedLoader:
     def state_dict(self) -> list[Any]:
         """Return the state of each loader that has a ``state_dict``, in order, ``None`` for the others.
 
-        It contains the position of each loader, but not how often "max_size_cycle" has restarted it.
+        The state contains the position of each loader, but not how often "max_size_cycle" has restarted it.
         """
         return [loader.state_dict() if _has(loader, "state_dict") else None for loader in self._flattened]
 

@@ -113,7 +113,8 @@ def feed(
     """Yield ``(batch, is_last)``.
 
     A pass that no limit cuts short exhausts the loader, as a ``for`` loop does: code after the last batch runs, and
-    samplers draw their last random numbers. It is exhausted when the next batch after the last one is requested.
+    samplers draw their last random numbers. The loader is exhausted when the next batch after the last one is
+    requested.
 
     Args:
         batches: a loader, or the passes over one; its iterator is created here, once.
@@ -326,8 +327,8 @@ def seed_workers(loader: Any, rank: int | None = None) -> None:
 
     Args:
         loader: a loader; only a DataLoader is changed.
-        rank: the index of this process's part of the data. It may differ from the rank: the ranks of one model must
-            augment samples identically.
+        rank: the index of this process's part of the data. This index may differ from the rank: the ranks of one model
+            must augment samples identically.
     """
     wanted = os.environ.get("PL_SEED_WORKERS") == "1"
     if wanted and getattr(loader, "num_workers", 0) > 0 and getattr(loader, "worker_init_fn", True) is None:

@@ -93,7 +93,7 @@ class _Recorder(SamplerProxy):
         for indices in draws:
             if self._batched and isinstance(indices, Iterator):
                 indices = list(indices)  # an iterator can be read only once, and the dataset reads it too
-            several = self._batched or isinstance(indices, list)  # without batch_size a tuple may be one index
+            several = self._batched or isinstance(indices, list)  # without batch_size, a tuple may be one index
             self.drawn.append([_plain(index) for index in (indices if several else [indices])])
             yield indices
 

@@ -51,7 +51,7 @@ def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
 
 
 _LARGE = 1000  # larger containers are treated as data: the objects in them are not saved
-_LARGEST = 100_000  # of even larger containers, nothing is saved
+_LARGEST = 100_000  # of containers larger than this, nothing is saved
 
 
 @contextmanager

@@ -417,7 +417,7 @@ class Engine(StateFiles):
         if clip_val is not None:
             self.strategy.clip_gradients_value(own, plain, clip_val=clip_val)
             return None
-        assert max_norm is not None  # one of the two was passed
+        assert max_norm is not None  # one of clip_val and max_norm was passed
         strict = not self.precision.scales_loss if error_if_nonfinite is None else error_if_nonfinite
         return self.strategy.clip_gradients_norm(
             own, plain, max_norm=max_norm, norm_type=norm_type, error_if_nonfinite=strict

@@ -194,10 +194,10 @@ class Ranks(RankFacts):
             self.barrier()
         try:
             yield
-        finally:  # if this rank fails, the others must not wait for it
+        finally:  # also after an exception, so that the other ranks do not wait for this one
             if first:
                 self.barrier()
-            self.barrier()  # no rank continues while others are still inside
+            self.barrier()  # no rank continues while others are still in the block
 
 
 def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any:

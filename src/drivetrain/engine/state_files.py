@@ -38,7 +38,7 @@ class StateFiles(Ranks):
             filter: by name, a function ``(key, value) -> keep`` for the entries of that state dict.
 
         Raises:
-            CheckpointError: it could not be written, or an entry is not plain data; nothing on disk was changed.
+            CheckpointError: the file could not be written, or an entry is not plain data; nothing on disk was changed.
             ConfigurationError: ``filter`` has a name that is not in ``state``, or whose entry is not a dictionary.
         """
         self._verbs.save(path, state, filter or {})

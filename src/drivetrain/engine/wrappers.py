@@ -131,9 +131,9 @@ def requires_closure(optimizer: Optimizer) -> bool:
 class EngineModule(nn.Module):
     """A module whose ``forward`` runs in the engine's precision and through the strategy's wrapper.
 
-    It shares its parameters, buffers and children with the original, under the original's names. Attributes are set and
-    read on the original. If the precision is not the default, floating-point results are converted to torch's default
-    dtype, so that a loss is not computed in 16 bits.
+    The wrapper shares its parameters, buffers and children with the original, under the original's names. Attributes
+    are set and read on the original. If the precision is not the default, floating-point results are converted to
+    torch's default dtype, so that a loss is not computed in 16 bits.
 
     Args:
         forward_module: the strategy's wrapper of the module, or the module itself.

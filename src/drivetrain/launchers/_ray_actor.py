@@ -120,7 +120,7 @@ def packed(value: Any, what: str, cure: str) -> bytes:
         cure: what to do if it cannot be pickled.
 
     Raises:
-        ConfigurationError: it cannot be pickled.
+        ConfigurationError: the value cannot be pickled.
     """
     stream = io.BytesIO()
     try:
@@ -140,7 +140,8 @@ class _Portable(cloudpickle.Pickler):  # type: ignore[misc]  # Ray is not instal
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):
             return super().reducer_override(obj)
-        if obj.device.type not in (HOST.type, "meta") and type(obj) is torch.Tensor:  # also tensors inside a Parameter
+        # includes tensors inside a Parameter
+        if obj.device.type not in (HOST.type, "meta") and type(obj) is torch.Tensor:
             obj = obj.detach().to(HOST).requires_grad_(obj.requires_grad)
         return child.by_value(obj, self._memories)
 

@@ -128,7 +128,7 @@ class Board:
         """Return the board that another process has created.
 
         Raises:
-            OSError, ValueError: it does not exist, or is not complete.
+            OSError, ValueError: the board does not exist, or is not complete.
         """
         described = json.loads((folder / DESCRIPTION).read_text())
         board = cls.__new__(cls)

@@ -42,7 +42,8 @@ class Failure:
         if not self.traceback:
             return None
         trace = RemoteTraceback(self.traceback)
-        has_lines = "Traceback (most recent" in self.traceback  # otherwise the text only repeats the exception
+        # without lines of code, the text only repeats the exception
+        has_lines = "Traceback (most recent" in self.traceback
         try:
             exception = pickle.loads(self.exception)
         except Exception:  # some exception classes cannot be unpickled

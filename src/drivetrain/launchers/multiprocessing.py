@@ -150,7 +150,7 @@ class MultiProcessingLauncher(Launcher):
                     asked = {rank for rank, failure in failed.items() if failure.interrupted or ends[rank]}
                     by_itself = any(not failed[rank].follows for rank in failed.keys() - asked)
                     if ending.look(list(running.values()), asked=bool(asked), failed=by_itself) and asked:
-                        _send(processes, signal.SIGTERM)  # has no effect on a rank that is already ending
+                        _send(processes, signal.SIGTERM)  # the signal has no effect on a rank that is already ending
             if ending.by_signal or time.monotonic() >= sent.deadline:
                 late = {rank: processes[rank].pid for rank in running.values()}
                 say_who_is_killed(board, late, min(sent.limit_s, self.stop_timeout_s))

@@ -178,7 +178,7 @@ def _first_failure(
         if first:
             asked = was_asked_to_end(first)
             if ending.look(running, asked=asked, failed=False) and asked:
-                _send(processes, signal.SIGTERM)  # has no effect on a rank that is already ending
+                _send(processes, signal.SIGTERM)  # the signal has no effect on a rank that is already ending
         if not running or time.monotonic() >= min(ending.deadline, sent.deadline):
             return first
         if not first and watch is not None and (text := watch.look()):
@@ -189,7 +189,8 @@ def _first_failure(
 
 def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
     for process in processes:
-        process.send_signal(number)  # not to the rank's workers, which it needs until it has saved
+        # the signal is not sent to the rank's workers, which the rank needs until it has saved
+        process.send_signal(number)
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -210,7 +211,7 @@ def started_by_rank() -> int:
     """Return the process id of the rank that has started this process, which would join the job as the same rank; else
     0.
 
-    Such a process has inherited the rank and the address of the job. This can only be detected on Linux.
+    Such a process has inherited the rank and the address of the job. A process can detect this only on Linux.
     """
     parent = os.getppid()
     try:

@@ -3,7 +3,7 @@
 [Note: when a job that hangs is ended]
 A report alone never ends a job. The job is ended only if no rank can continue: some rank has waited in a collective for
 the complete timeout, and each rank that is missing there is dead, has been stopped for a while, or waits in another
-collective that lacks ranks in the same situation. It is also ended if some rank waits at the end of a phase of the
+collective that lacks ranks in the same situation. The job is also ended if some rank waits at the end of a phase of the
 set-up, where all ranks meet, and a rank of this machine is dead or has been stopped for a while. A rank that does
 anything else may still arrive: it compiles, saves, prepares data, or is in a debugger. Detection needs Linux, and
 collectives that torch's Flight Recorder records.
@@ -99,7 +99,7 @@ class Watch:
         progress = tuple(tuple(each[word] for word in (PHASE, BATCHES, STEP, SAVING, STALL)) for each in words)
         if progress != self._progress:
             self._progress, self._since, self._said = progress, now, False
-            # so that a wait can first reach the timeout
+            # start the measurements again, so that a wait can first reach the timeout
             self._stopped, self._cpu, self._asks_at = {}, {}, now + stall_s + look_s
             return ""
         self._look_at_processes(now, now - self._since >= stall_s / 2)

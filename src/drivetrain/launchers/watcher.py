@@ -79,7 +79,7 @@ class _Ranks:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._running: dict[int, int] = {}  # by local rank, a file descriptor that is readable when the process ends
+        self._running: dict[int, int] = {}  # local rank -> a file descriptor that is readable when the process ends
         self._ended: list[int] = []  # local ranks in the order in which their end was detected
         self._watch = Watch(board)
 

@@ -291,7 +291,7 @@ class Entry:
         else:
             value, weight = self.last_scalar(), self._last_weight
             value = value * weight if self.reduction == "mean" and value is not None else value
-        if value is None:  # this rank has no value of its own
+        if value is None:  # this rank has logged no value
             value = {"min": float("inf"), "max": float("-inf")}.get(self.reduction, 0.0)
         return value, (weight if self.reduction == "mean" else 0)
 
@@ -413,7 +413,7 @@ def check_same(name: str, entry: Entry, options: Options, hook: str) -> None:
 
     Raises:
         LoggingError: they differ.
-        CheckpointError: they differ, and the entry comes from the checkpoint from which this run resumes.
+        CheckpointError: the options differ, and the entry comes from the checkpoint from which this run resumes.
     """
     if same_options(entry.options, options):
         return

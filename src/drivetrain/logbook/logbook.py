@@ -114,9 +114,9 @@ class Logbook:
         self._compared_sizes = False
         self._logged_before: dict[str, list[Logged]] = {}  # by group
         self._held: dict[Entry, Value | None] = {}  # training's step values when the last evaluation began
-        # by name: the value that the ranks agreed on, in place of a step's own
+        # name -> the value that the ranks agreed on, in place of a step's own
         self._agreed_steps: dict[str, Value] = {}
-        # by full name, the scope that logged it first; None: a warning was already issued
+        # full name -> the scope that logged it first; None: a warning was already issued
         self._logged_first: dict[str, tuple[str, Scope] | None] = {}
 
     def join(self, device: torch.device, data: Any, world: Any, own_reduce: Callable[..., Any] | None = None) -> None:

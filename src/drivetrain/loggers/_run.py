@@ -224,7 +224,7 @@ def local_folder(owner: str, value: str | os.PathLike[str]) -> str:
     """Return ``save_dir``, in which a service's package stores its files, as a local path.
 
     Raises:
-        ConfigurationError: it is an address.
+        ConfigurationError: ``save_dir`` is an address.
     """
     folder = files.spelled(value)
     if files.is_remote(folder):

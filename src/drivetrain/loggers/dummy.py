@@ -11,7 +11,7 @@ from drivetrain.loggers.logger import Logger
 class DummyLogger(Logger):
     """Accepts everything and writes nothing, so that a program can call its loggers in ``fast_dev_run`` too.
 
-    It has every method of other loggers: ``logger.log_image(...)`` does nothing.
+    The logger has every method of other loggers: ``logger.log_image(...)`` does nothing.
 
     Args:
         save_dir: ignored; accepted because the other default loggers have this argument.

@@ -64,7 +64,7 @@ class MLFlowLogger(Tables):
         self._artifact_location = artifact_location
         self._options = {} if synchronous is None else {"synchronous": synchronous}
         self._params: dict[str, str] = {}  # parameters of the run, which MLflow does not allow to change
-        self._reached: dict[str, int] = {}  # for a resumed run: the last logged step by name
+        self._reached: dict[str, int] = {}  # name -> the last logged step, for a resumed run
         self._told = False
 
     # ---- the run -------------------------------------------------------------------------------------------------

@@ -148,8 +148,8 @@ class TensorBoardLogger(FolderLogger):
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Record the graph of ``model`` on ``input_array``, by default its ``example_input_array``.
 
-        It does nothing unless the logger was created with ``log_graph=True``. The model is traced in evaluation mode
-        and in its run's precision, without effects on the run (:func:`~drivetrain.module.export.example_pass`). If
+        The method does nothing unless the logger was created with ``log_graph=True``. The model is traced in evaluation
+        mode and in its run's precision, without effects on the run (:func:`~drivetrain.module.export.example_pass`). If
         tracing fails, a warning is issued and there is no graph.
         """
         if not self._log_graph:

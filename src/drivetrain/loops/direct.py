@@ -78,7 +78,7 @@ class Calls(NamedTuple):
 def bind(run: Run, optimizer: Optimizer) -> Calls | None:
     """Return the direct calls of a step; ``None``: user code could notice them, so the step must make the public calls.
 
-    The run's plan contains the choice and its reason. They are also logged at level DEBUG when they change.
+    The run's plan contains the choice and its reason. Both are also logged at level DEBUG when they change.
     """
     reason = _reason(run, optimizer)
     choice = "public calls" if reason else "direct calls"
@@ -241,7 +241,7 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any]) -> Calls:
     assert plain_step is not None
     schedulers = vars(optimizer).get("step")
     may_differentiate = "differentiable" in optimizer.defaults
-    engine: Any = torch.autograd  # it has the engine's call under a private name
+    engine: Any = torch.autograd  # torch.autograd has the engine's call under a private name
     is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
 
     def zero_grad() -> None:
@@ -337,7 +337,7 @@ def _trains_alike(kind: type[Optimizer]) -> bool:
 def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
     values = torch.arange(1.0, 7.0, dtype=torch.float32)
     first, second = nn.Parameter(values.reshape(3, 2) / 4), nn.Parameter(values.reshape(2, 3) / -3)
-    make: Any = kind  # with the defaults of the class
+    make: Any = kind  # the optimizer is created with the defaults of its class
     optimizer = make([first, second])
     calls = _direct(optimizer, []) if is_direct else Calls(optimizer.zero_grad, Tensor.backward, optimizer.step)
     found: list[Tensor] = []

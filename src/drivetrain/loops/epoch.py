@@ -156,7 +156,7 @@ def after_batch(run: Run, bound: Bound) -> None:
         try:
             run.publish(run.book.agree_on_steps(rows), progress.logger_step)
         except BaseException:
-            run.book.put_back(rows)  # not logged yet: a checkpoint saved now must contain them
+            run.book.put_back(rows)  # not logged yet: put back, so that a checkpoint saved now contains them
             raise
         run.agree_to_stop()
         progress.flush_due = False
@@ -167,7 +167,7 @@ def after_batch(run: Run, bound: Bound) -> None:
         and (phase is Phase.VALIDATION_DUE or validation_due(run, bound.validate_every, progress.is_last_batch))
     )
     if validates:
-        run.hooks.notify("before_validation")  # before the validation frees the batch and its gradients
+        run.hooks.notify("before_validation")  # called before the validation frees the batch and its gradients
         validate(run)
     if window.batches_done == 0 and progress.stepped and bound.schedules.step_plateau:
         bound.schedules.advance_step(bound.schedules.step_plateau)
@@ -199,7 +199,7 @@ def validate(run: Run) -> None:
     progress.enter(Phase.VALIDATION_DUE)
     if not run.holds_gradients:
         run.hooks.call_method("on_validation_model_zero_grad")
-    run.book.refresh()  # so that the training batch's logged values are available during validation
+    run.book.refresh()  # refresh, so that the training batch's logged values are available during validation
     if run.loaders.reload("validate", run.limits.reload_every):
         run.loaders.tried.discard("validate")
     loaders = run.loaders.evaluation("validate")

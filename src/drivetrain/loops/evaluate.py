@@ -77,7 +77,7 @@ class _StepValues(Sink):
         super().__init__(loader)
         self._run, self._group, self._dataloader_idx = run, group, dataloader_idx
         self._first_step = run.progress.eval_steps_of(group, dataloader_idx)
-        self._rows: list[tuple[int, list[Row]]] = []  # not yet read from the device
+        self._rows: list[tuple[int, list[Row]]] = []  # rows that were not yet read from the device
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
         if values := self._run.book.step_values(self._group):
@@ -202,7 +202,7 @@ def evaluate(
     own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{kind.word}_model_train")
     modes = {module: module.training for module in run.module.modules()}
     model = run.engine.strategy.model
-    wrapper = None if model in modes else model  # for example DDP's wrapper
+    wrapper = None if model in modes else model  # the wrapper around the module, for example DDP's
     wrapper_mode = wrapper is not None and wrapper.training
     inference = run.limits.inference_mode and not in_fit and run.engine.strategy.facts.allows_inference_mode
     with torch.inference_mode() if inference else torch.no_grad():

@@ -71,7 +71,7 @@ def _prepare(run: Run) -> None:
     progress.enter(Phase.TRAIN_START)
     run.book.begin("train")
     if limits.max_epochs == 0 or limits.max_steps == 0:
-        return  # only set-up and teardown: not even the loader is created
+        return  # a limit is 0: run only set-up and teardown, without creating the loader
     progress.expect_batches(run.loaders.count_training())
     if limits.val_batches != 0 and run.loaders.defined("validate") and run.loaders.is_known("validate"):
         loaders = run.loaders.evaluation("validate")
@@ -118,7 +118,7 @@ def _close_epoch(run: Run) -> None:
     book.refresh()
     run.publish(book.epoch_values("train"), progress.logger_step)
     rest = book.step_values("train")
-    # so that the bar shows values even in an epoch without a flush
+    # read the values, so that the bar shows them even in an epoch without a flush
     book.read([row for row in rest if row.entry.to_bar])
     run.hooks.notify("values_left", rest)
     if not progress.epoch_cut:  # a run that resumes here may still complete it

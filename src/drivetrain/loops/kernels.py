@@ -3,10 +3,10 @@
 [Note: when]
 On the host, torch loops over parameters in Python unless the optimizer was created with another kernel. ``foreach``
 makes one call per operation instead of one per operation and parameter. Each call performs the same operations on each
-parameter, so the numbers are equal bit for bit. It is faster for many small parameters, and slower if they do not fit
-into the processor's cache. ``fused`` makes one call for everything and is faster at any size, but rounds differently.
-benchmarks/optimizer_kernels.py measures both. On other devices torch chooses ``foreach`` itself, and this module
-chooses nothing.
+parameter, so the numbers are equal bit for bit. ``foreach`` is faster for many small parameters, and slower if they do
+not fit into the processor's cache. ``fused`` makes one call for everything and is faster at any size, but rounds
+differently. benchmarks/optimizer_kernels.py measures both. On other devices torch chooses ``foreach`` itself, and this
+module chooses nothing.
 
 The options of an optimizer belong to the user, and checkpoints contain them. A kernel is therefore set only while the
 optimizer steps.
@@ -76,7 +76,7 @@ def _kernel(kind: type[Optimizer], group: dict[str, Any], may_round: bool) -> Ke
     if not all(type(each) is nn.Parameter and each.is_cpu and each.dtype in _DTYPES for each in parameters):
         return None
     count, numbers = len(parameters), sum(each.numel() for each in parameters)
-    has_state = kind is not SGD or group["momentum"] != 0  # without it, ``fused`` is no faster
+    has_state = kind is not SGD or group["momentum"] != 0  # without state, ``fused`` is no faster
     if may_round and kind.__name__ in _FUSED and has_state and count > 0:
         return Kernel(group, "fused", count)
     has_foreach = kind.__name__ in (_EQUAL + _ROUNDING if may_round else _EQUAL)

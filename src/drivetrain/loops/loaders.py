@@ -126,7 +126,7 @@ def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None
     """Check that all ranks distribute the same order; ``orders`` are those of each rank's ``word`` loader.
 
     Raises:
-        ConfigurationError: they do not, so samples would be left out or seen twice.
+        ConfigurationError: the ranks' orders differ, so samples would be left out or seen twice.
     """
     if len(set(orders)) > 1:
         raise ConfigurationError(
@@ -212,7 +212,8 @@ class Loaders:
     tried: set[str] = field(default_factory=set, init=False)
     _made_before: dict[str, int] = field(default_factory=dict, init=False)  # made_in of the checkpoint's run
     _nested: dict[str, Any] = field(default_factory=dict, init=False)
-    _lengths: list[int | None] = field(default_factory=list, init=False)  # of the training loader, on every rank
+    # the lengths of the training loader on every rank
+    _lengths: list[int | None] = field(default_factory=list, init=False)
 
     def again(
         self, limit: Callable[[str], int | float], call: Callable[[Any, str], Any], epoch: Callable[[], int]

@@ -36,7 +36,7 @@ def metrics_in(owner: Any) -> dict[str, nn.Module]:
                 place = f"{path}.{name}".strip(".")
                 states: dict[str, Any] = {}
                 if _is_metric(child):
-                    found[place], states = child, vars(child)["_defaults"]  # its states may be long lists
+                    found[place], states = child, vars(child)["_defaults"]  # the metric's states may be long lists
                 waiting += [
                     (f"{place}.{key}".strip("."), held) for key, held in vars(child).items()
                     if isinstance(held, _HOLDERS) and key not in _OF_TORCH and key not in states

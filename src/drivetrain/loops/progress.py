@@ -257,7 +257,7 @@ class Progress:
         self.batch_idx, self.batches_done, self.eval_batch_idx = -1, 0, -1
         self.is_last_batch = self.should_stop = self.flush_due = self.stepped = self.end_began = False
         if fn is TrainerFn.FITTING:
-            self.num_training_batches = 0  # it belongs to the run's own loader, which may differ
+            self.num_training_batches = 0  # this number belongs to the run's own loader, which may differ
         else:
             self.cut_batches = -1  # the position in the training data is only valid during its own fit
         self.resumed_batches = -1
@@ -360,7 +360,7 @@ class Progress:
         self.should_stop = self.should_stop or state.get("should_stop", False)
         self.resume_phase, self.end_began = _resume_phase(state), state.get("epoch_ending", False)
         self.cut_batches = state.get("cut_batches", 0) if state.get("epoch_cut") else -1
-        if self.epoch_cut and goes_on:  # by a limit that has since changed, or by a request to stop
+        if self.epoch_cut and goes_on:  # the epoch was cut by a limit that has since changed, or by a request to stop
             if not self.epoch_ending:
                 self.current_epoch -= 1
                 self.earlier_batches -= self.cut_batches

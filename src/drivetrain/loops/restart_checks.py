@@ -155,7 +155,7 @@ def check_position(position: Any, passes: Passes | CombinedPasses) -> None:
     """Check that ``position`` is a position in a pass over these loaders.
 
     Raises:
-        CheckpointError: it is not one.
+        CheckpointError: ``position`` is not one.
     """
     with restoring("the position in the training data"):
         _check_position(position, passes.position(states=False), "")  # a loader may have no state before its first pass

@@ -76,7 +76,7 @@ class Limits:
             if fast:
                 return fast
             if overfits and overfit:
-                return overfit  # the same batches in all stages
+                return overfit  # overfit_batches applies to all stages
             return 1.0 if given is None else given
 
         return cls(

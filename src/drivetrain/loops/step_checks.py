@@ -29,7 +29,8 @@ def check(module: Any, settings: Settings, strategy: Strategy) -> None:
     """Check that a step of ``module`` can be split or recorded, if the settings ask for it, before anything is built.
 
     Raises:
-        ConfigurationError: it cannot; the message gives the reason and what to leave out.
+        ConfigurationError: the step does not work with the argument; the message gives the reason and what to leave
+            out.
     """
     if settings.split_on_oom and (why := _why_not_split(module, settings, strategy)):
         raise ConfigurationError(f"Trainer(split_on_oom=True) {why} Leave split_on_oom out.")

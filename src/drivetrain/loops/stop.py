@@ -74,9 +74,9 @@ class Stop:
         self._run, self._save, self._keep_newest, self._timeout_s = run, save, keep_newest, timeout_s
         strategy = run.engine.strategy
         self._rank, self._size = strategy.global_rank, strategy.world.size
-        self._reason = ""  # on which the ranks have agreed
+        self._reason = ""  # the reason on which the ranks have agreed
         self._wanted = ""  # requested by this rank
-        self._next = ""  # this rank's next request
+        self._next = ""  # the next request of this rank
         self.answers: dict[str, Callable[[], None]] = {}
         self._may_reach = self._last = 0  # numbers of batches
         self._written, self._answered, self._acted = threading.Event(), threading.Event(), threading.Event()
@@ -144,7 +144,7 @@ class Stop:
         """Called after a batch and its hooks while :attr:`Run.stop` is set: stop here if this is the agreed batch.
 
         Raises:
-            KeyboardInterrupt, SIGTERMException: it is the agreed batch.
+            KeyboardInterrupt, SIGTERMException: this batch is the agreed one.
         """
         number = self._run.progress.slot[1]
         self._written.wait()
@@ -172,7 +172,8 @@ class Stop:
             raise _exception(self._reason)
         self._time_over = True
         if not (self._saved or self._run.stop_is_delayed()):
-            self._saved = True  # before the last validation and hooks, which draw random numbers and change states
+            # saved before the last validation and hooks, which draw random numbers and change states
+            self._saved = True
             self._save(TIME_LIMIT)
         self._run.stopping.agreed = True
         self._run.progress.ask_to_stop()
@@ -326,7 +327,7 @@ class Stop:
 
     def _agree(self) -> None:
         """See [Note: the batch after which all ranks stop]."""
-        self._run.stop = self  # before the number is read: the loop then passes at most one more batch end
+        self._run.stop = self  # set before the number is read: the loop then passes at most one more batch end
         self._may_reach = self._run.progress.slot[1] + 1
         self._written.set()
         keys = [self._key(rank) for rank in range(self._size)]

@@ -42,7 +42,7 @@ class Window:
             it, so that no batch is scaled up and 16-bit floats do not overflow.
         total: the sum of the weights.
         factor_here: the weight of this rank's mean over the current batch among the ranks: see
-            :class:`drivetrain.data.samplers.Share`. It is 0 for a repeated batch, which does not count.
+            :class:`drivetrain.data.samplers.Share`. The factor is 0 for a repeated batch, which does not count.
         gather: returns the tensor of every rank of the data group, stacked; ``None`` with one rank. Gradients are then
             averaged over these ranks in the backward pass of a window's last batch.
         exchanges_always: gradients are averaged over the ranks in every backward pass, not only in the last.
@@ -157,7 +157,7 @@ class Window:
         """Do :meth:`weigh` for a backward pass that averages over the ranks: in units of the largest weight of all
         ranks.
 
-        It needs one small exchange, and reads nothing from the device.
+        The call needs one small exchange between the ranks, and reads nothing from the device.
         """
         assert self.gather is not None  # checked by the caller
         before, there = self.reference, self.batches_with_gradients > 0

@@ -78,8 +78,8 @@ class AttributeDict(dict[str, Any]):
 class HyperparametersMixin:
     """Gives a module or a data module :meth:`save_hyperparameters` and its attributes.
 
-    It does not need ``nn.Module.__init__``: all values are in the instance's ``__dict__``, so that they are pickled and
-    copied with the object.
+    The class does not need ``nn.Module.__init__``: all values are in the instance's ``__dict__``, so that they are
+    pickled and copied with the object.
     """
 
     _hparams_name: str | None = None

@@ -38,7 +38,7 @@ def loss_of(output: Any, keeps_zero: bool = False) -> tuple[Tensor | None, float
         keeps_zero: also return a loss of weight 0, because the other ranks wait for its gradients.
 
     Raises:
-        ConfigurationError: it is neither a loss, nor a mapping with a loss under "loss", nor ``None``.
+        ConfigurationError: the result is neither a loss, nor a mapping with a loss under "loss", nor ``None``.
     """
     if output is None or isinstance(output, Tensor):
         return output, None
@@ -81,7 +81,7 @@ def check_manual_output(output: Any) -> None:
     """Check the result of ``training_step`` in manual optimization, which callbacks get.
 
     Raises:
-        ConfigurationError: it is neither a tensor, nor a mapping, nor a :class:`WeightedLoss`, nor ``None``.
+        ConfigurationError: the result is neither a tensor, nor a mapping, nor a :class:`WeightedLoss`, nor ``None``.
     """
     if not (output is None or isinstance(output, (Tensor, Mapping, WeightedLoss))):
         raise ConfigurationError(

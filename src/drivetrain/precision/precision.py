@@ -75,8 +75,8 @@ class Precision(Familiar):
     def forward_context(self) -> AbstractContextManager[Any] | None:
         """Return a context for a forward pass on :attr:`device_type`; ``None`` if none is needed.
 
-        It returns ``None`` instead of an empty context, because entering even an empty context costs time in every
-        step. drivetrain's own contexts are entered repeatedly; a context from your subclass is entered once.
+        The method returns ``None`` instead of an empty context, because entering even an empty context costs time in
+        every step. drivetrain's own contexts are entered repeatedly; a context from your subclass is entered once.
         """
         return None
 

@@ -82,7 +82,7 @@ def synchronised(module: nn.Module, group: Any = None) -> nn.Module:
             overridden.append(f"{name!r} ({cls.__name__})")
         else:
             changing.append(layer)
-    for layer in changing:  # if one cannot be changed, none is
+    for layer in changing:  # if one layer cannot be changed, no layer is
         kind: type = type(layer)
         layer.__class__ = _synchronised_class(kind)
         vars(layer)["data_group"] = group
@@ -230,8 +230,8 @@ class _Normalized(torch.autograd.Function):
             scale = weight * (var + ctx.eps).rsqrt()
             seen = float(ctx.counts)  # 0 if the statistics do not include this input: they do not depend on it
             slope, offset = (sums / -count.clamp(min=1)).view(2, -1) * scale * seen
-            # The gradient through the statistics is linear in the normalized input. It may nearly cancel the direct
-            # gradient, so their sum is rounded to 16 bits only at the end.
+            # The gradient through the statistics is linear in the normalized input. This gradient may nearly cancel the
+            # direct gradient, so their sum is rounded to 16 bits only at the end.
             wide = F.batch_norm(input.to(mean.dtype), mean, var, slope, offset, eps=ctx.eps)
             past = scale.view(-1, *[1] * (input.dim() - 2))
             to_input = wide.addcmul_(gradient.to(mean.dtype), past).to(input.dtype)

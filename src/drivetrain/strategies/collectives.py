@@ -131,12 +131,13 @@ def reduce(
     """Return the element-wise reduction of every rank's tensor; other values are returned unchanged.
 
     Sums use a wider type, so that no precision is lost: float64 for float32, float32 for 16-bit types, int64 for
-    integers; a mean is divided once. The mean of integers or booleans is float64: the mean of 1 and 2 is 1.5. Their
-    sums and products are int64, as in torch. All other results have the input's dtype. NaN on one rank makes the result
-    NaN on all ranks.
+    integers; a mean is divided once. The mean of integers or booleans is float64: the mean of 1 and 2 is 1.5. Sums and
+    products of integers or booleans are int64, as in torch. All other results have the input's dtype. NaN on one rank
+    makes the result NaN on all ranks.
 
     Args:
-        tensor: the same shape and dtype on every rank. It is not changed, and the result is detached from its graph.
+        tensor: the same shape and dtype on every rank. ``tensor`` is not changed, and the result is detached from its
+            graph.
         group: the participating ranks; ``None``: all.
         reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or one of these or a bitwise one as a
             ``ReduceOp``; ``None`` is the mean.

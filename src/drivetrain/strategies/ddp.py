@@ -275,7 +275,7 @@ class DDPStrategy(ParallelStrategy):
     @property
     def optimizers(self) -> list[Optimizer]:
         """The optimizers of the run. Setting them also registers the hooks that DDP needs at their steps."""
-        # in the instance's dictionary, where a copy in another process looks for it
+        # stored in the instance's dictionary, where a copy in another process looks for it
         mine: list[Optimizer] = self.__dict__["optimizers"]
         return mine
 
@@ -303,7 +303,7 @@ class DDPStrategy(ParallelStrategy):
     def _consolidate(self, sharded: Any, rank: int) -> None:
         sharded.consolidate_state_dict(to=rank)
         if self.accelerator is not None:
-            self.accelerator.synchronize(self.root_device)  # its copies to the host are asynchronous
+            self.accelerator.synchronize(self.root_device)  # the optimizer's copies to the host are asynchronous
 
     def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """Return ``optimizer`` for a process outside the job, with all ranks' state on the first rank of each machine.

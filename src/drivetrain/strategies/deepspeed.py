@@ -208,7 +208,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         """Return the configuration that DeepSpeed's engine gets.
 
         Raises:
-            ConfigurationError: it contradicts the Trainer's arguments, or an option is unknown.
+            ConfigurationError: the configuration contradicts the Trainer's arguments, or an option is unknown.
         """
         self._deepspeed()
         return _deepspeed_config.complete(self.config, self._options, self.precision_plugin.name)

@@ -99,7 +99,7 @@ def check_declared(cls: Any) -> None:
     """Check that a strategy's class declares facts only in ``facts``.
 
     Raises:
-        ConfigurationError: it has an attribute with the name of a fact, which nothing would read.
+        ConfigurationError: the class has an attribute with the name of a fact, which nothing would read.
     """
     if wrong := sorted(vars(cls).keys() & _NAMES):
         value = vars(cls)[wrong[0]]

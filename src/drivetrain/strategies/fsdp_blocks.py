@@ -58,7 +58,7 @@ def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
         argument: the constructor's argument, for messages.
 
     Raises:
-        ConfigurationError: it selects nothing, or it is not a policy.
+        ConfigurationError: the policy selects nothing, or ``policy`` is not a policy.
     """
     classes = getattr(policy, "_module_classes", policy)  # torch's ModuleWrapPolicy
     function: Any = getattr(policy, "_lambda_fn", policy)  # torch's CustomPolicy

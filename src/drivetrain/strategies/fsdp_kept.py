@@ -87,7 +87,7 @@ def _drop_without_gradients(module: Any, args: Any, output: Any) -> None:
 def groups_of(module: Any) -> list[Any]:
     """Return torch's groups of parameters that ``module``, an ``FSDPModule``, gathers together."""
     state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.12 there is a single group
+    groups = getattr(state, "_fsdp_param_groups", None)  # torch before 2.12 has a single group
     return [each for each in ([state._fsdp_param_group] if groups is None else groups) if each is not None]
 
 

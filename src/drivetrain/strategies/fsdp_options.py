@@ -117,7 +117,7 @@ def ignore_first_arguments(others: Mapping[str, Any]) -> None:
     """Warn of arguments of torch's first FSDP.
 
     Raises:
-        UnknownArgumentError: one is not an argument of torch's first FSDP either.
+        UnknownArgumentError: an argument is not an argument of torch's first FSDP either.
     """
     for name in others:
         if name not in _WITHOUT_MEANING:
@@ -146,7 +146,7 @@ def precision_policy(given: Any) -> Any:
     """Return torch's ``MixedPrecisionPolicy``; also converts the ``MixedPrecision`` of torch's first FSDP.
 
     Raises:
-        ConfigurationError: it has neither type.
+        ConfigurationError: ``given`` has neither type.
     """
     if given is None or type(given).__name__ == "MixedPrecisionPolicy":
         return given

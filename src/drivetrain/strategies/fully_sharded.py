@@ -186,7 +186,8 @@ class FullySharded(ParallelStrategy):
             group.gradient_divide_factor = None
         else:
             group.gradient_divide_factor = float(size)
-            group.force_sum_reduction_for_comms = True  # only NCCL supports a premultiplied sum
+            # sum and divide separately, because only NCCL supports a premultiplied sum
+            group.force_sum_reduction_for_comms = True
 
     def _place(self, module: nn.Module) -> None:
         """Move buffers that ``fully_shard`` has not moved, and parameters that an earlier run has moved to the host."""

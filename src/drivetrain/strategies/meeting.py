@@ -171,8 +171,8 @@ class Meeting:
     def _in_time(self, function: Callable[[], Any]) -> Any:
         """Return the result of ``function``.
 
-        It runs in a thread, because torch waits without a limit for the first answer of a program that listens at the
-        address, and ignores Ctrl-C meanwhile.
+        The function runs in a thread, because torch waits without a limit for the first answer of a program that
+        listens at the address, and ignores Ctrl-C meanwhile.
 
         Raises:
             RuntimeError: the deadline has passed.

@@ -196,7 +196,7 @@ class ModelParallelStrategy(FullySharded):
         super().leave_process_group()
 
     def make_data_group(self, world: Group) -> Group:
-        if world.size == 1 < self.world_size:  # after the job, in a process that is not one of its ranks
+        if world.size == 1 < self.world_size:  # after the job, the launching process is not one of its ranks
             return world
         _, tensor = self.sizes
         return world if tensor == 1 else world.new(range(world.rank % tensor, world.size, tensor))
@@ -283,7 +283,7 @@ class ModelParallelStrategy(FullySharded):
             )
         if self.sizes[0] > 1:
             super()._shard(module)
-        else:  # one data-parallel rank: nothing to shard or gather
+        else:  # with one data-parallel rank there is nothing to shard or gather
             self._share(module)
 
     def _split(self, module: nn.Module) -> None:

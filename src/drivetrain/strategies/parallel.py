@@ -152,7 +152,7 @@ class ParallelStrategy(Strategy):
         """Check that the process group, which an earlier run or the user has created, has the requested options.
 
         Raises:
-            ConfigurationError: it has another backend or another timeout, and cannot be changed.
+            ConfigurationError: the group has another backend or another timeout, and cannot be changed.
         """
         made, *options = _GROUP or (None, None, None)
         timeout, backend = options if made is dist.group.WORLD else (self.timeout, None)

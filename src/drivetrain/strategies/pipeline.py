@@ -159,7 +159,7 @@ class PipelineStrategy(ParallelStrategy):
         return self.size * self.stages_per_rank
 
     def make_data_group(self, world: Group) -> Group:
-        if world.size == 1 < self.world_size:  # after the job, in a process that is not one of its ranks
+        if world.size == 1 < self.world_size:  # after the job, the launching process is not one of its ranks
             return world
         size = self.size
         data = world if size == 1 else world.new(range(world.rank % size, world.size, size))
@@ -171,7 +171,7 @@ class PipelineStrategy(ParallelStrategy):
     def pipeline(self) -> Group:
         """The group of ranks that hold the stages of one model."""
         _ = self.data
-        assert self._pipeline is not None  # created together with the data group
+        assert self._pipeline is not None  # the pipeline group is created together with the data group
         return self._pipeline
 
     # ---- the model -----------------------------------------------------------------------------------------------
@@ -366,7 +366,7 @@ class PipelineStrategy(ParallelStrategy):
         parameters = parameters_of(optimizer)
         gradients = [each.grad for each in parameters if each.grad is not None]
         here = total_norm(gradients, norm_type) if gradients else torch.zeros((), device=self.root_device)
-        # the same dtype on all ranks, whatever this rank's gradients have
+        # the exchange needs the same dtype on all ranks, whatever this rank's gradients have
         kind = functools.reduce(torch.promote_types, (each.dtype for each in parameters), torch.float32)
         norms = self.pipeline.all_gather(here.to(kind))
         norm: Tensor = torch.linalg.vector_norm(norms, norm_type)

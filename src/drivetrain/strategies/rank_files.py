@@ -228,7 +228,7 @@ def _place_of(name: str, path: str | Path) -> str:
     if os.path.basename(name) != name or (suffix := re.search(f"{_SUFFIX}$", name)) is None:
         raise WrongForm("['name']", f"is {name!r}, which names no rank file")
     main = os.path.realpath(os.path.expanduser(path)) if _is_local(path) else str(path)
-    renamed = f"{main}{suffix[0]}"  # if all files were renamed
+    renamed = f"{main}{suffix[0]}"  # the path if all files were renamed
     return _beside(main, name) if _is_local(path) and not os.path.exists(renamed) else renamed
 
 

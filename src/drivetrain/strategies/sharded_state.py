@@ -192,7 +192,7 @@ def _gathered(leaf: Any) -> Any:
     """Return a DTensor as a complete tensor, and anything else unchanged; every rank must call it."""
     if not is_dtensor(leaf):
         return leaf
-    device = leaf.device_mesh.device_type  # its shard may be in host memory, which the mesh cannot exchange
+    device = leaf.device_mesh.device_type  # the shard may be in host memory, which the mesh cannot exchange
     leaf = leaf.detach().to(device)
     placements = list(leaf.placements)
     if "_StridedShard" in map(_class_name, placements):  # tensor parallelism together with FSDP

@@ -102,8 +102,9 @@ class Driver:
         """Return the factor by which the loop still multiplies the window's gradients after its last backward pass,
         before clipping.
 
-        It is 1 if every loss was divided by the right number; it differs in a window that the end of an epoch cut
-        short, and if losses have weights. It is equal on all ranks. It does not include the loss scale of a precision.
+        The factor is 1 if every loss was divided by the right number; it differs in a window that the end of an epoch
+        shortens, and if losses have weights. The factor is equal on all ranks. The loss scale of a precision is not
+        included.
         """
         factor = None if self.window_factor is None else self.window_factor()
         return 1.0 if factor is None else factor

@@ -40,7 +40,8 @@ class OwnParts:
 
 
 class Strategy(Model):
-    """Base class. It owns the accelerator, the precision and the checkpoint store, and does not depend on the Trainer.
+    """Base class. A strategy owns the accelerator, the precision and the checkpoint store, and does not depend on the
+    Trainer.
 
     Its contract has five parts: declared facts (:class:`~drivetrain.strategies.facts.Facts`), its processes
     (:class:`~drivetrain.strategies.ranks.Ranks`), the model (:class:`~drivetrain.strategies.model.Model`), the step
@@ -84,7 +85,7 @@ class Strategy(Model):
         self._checks = Checks()
 
     def __getstate__(self) -> dict[str, Any]:
-        # not sent to another process: each run makes its own
+        # these are not sent to another process, because each run creates its own
         own = {"optimizers": [], "lr_scheduler_configs": [], "driver": Driver(), "_groups": None}
         return {**self.__dict__, **own}
 

@@ -131,7 +131,7 @@ def _is_done(work: Any, seconds: float) -> bool:
     """Return whether ``work`` is done within ``seconds``.
 
     Raises:
-        RuntimeError: it has failed.
+        RuntimeError: the exchange has failed.
     """
     try:
         work.wait(timedelta(seconds=seconds))

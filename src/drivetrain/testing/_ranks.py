@@ -24,7 +24,7 @@ _GRACE_S = 5.0  # seconds for the other ranks, after one has failed
 class Ranks:
     """One process per device of a suite, with torchrun's environment variables; with one device, this process.
 
-    They start with the first test and continue until a test fails; the next test then gets new ones.
+    The processes start with the first test and continue until a test fails; the next test then gets new processes.
 
     Args:
         suite: the class with the tests.
@@ -41,7 +41,7 @@ class Ranks:
         """Run the test of this name on every rank.
 
         Raises:
-            AssertionError: it failed on a rank, a process died, or it timed out.
+            AssertionError: the test failed on a rank, a process died, or the test timed out.
             Skipped: pytest's, if the lowest rank has skipped it.
         """
         if self._size == 1:

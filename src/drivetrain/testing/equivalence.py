@@ -28,7 +28,7 @@ def check_against_plain_loop(
     """Train random programs with the Trainer and with a plain loop; they must compute the same.
 
     The programs vary data, network, optimizers, schedulers, precision, limits, validation, logging and the hooks that
-    the module overrides. These are compared: parameters, buffers, the states of optimizers, schedulers and random
+    the module overrides. The function compares parameters, buffers, the states of optimizers, schedulers and random
     generators, every loss and learning rate, every logged row, and the counters. With one process everything is equal
     to the last bit, except for a program's ``tolerance``; with several processes to 1e-9.
 

@@ -52,7 +52,7 @@ class FakeAccelerator(Accelerator):
         """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a string of digits is a count.
 
         Raises:
-            ConfigurationError: it selects no device, a device twice, or one that is not simulated.
+            ConfigurationError: ``devices`` selects no device, a device twice, or a device that is not simulated.
         """
         try:
             return parse_indices(devices, _count())
@@ -246,7 +246,8 @@ def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) 
 @functools.cache
 def _let_torch_load() -> None:
     """Support ``torch.load(map_location=torch.device("cpu", 0))``, and record what ``torch.save`` reads."""
-    torch.serialization.register_package(5, _saved, _loaded)  # before torch's own for the CPU, with priority 10
+    # registered before torch's own function for the CPU, which has priority 10
+    torch.serialization.register_package(5, _saved, _loaded)
 
 
 def _saved(storage: Any) -> None:

@@ -1,6 +1,7 @@
 """A handwritten training loop for a :class:`~drivetrain.testing.programs.Program`.
 
-It uses torch alone, and is the reference for a Trainer's results. It is optimised for reading, not for speed.
+The loop uses torch alone, and is the reference for a Trainer's results. The loop is optimised for reading, not for
+speed.
 """
 
 from __future__ import annotations

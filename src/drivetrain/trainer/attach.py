@@ -250,7 +250,8 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
             continue
         if removed == "configure_sharded_model" and serves_former_hook(module):
             continue
-        if takes(getattr(module, removed, None), arguments):  # otherwise it is the user's own method of the same name
+        # with other arguments, the method is the user's own of the same name
+        if takes(getattr(module, removed, None), arguments):
             raise HookError(
                 f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
                 "steps' outputs on self if you need them."
@@ -327,7 +328,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
         if base is LightningModule:
             hooks -= set(dir(torch.nn.Module))
         for hook in sorted(hooks):
-            own = getattr(type(party), hook)  # on the class: a property may not work yet
+            own = getattr(type(party), hook)  # read from the class, because a property may not work yet
             if _CALLED_BY_THE_LOOPS.fullmatch(hook) and (isinstance(own, property) or overrides(party, hook, base)):
                 _check_hook(name, hook, own if isinstance(own, property) else getattr(party, hook), getattr(base, hook))
         if base is Callback:

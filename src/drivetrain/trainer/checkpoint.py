@@ -191,7 +191,7 @@ def _check_set_up(trainer: Trainer) -> None:
 
     Raises:
         CheckpointError: the optimizers are not created, or the checkpoint from which the fit resumes is not restored.
-            Such a file could not be resumed.
+            A checkpoint without them could not be resumed.
     """
     progress, run = trainer.progress, trainer.current_run
     if progress.fn != "fit" or progress.status not in (TrainerStatus.RUNNING, TrainerStatus.INTERRUPTED):
@@ -403,7 +403,8 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """Restore optimizers, schedulers, precision and progress; the loop restores the rest when it begins.
 
     Raises:
-        CheckpointError: it was saved with ``weights_only``, for another number of optimizers, or after more epochs.
+        CheckpointError: the checkpoint was saved with ``weights_only``, for another number of optimizers, or after more
+            epochs.
     """
     strategy, progress = trainer.strategy, trainer.progress
     if "optimizer_states" not in checkpoint or "loops" not in checkpoint:
@@ -457,7 +458,7 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
     """Return the state of this rank: its random state, its position in the data, its gradients.
 
     Raises:
-        CheckpointError: it was saved inside an epoch or a window, with another number of processes.
+        CheckpointError: the checkpoint was saved inside an epoch or a window, with another number of processes.
     """
     ranks = checkpoint.get("ranks", [checkpoint])
     if len(ranks) == trainer.world_size:

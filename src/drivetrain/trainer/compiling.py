@@ -72,7 +72,7 @@ def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -
     if options.backend != "inductor":
         return
     missing = ""
-    if device == HOST:  # on other devices torch's own error names what is missing
+    if device == HOST:  # on other devices, torch's own error names what is missing
         from torch._inductor import cpp_builder, exc
 
         try:

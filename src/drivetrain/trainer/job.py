@@ -56,8 +56,9 @@ class Outcome:
     """The results of a run in other processes, restored in the launching process, so that it can continue, save or fit
     again.
 
-    It contains weights, optimizers, schedulers, counters, metrics, results, the random state of rank 0, and the states
-    of callbacks and datamodule. Attributes that user code sets on its objects in a started process are not returned.
+    The outcome contains weights, optimizers, schedulers, counters, metrics, results, the random state of rank 0, and
+    the states of callbacks and datamodule. Attributes that user code sets on its objects in a started process are not
+    returned.
 
     Attributes:
         results: the result of the entry point.
@@ -129,7 +130,7 @@ class Outcome:
             self._fill(module)
             follow(self.optimizers, self.parameters, module)
         set_rng_state(self.rng)  # the next run continues the random sequence, as if this process had run the job
-        if self.progress.fn is TrainerFn.FITTING:  # only a fit has or changes them
+        if self.progress.fn is TrainerFn.FITTING:  # only a fit has optimizers, and changes them
             trainer.engine.bind_optimizers(self.optimizers, self.schedulers)
         strategy.precision_plugin.load_state_dict(self.precision, module, strategy.optimizers)
         trainer.progress.take_over(self.progress)

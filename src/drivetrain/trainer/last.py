@@ -27,7 +27,7 @@ from drivetrain.module.loading import raw_hparams
 from drivetrain.strategies import rank_files
 from drivetrain.trainer.rank_parts import is_inside
 
-Trainer = Any  # not the class, which imports this file
+Trainer = Any  # not imported: the class's module imports this file
 
 # Arguments that may differ between runs: the checkpoint to resume from, the length of training, and the rank that a
 # launcher passes.

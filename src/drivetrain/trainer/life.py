@@ -283,7 +283,8 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
             from drivetrain.trainer.telling import states_of
 
             state |= {"loggers": runs} if (runs := states_of(trainer)) else {}
-        waits = trainer.progress.status is not TrainerStatus.RUNNING  # otherwise the end of the run waits for the file
+        # after a run, wait here; during a run, the end of the run waits for the file
+        waits = trainer.progress.status is not TrainerStatus.RUNNING
         rank_parts.save(strategy, state, path, weights_only, storage_options, waits=waits)
         strategy.barrier("save_checkpoint")
 
@@ -298,7 +299,7 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
         trainer.hooks.call_on(trainer.datamodule, "teardown", fn)
     trainer.hooks.call_callbacks("teardown", fn)
     trainer.hooks.call_method("teardown", fn)
-    trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved
+    trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved a checkpoint
     _end_profile(trainer, fn)
     if trainer.loggers and trainer.is_global_zero:
         from drivetrain.trainer.telling import tell

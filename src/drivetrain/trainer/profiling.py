@@ -16,7 +16,7 @@ def profiler_of(given: Any) -> Profiler:
     """Return the profiler for ``Trainer(profiler=given)``.
 
     Raises:
-        ConfigurationError: it is neither a profiler nor the name of one.
+        ConfigurationError: ``given`` is neither a profiler nor the name of one.
     """
     if isinstance(given, str):
         try:

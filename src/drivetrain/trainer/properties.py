@@ -213,7 +213,7 @@ class TrainerView(LimitsView, RankFacts):
             from drivetrain.trainer.telling import tell
 
             with nullcontext() if self._profiler is None else self._profiler.profile("log_metrics"):
-                # by keyword, because a logger may have them in another order
+                # passed by keyword, because a logger may have the arguments in another order
                 tell(self, "log_metrics", metrics=given, step=step)
 
     @property

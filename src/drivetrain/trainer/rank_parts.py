@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy
 
 State = dict[str, Any]
-Trainer = Any  # not the class, which imports this file
+Trainer = Any  # not imported: the class's module imports this file
 
 _OWN = ("rng", "restart", "rank_state")
 # Keys of ``restart`` that are equal on every rank.

@@ -16,7 +16,7 @@ from drivetrain.launchers.tracebacks import cut_tracebacks
 from drivetrain.loops.progress import Phase, Progress
 from drivetrain.strategies import failing, waiting
 
-Trainer = Any  # not the class, which imports this file
+Trainer = Any  # not imported: the class's module imports this file
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from drivetrain.loops.run import Run
 from drivetrain.loops.stop import TIME_LIMIT, Stop
 from drivetrain.trainer.rank_parts import is_inside
 
-Trainer = Any  # not the class, which imports this file
+Trainer = Any  # not imported: the class's module imports this file
 
 STOPPED = "stopped.ckpt"
 
@@ -57,7 +57,7 @@ def _save(trainer: Trainer, saved: list[str], reason: str) -> None:
             rank_zero_warn(f"The fit ends by {reason}, and could not save {path}: {error}")
             return
         saved.append(path)
-    if path or reason != TIME_LIMIT:  # for the time limit, the Timer has logged it
+    if path or reason != TIME_LIMIT:  # with a time limit, the Timer has logged the reason
         rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}." if path else ""))
 
 

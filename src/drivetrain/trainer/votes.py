@@ -50,7 +50,7 @@ def _voting(store: Any, world: Group, key: str, phase: str, progress: Progress) 
         # A rank that was asked to end has not failed: the launching process also asks the other ranks to end.
         if not isinstance(error, (PeerError, SIGTERMException, KeyboardInterrupt)):
             text = summary(error, progress, phase)
-            # has no effect if another rank has already ended the vote
+            # the store ignores it if another rank has already ended the vote
             failing.use_store(lambda: store.compare_set(result, "", text))
         raise
     if store.add(count, 1) == world.size:

@@ -29,9 +29,9 @@ class BatchSizeFinder(Callback):
     """Finds the largest batch size with which a few steps fit into memory, and uses it.
 
     The finder sets the attribute that ``train_dataloader`` and the other loader hooks read, tries ``steps_per_trial``
-    steps, and restores everything: weights, optimizer, random states, counters. This is repeated with larger sizes
-    until memory runs out, the data set is one batch, or ``max_val`` is reached. At the end, the attribute is set to the
-    size that was found.
+    steps, and restores everything: weights, optimizer, random states, counters. These steps are repeated with larger
+    sizes until memory runs out, the data set is one batch, or ``max_val`` is reached. At the end, the attribute is set
+    to the size that was found.
 
     Args:
         mode: "power": double the size while it fits; "binsearch": then search between the last size that fits and the

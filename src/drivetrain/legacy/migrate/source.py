@@ -42,7 +42,7 @@ class Source:
         content: its bytes.
 
     Raises:
-        ConfigurationError: it is not valid Python.
+        ConfigurationError: the text is not valid Python.
     """
 
     def __init__(self, name: str, content: bytes) -> None:

@@ -54,7 +54,7 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        return self._key  # from the ``monitor`` argument, whichever is used now
+        return self._key  # the key comes from the ``monitor`` argument, whichever name is monitored now
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.monitor = self.monitor or state_dict.get("monitor")

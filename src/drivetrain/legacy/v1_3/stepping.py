@@ -93,7 +93,8 @@ class Stepped(Adapted):
             module = self.lightning_module
             asks = "optimizer_idx" in inspect.signature(module.training_step).parameters
             by_hand = asks and not module.automatic_optimization and len(self.optimizers) > 1
-            self.further_arguments = {"optimizer_idx": 0} if by_hand else {}  # one call, for all optimizers
+            # the module's step is called once, for all optimizers
+            self.further_arguments = {"optimizer_idx": 0} if by_hand else {}
         step: Callable[..., Any] = self.usual.bind(name)
         return step
 
