@@ -56,31 +56,39 @@ class ConfigurationError(DrivetrainError, ValueError):
 
 
 class UnknownArgumentError(ConfigurationError, TypeError):
-    """An argument does not exist. Also a TypeError, as Python raises for an unknown argument."""
+    """An argument does not exist. The error is also a TypeError, which Python raises for an unknown argument."""
 
 
 class UnknownNameError(ConfigurationError, KeyError):
-    """Nothing is registered under this name, or a dictionary lacks a key. Also a KeyError, as a lookup raises."""
+    """Nothing is registered under this name, or a dictionary lacks a key. The error is also a KeyError, which a failed
+    lookup raises.
+    """
 
     __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
 
 class WrongTypeError(ConfigurationError, TypeError):
-    """An argument has a wrong type, or the model is missing. Also a TypeError, as Python raises."""
+    """An argument has a wrong type, or the model is missing. The error is also a TypeError, which Python raises for a
+    wrong type.
+    """
 
 
 class SignatureError(ConfigurationError, TypeError, RuntimeError):
-    """A step or a hook does not accept the loop's arguments. Also a TypeError, as Python raises for a wrong call, and a
-    RuntimeError, because only the run shows whether there are several loaders.
+    """A step or a hook does not accept the loop's arguments. The error is also a TypeError, which Python raises for a
+    wrong call, and a RuntimeError, because only the run shows whether there are several loaders.
     """
 
 
 class MissingAttributeError(ConfigurationError, AttributeError):
-    """An object lacks a required attribute. Also an AttributeError, as Python raises."""
+    """An object lacks a required attribute. The error is also an AttributeError, which Python raises for a missing
+    attribute.
+    """
 
 
 class MissingPackageError(ConfigurationError, ModuleNotFoundError):
-    """An optional package is not installed. Also a ModuleNotFoundError, as its import raises."""
+    """An optional package is not installed. The error is also a ModuleNotFoundError, which importing the package
+    raises.
+    """
 
 
 class HookError(ConfigurationError, NotImplementedError):
@@ -88,8 +96,8 @@ class HookError(ConfigurationError, NotImplementedError):
 
 
 class RunError(ConfigurationError, RuntimeError):
-    """Parts of a run do not fit each other or the machine. Also a RuntimeError, because it is only detected during a
-    run.
+    """Parts of a run do not fit each other or the machine. The error is also a RuntimeError, because it is only
+    detected during a run.
     """
 
 
@@ -106,11 +114,15 @@ class LoggingError(DrivetrainError):
 
 
 class LogNameError(LoggingError, TypeError):
-    """``self.log`` got a name that is not a string, or a reserved one. Also a TypeError, as a wrong type raises."""
+    """``self.log`` got a name that is not a string, or a reserved one. The error is also a TypeError, which Python
+    raises for a wrong type.
+    """
 
 
 class UnloggableError(LoggingError, ValueError):
-    """``self.log`` got a value that is not a number. Also a ValueError, as Python raises for a wrong value."""
+    """``self.log`` got a value that is not a number. The error is also a ValueError, which Python raises for a wrong
+    value.
+    """
 
 
 class SIGTERMException(SystemExit):
@@ -125,21 +137,29 @@ class CheckpointError(DrivetrainError):
 
 
 class NoCheckpointError(CheckpointError, FileNotFoundError):
-    """There is no checkpoint at the path. Also a FileNotFoundError, as Python raises for a file."""
+    """There is no checkpoint at the path. The error is also a FileNotFoundError, which Python raises for a missing
+    file.
+    """
 
 
 class CheckpointNameError(CheckpointError, ValueError):
-    """A word such as "best" names no checkpoint, or a folder is none. Also a ValueError: the argument is wrong."""
+    """A word such as "best" names no checkpoint, or a folder is none. The error is also a ValueError, because the
+    argument is wrong.
+    """
 
 
 class IncompleteCheckpointError(CheckpointError, KeyError, ValueError):
-    """A checkpoint lacks what was asked for. Also a KeyError, as a failed lookup raises, and a ValueError."""
+    """A checkpoint lacks a requested entry. The error is also a KeyError, which a failed lookup raises, and a
+    ValueError.
+    """
 
     __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
 
 class CheckpointMismatchError(CheckpointError, RuntimeError):
-    """The weights of a checkpoint do not fit the model. Also a RuntimeError, as torch raises."""
+    """The weights of a checkpoint do not fit the model. The error is also a RuntimeError, which torch raises for
+    weights that do not fit.
+    """
 
 
 class PeerError(DrivetrainError):

@@ -27,7 +27,8 @@ class Parity:
         uneven_sweeps: in a learning rate sweep the second rate is two steps above the first, the running mean of n
             losses is divided by the weights of n + 1, of a window only the last batch counts, divided by the window,
             slopes are those over the rates, and each epoch is validated. Otherwise rates are evenly spaced, the mean is
-            that of the windows' losses, slopes are computed over the logarithms of the rates, and nothing is validated.
+            taken over the windows' losses, slopes are computed over the logarithms of the rates, and nothing is
+            validated.
         early_iterators: a pass over a loader starts before the epoch's start hooks: the first training pass before
             ``on_train_start``, an evaluation before ``on_validation_start``. Loaders that are not DataLoaders are
             started once more when they are set up, and all training loaders when they are reloaded. Otherwise a pass

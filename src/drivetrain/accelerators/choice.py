@@ -47,7 +47,8 @@ def choose(given: Any) -> tuple[Accelerator, str]:
 
 
 def _entry(name: str) -> Entry[Accelerator]:
-    """Return the registered accelerator of this name, or torch's own device if the registered one yields to it.
+    """Return the registered accelerator of this name; torch's own device, if it is available and the registered one
+    yields to it.
 
     Raises:
         UnknownNameError: the name is unknown.

@@ -1,4 +1,4 @@
-"""Any device type that torch knows, by torch's name for it."""
+"""Any device type that torch knows, under torch's name."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class XLAAccelerator(Accelerator):
         import torch_xla
         from torch_xla import runtime
 
-        if runtime.is_spmd():  # in SPMD mode, one virtual device represents all of them
+        if runtime.is_spmd():  # in SPMD mode, one virtual device represents all devices
             return int(runtime.addressable_runtime_device_count())
         if runtime.device_type() == "TPU" and not torch_xla._XLAC._xla_runtime_is_initialized():
             from torch_xla._internal import tpu

@@ -41,8 +41,8 @@ class CompileOptions:
         """Return the options for ``value``; ``None`` if nothing is to be compiled.
 
         Raises:
-            ConfigurationError: the form of ``value`` is not supported, or torch.compile does not accept an argument in
-                it.
+            ConfigurationError: the form of ``value`` is not supported, or contains an argument that torch.compile does
+                not accept.
         """
         if value is None or value is False:
             return None

@@ -23,8 +23,8 @@ def is_own_class(cls: type) -> bool:
 
 
 def check_base_init(obj: object) -> None:
-    """Check that a user's ``__init__`` has called that of drivetrain's base class, if the base class's ``__init__``
-    sets attributes.
+    """Check that a user's ``__init__`` has called the ``__init__`` of drivetrain's base class, if the latter sets
+    attributes.
 
     Raises:
         ConfigurationError: the user's code contains no such call, and no attribute of the base class's ``__init__``
@@ -223,7 +223,7 @@ def shown_type(annotation: Any) -> str:
 def describe_arguments(cls: type[T], docs: Mapping[str, str]) -> type[T]:
     """Add the arguments of ``__init__`` that are in ``docs`` to the docstring of ``cls``; return ``cls``.
 
-    So ``help()`` shows all of them. An argument that the docstring's "Args:" already describes is skipped.
+    So ``help()`` shows all arguments. An argument that the docstring's "Args:" already describes is skipped.
     """
     before, raises, after = (cls.__doc__ or "").partition("\n    Raises:\n")
     before, _, own = before.partition("\n    Args:\n")

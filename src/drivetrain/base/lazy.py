@@ -73,7 +73,7 @@ def names_of_file(package: str, file: str) -> list[str]:
 
 
 def public_names(module: str, names: Sequence[str]) -> list[str]:
-    """Return the names for ``dir()`` of ``module``: its public ``names``, and those of every module."""
+    """Return the names for ``dir()`` of ``module``: its public ``names``, and the names that every module has."""
     return sorted({*names, *(name for name in vars(sys.modules[module]) if name.startswith("__"))})
 
 

@@ -1,7 +1,7 @@
 """Names of Lightning 2.6 that this version lacks or has elsewhere, and former arguments; for messages.
 
-A test compares the table with the public names of Lightning and drivetrain: every name of Lightning must be in one of
-them.
+A test compares the table with the public names of Lightning and drivetrain: every name of Lightning must be in the
+table or in drivetrain.
 """
 
 from __future__ import annotations

@@ -181,7 +181,8 @@ NUMBER: Form = (Tensor, bool, int, float, number)
 def check_form(saved: Any, own: Any, place: str = "") -> None:
     """Compare a saved state with the part's present state: values at the same paths must have the same types.
 
-    Entries that only one of them has are ignored, and if ``own`` is ``None`` any single value is accepted.
+    Entries that only the saved or only the present state has are ignored, and if ``own`` is ``None`` any single value
+    is accepted.
 
     Raises:
         WrongForm: the types differ at some path.

@@ -177,7 +177,9 @@ class StoredCheckpoint(NamedCheckpoint):
             self._announce(trainer, message)
 
     def _track(self, trainer: Trainer, path: str, message: str = "") -> bool:
-        """Return whether the saved file is already durable, on all ranks; otherwise :meth:`_settle` waits for it."""
+        """Return whether the saved file is already durable, on all ranks; if it is not, :meth:`_settle` waits for the
+        file.
+        """
         durable: bool = trainer.strategy.broadcast(trainer.strategy.checkpoint_io.is_durable(path))
         if not durable:
             self._under_way = self._under_way or UnderWay()

@@ -136,7 +136,8 @@ class BaseFinetuning(Callback):
         Args:
             modules: the modules to thaw.
             optimizer: the optimizer that will train them.
-            lr: the learning rate; ``None``: that of the optimizer's first group, divided by ``initial_denom_lr``.
+            lr: the learning rate; ``None``: the learning rate of the optimizer's first group, divided by
+                ``initial_denom_lr``.
             initial_denom_lr: only used without ``lr``.
             train_bn: thaw the batch norm layers, too.
         """
@@ -225,7 +226,7 @@ class BackboneFinetuning(BaseFinetuning):
         lambda_func: in each later epoch the backbone's learning rate is multiplied by ``lambda_func(epoch + 1)``.
         backbone_initial_ratio_lr: the backbone's first learning rate, as a fraction of the first group's.
         backbone_initial_lr: the backbone's first learning rate, instead of that fraction.
-        should_align: limit the backbone's learning rate to that of the first group.
+        should_align: limit the backbone's learning rate to the learning rate of the first group.
         initial_denom_lr: ignored, for compatibility; the first learning rate follows from the two arguments above.
         train_bn: train the batch norm layers of the backbone from the beginning.
         verbose: log both learning rates when an epoch begins.

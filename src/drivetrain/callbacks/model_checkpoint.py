@@ -323,7 +323,7 @@ class ModelCheckpoint(StoredCheckpoint):
                     self._save_last(trainer, metrics, before)
             except BaseException:
                 if self.save_last == "link":
-                    dropped = []  # the old link may point to one of them
+                    dropped = []  # the old link may point to a removed file
                 raise
             finally:  # last: a crash before leaves one file too many, but no link to a missing file
                 for name in dropped:
@@ -461,7 +461,7 @@ class ModelCheckpoint(StoredCheckpoint):
             filepath: the target; ``None``: ``best_k_models.yaml`` in ``dirpath``.
 
         Raises:
-            ConfigurationError: neither is known yet.
+            ConfigurationError: neither ``filepath`` nor ``dirpath`` is known yet.
         """
         if filepath is None:
             if self.dirpath is None:

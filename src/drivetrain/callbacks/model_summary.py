@@ -121,9 +121,9 @@ class Summary:
 class ModelSummary(Callback):
     """Prints the model's children, parameter counts and modes when ``fit`` starts.
 
-    If the module has an ``example_input_array``, one forward pass of it adds each child's input and output shapes, and
-    an estimate of the operations. That pass has no effect on the run. If it fails, a warning says why, and the table
-    has no shapes.
+    If the module has an ``example_input_array``, one forward pass with it adds each child's input and output shapes,
+    and an estimate of the operations. That pass has no effect on the run. If it fails, a warning says why, and the
+    table has no shapes.
 
     Args:
         max_depth: levels of submodules to list: 1 for the children, -1 for all, 0 for the totals alone.
@@ -185,8 +185,8 @@ def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
     """Return a summary of ``module``.
 
     Args:
-        module: the root, which has no row of its own. If it has an ``example_input_array``, one forward pass runs with
-            it (:func:`~drivetrain.module.export.example_pass`); if that fails, a warning says why.
+        module: the root, which gets no row. If it has an ``example_input_array``, one forward pass runs with it
+            (:func:`~drivetrain.module.export.example_pass`); if that fails, a warning says why.
         max_depth: levels of submodules that get a row: -1 for all, 0 for none.
 
     Raises:

@@ -121,7 +121,7 @@ class ProgressBar(Callback):
         return self._of_loader(self.trainer.num_predict_batches)
 
     def has_dataloader_changed(self, dataloader_idx: int) -> bool:
-        """Return whether this loader differs from that of the last call, and make it the current one."""
+        """Return whether this loader differs from the loader of the last call, and make it the current one."""
         before, self._dataloader_idx = self._dataloader_idx, dataloader_idx
         return before != dataloader_idx
 

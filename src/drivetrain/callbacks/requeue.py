@@ -42,7 +42,7 @@ class Requeue(Callback):
 
     position = "last"  # run last, so that the checkpoint is complete
 
-    _fits = 0  # number of fits begun in this process: a program may have several, and a file belongs to one of them
+    _fits = 0  # number of fits begun in this process: a program may have several fits, and a file belongs to one fit
 
     def __init__(self, environment: ClusterEnvironment) -> None:
         super().__init__()

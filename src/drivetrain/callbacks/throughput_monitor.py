@@ -25,10 +25,10 @@ class ThroughputMonitor(Callback):
     """Logs how fast a run is, under ``train/``, ``validate/``, ``test/`` and ``predict/``.
 
     In training it logs on the steps on which the loggers are written; in an evaluation, at its end. Only at these
-    points does it wait for the device. The time of validations does not count as training. Names are those of
-    :class:`Throughput`, as in ``train/device/samples_per_sec``. If the module has ``flops_per_batch``, the operations
-    of one batch on one device, it also logs ``train/device/flops_per_sec`` and ``train/device/mfu``. A run that resumes
-    continues to count.
+    points does it wait for the device. The time of validations does not count as training. The logged names are those
+    of :class:`Throughput`, as in ``train/device/samples_per_sec``. If the module has ``flops_per_batch``, the
+    operations of one batch on one device, it also logs ``train/device/flops_per_sec`` and ``train/device/mfu``. A run
+    that resumes continues to count.
 
     Args:
         batch_size_fn: returns the number of samples in a batch.

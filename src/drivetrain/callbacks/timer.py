@@ -25,7 +25,7 @@ _STAGES = ("train", "validate", "test", "predict")
 
 
 class Timer(Callback):
-    """Measures the time of training, validation, testing and prediction, and limits that of training.
+    """Measures the time of training, validation, testing and prediction, and limits the time of training.
 
     Args:
         duration: the maximum training time, including validation: "DD:HH:MM:SS", a timedelta or a dictionary of its

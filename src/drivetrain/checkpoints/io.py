@@ -69,7 +69,7 @@ class FileAnswers:
         return [str(path) for path in Path(folder).glob(pattern)]
 
     def is_complete(self, path: str | Path) -> bool:
-        """Return whether the checkpoint at ``path`` can be read; this reads all of it."""
+        """Return whether the checkpoint at ``path`` can be read; the call reads the complete checkpoint."""
         try:
             self.load_checkpoint(path)
         except Exception:

@@ -54,7 +54,8 @@ def encode(
         value: any value.
         where: the path of ``value`` in the checkpoint, for messages; "" if the keys of ``value`` are the beginning of
             paths.
-        describe: replace values that cannot be stored with descriptions, and warn once, naming all of them.
+        describe: replace values that cannot be stored with descriptions, and issue one warning that names all of these
+            values.
         noted: a list to which the paths of such values are added, instead of a warning.
         references: whether classes and functions may be stored by name.
 
@@ -77,7 +78,7 @@ def decode(value: Any, where: str, noted: list[str] | None = None, references: b
     """Reverse :func:`encode`. Containers are rebuilt, and tensors are returned unchanged.
 
     A class, a function or an enum is looked up in modules that are already imported. If it is not found, or only a
-    description was stored, it becomes a :class:`Described`, with one warning that names all of them.
+    description was stored, the value becomes a :class:`Described`, with one warning that names all such values.
 
     Args:
         value: what was read.

@@ -9,9 +9,10 @@
 
 The folder may also be at an address such as ``s3://bucket/model.ckpt``: each process uploads its own files.
 
-No file in it is pickled. The eight digits are new in every save: the files of the last checkpoint stay until the new
-manifest has replaced the old one, so after a crash one of the two is complete. A folder without a manifest is not a
-checkpoint. Tensors have the names that ``torch.distributed.checkpoint`` derives from the module's parameters.
+No file of the checkpoint is pickled. The eight digits are new in every save: the files of the last checkpoint stay
+until the new manifest has replaced the old one, so after a crash one of the two is complete. A folder without a
+manifest is not a checkpoint. Tensors have the names that ``torch.distributed.checkpoint`` derives from the module's
+parameters.
 """
 
 from __future__ import annotations
@@ -240,7 +241,7 @@ def _remove_others(folder: Folder, kept: Iterable[str]) -> None:
 
 
 def _own_files(folder: Folder) -> Iterator[str]:
-    """Return the names of files that look like those of any save."""
+    """Return the names of files whose names have the form that a save gives them."""
     for name in files.names(folder):
         digits, _, rest = name.partition(".")
         if len(digits) == 8 and rest.endswith((".bin", "state.json")) and set(digits) <= set("0123456789abcdef"):

@@ -75,7 +75,8 @@ class LightningArgumentParser(ArgumentParser):
     ) -> list[str]:
         """Add the arguments of a Trainer, a module, a data module or a callback, as ``--<nested_key>.<argument>``.
 
-        A callback that is added this way is always present; its arguments can be set, but it cannot be removed.
+        A callback that is added with this method is always present; its arguments can be set, but the callback cannot
+        be removed.
 
         Args:
             lightning_class: the class, or a function with a return annotation.

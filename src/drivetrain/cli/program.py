@@ -1,4 +1,6 @@
-"""Run a program like ``python program.py`` and ``python -m program``; shared by the commands that do so."""
+"""Run a program like ``python program.py`` and ``python -m program``; the commands that run programs share this
+module.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def _put_first_on_path(folder: str, always: bool = False) -> None:
-    """Replace the first entry of ``sys.path``; if Python was told to add none (-P, -I), only with ``always``."""
+    """Replace the first entry of ``sys.path``; if Python was started with -P or -I, which add no entry, only with
+    ``always``.
+    """
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         sys.path[0] = folder
     elif always:

@@ -308,7 +308,7 @@ def detect(
     """Return the environment of this process, and the reason as text.
 
     Args:
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
         given: the environment that the user passed, which is used if it is not ``None``. Otherwise the detected
             environment with the highest ``detect_priority`` is used.
     """

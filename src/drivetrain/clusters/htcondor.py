@@ -23,15 +23,15 @@ class HTCondorEnvironment(ClusterEnvironment):
     """Rank and size are ``_CONDOR_PROCNO`` and ``_CONDOR_NPROCS``; every slot counts as a machine with one process.
 
     HTCondor does not provide rank 0's address, so rank 0 writes its address and a free port to a file that all slots
-    see, and the others wait for it. They accept the address only if a process listens there, because the file may
-    remain from an earlier run of the same job. ``MASTER_ADDR`` and ``MASTER_PORT``, if both are set, are used instead
-    of the file.
+    see, and the other ranks wait for this file. They accept the address only if a process listens there, because the
+    file may remain from an earlier run of the same job. ``MASTER_ADDR`` and ``MASTER_PORT``, if both are set, are used
+    instead of the file.
 
     Args:
         contact_file: a path on a file system that all slots share; ``None``: a file in the job's folder, named after
             the job.
         timeout_s: how many seconds the other slots wait.
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
     """
 
     detect_priority = 100

@@ -11,7 +11,7 @@ class KubeflowEnvironment(ClusterEnvironment):
     The Trainer never detects it, because these variables alone are ambiguous: pass it in ``Trainer(plugins=[...])``.
 
     Args:
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
     """
 
     def local_rank(self) -> int:

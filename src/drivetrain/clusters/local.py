@@ -18,7 +18,7 @@ class LocalEnvironment(ClusterEnvironment):
     On several machines the program is started once on each, with ``MASTER_ADDR``, ``MASTER_PORT`` and ``NODE_RANK``.
 
     Args:
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
     """
 
     detect_priority = 0

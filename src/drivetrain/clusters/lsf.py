@@ -17,7 +17,7 @@ class LSFEnvironment(ClusterEnvironment):
     """One task per process. ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over values from the job.
 
     Args:
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
     """
 
     detect_priority = 300

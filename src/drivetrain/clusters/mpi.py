@@ -14,7 +14,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.local import free_port
 
 # Variables that the launchers of Open MPI, of MPICH and Intel, and of MVAPICH set. MPI itself is imported only if one
-# of them is set, because importing it in a process without a launcher may end that process.
+# of these variables is set, because importing it in a process without a launcher may end that process.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
@@ -33,7 +33,7 @@ class MPIEnvironment(ClusterEnvironment):
     The first access is a collective: all ranks must make it together.
 
     Args:
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
     """
 
     detect_priority = 200

@@ -28,7 +28,7 @@ class SLURMEnvironment(ClusterEnvironment):
     Args:
         auto_requeue: whether to requeue the job when SLURM announces its end.
         requeue_signal: the signal of that announcement; ``None``: SIGUSR1.
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
     """
 
     detect_priority = 400

@@ -6,7 +6,7 @@ Such a file describes the position in training as follows::
                                 ready, started, processed and completed, in this run (current) and in all (total)
     1.0 to 1.5                  epoch and global_step only, both counted as if the epoch were over
 
-None of them contains the random state, or the finished batches of an epoch.
+No such file contains the random state, or the finished batches of an epoch.
 """
 
 from __future__ import annotations

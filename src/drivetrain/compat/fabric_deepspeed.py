@@ -60,7 +60,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     Args:
         accelerator, parallel_devices, cluster_environment, precision, process_group_backend, timeout: as for DDP.
-        stage: what is spread over the ranks. 1: optimizer states; 2: gradients too; 3: parameters too.
+        stage: what is sharded over the ranks. 1: optimizer states; 2: gradients too; 3: parameters too.
         remote_device: where ``fabric.init_module`` makes parameters with stage 3.
         logging_batch_size_per_gpu: the batch size in DeepSpeed's messages.
         config: DeepSpeed's configuration, or the path of its JSON file, in the place of all arguments that describe

@@ -68,7 +68,7 @@ class FabricXLAStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpos
 
     Args:
         accelerator, parallel_devices, checkpoint_io, precision: as for every strategy.
-        sync_module_states: give all replicas the parameters and buffers of rank 0 before training.
+        sync_module_states: broadcast the parameters and buffers of rank 0 to all replicas before training.
     """
 
     _plain: type = plain.XLAStrategy

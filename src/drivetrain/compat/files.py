@@ -44,7 +44,7 @@ def get_filesystem(path: str | Path, **kwargs: Any) -> Any:
 def is_shared_filesystem(strategy: Any, path: str | Path | None = None, timeout: float = 3) -> bool:
     """Return whether all ranks see the same files at ``path``; every rank must call this.
 
-    Rank 0 writes a file there, and the others check for it.
+    Rank 0 writes a file there, and the other ranks look for this file.
 
     Args:
         strategy: a Trainer's or Fabric's.

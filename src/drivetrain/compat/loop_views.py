@@ -215,7 +215,7 @@ class FitView(_LoopView):
 class EvaluationView(_LoopView):
     """``trainer.validate_loop`` and ``trainer.test_loop``: the running or last pass.
 
-    Set either of them to an object of a subclass whose ``_print_results`` shows the results in another form.
+    Set one of these attributes to an object of a subclass whose ``_print_results`` shows the results in another form.
 
     Args:
         trainer: the Trainer.

@@ -35,7 +35,7 @@ class _Drawn(Dataset[Any]):
 
 
 class DistributedSamplerWrapper(DistributedSampler[Any]):
-    """Gives each rank its part of the draws of ``sampler``; every rank draws all of them, from the same seed.
+    """Gives each rank its part of the draws of ``sampler``; every rank draws the complete order, from the same seed.
 
     The Trainer and the Engine do not change a loader with this sampler. In loaders without it they distribute the
     samples themselves, in the order that rank 0 draws.

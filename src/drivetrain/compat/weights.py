@@ -20,7 +20,7 @@ class _EmptyInit(NoInit):
     """Create layers without initializing their parameters.
 
     Args:
-        enabled: whether to do so.
+        enabled: whether to leave parameters uninitialized.
     """
 
     def __init__(self, enabled: bool = True) -> None:

@@ -247,8 +247,8 @@ def _max_size(starts: Starts, ended: Sequence[bool]) -> Iterable[Sequence[Any]]:
 
 
 def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[Any]]:
-    """Each round first fetches from the loaders that have not ended yet. So when the last of them ends, no batch was
-    fetched and no loader was restarted for the incomplete round.
+    """Each round first fetches from the loaders that have not ended yet. So when the last of these loaders ends, no
+    batch was fetched and no loader was restarted for the incomplete round.
     """
     iterators = [start() for start in starts]
     unended = [index for index, once in enumerate(ended) if not once]

@@ -217,7 +217,9 @@ def position_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) 
 
 
 def _is_its_own_iterator(loader: Any) -> bool:
-    """Whether iterating a loader again, or one of those in a CombinedLoader, continues at its position."""
+    """Whether iterating ``loader`` again, or a loader in a CombinedLoader, continues at its position instead of
+    starting a new pass.
+    """
     parts = parts_of(loader)
     return any(hasattr(each, "__next__") for each in (*parts, *(getattr(part, "dataset", None) for part in parts)))
 

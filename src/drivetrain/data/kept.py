@@ -59,7 +59,7 @@ def objects_kept(roots: Iterable[Any]) -> Iterator[None]:
     """Context that restores everything reachable from ``roots`` at its end: attributes, small containers, random
     generators.
 
-    Tensors, modules, drivetrain's own objects and those of the standard library are not followed. A running generator
+    Tensors, modules, and objects of drivetrain and of the standard library are not followed. A running generator
     function cannot be restored.
     """
     seen: dict[int, Any] = {}

@@ -41,8 +41,8 @@ def is_replayed(loader: Any) -> bool:
 
 
 class CombinedPasses:
-    """The passes over a CombinedLoader: every loader in it is resumed at its position. A pass yields batches without
-    indices.
+    """The passes over a CombinedLoader: each loader in the CombinedLoader is resumed at its position. A pass yields
+    batches without indices.
     """
 
     def __init__(self, loader: CombinedLoader) -> None:
@@ -56,7 +56,7 @@ class CombinedPasses:
         self.fetches_here = True  # restarting a shorter loader draws random numbers in this process
         self._limit_parts()
 
-    can_repeat = False  # a loader in it may have restarted since the last batch
+    can_repeat = False  # one of the loaders may have restarted since the last batch
 
     def last_batch(self, position: Position) -> Any:
         raise NotImplementedError  # see can_repeat

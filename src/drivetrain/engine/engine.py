@@ -249,7 +249,7 @@ class Engine(StateFiles):
     def setup_optimizers(self, *optimizers: Optimizer) -> Any:
         """Make the ``step`` of ``optimizers`` use precision and strategy.
 
-        Returns: the wrapped optimizer, or a tuple of them.
+        Returns: the wrapped optimizer, or a tuple of the wrapped optimizers.
         """
         self._check_optimizers(optimizers)
         handles = [self._handle(self._verbs.set_up_optimizer(optimizer)) for optimizer in optimizers]
@@ -278,7 +278,7 @@ class Engine(StateFiles):
                 process.
             move_to_device: False leaves batches on their device.
 
-        Returns: the wrapped loader, or a tuple of them.
+        Returns: the wrapped loader, or a tuple of the wrapped loaders.
         """
         for loader in loaders:
             if isinstance(loader, EngineLoader) or not hasattr(loader, "__iter__"):

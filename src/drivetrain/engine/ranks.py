@@ -72,8 +72,8 @@ class Ranks(RankFacts):
         """Start the processes that this engine needs, and make the device current in each.
 
         Args:
-            function: runs in each of them, called with this engine and ``args``; ``None``: the program continues, which
-                is possible only with one process, or if a launcher has started all of them.
+            function: the function to run in each process, called with this engine and ``args``; ``None``: the program
+                continues, which is possible only with one process, or if a launcher has started all of them.
 
         Returns:
             The result of ``function``; if processes were started here, a copy of rank 0's result.
@@ -106,7 +106,7 @@ class Ranks(RankFacts):
         raise NotImplementedError(f"{type(self).__name__} has no method run. Define one, or use Engine.launch(main).")
 
     def start(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-        """Call ``function`` in every process of the job, here only if this process is one of them."""
+        """Call ``function`` in every process of the job; in this process only if it is a rank."""
         if self.launcher.is_external:
             return function(*args, **kwargs)
         try:
@@ -232,7 +232,9 @@ def _begun(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwa
 
 
 def _launching(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a subclass's ``run`` so that it is started by :meth:`Ranks.launch`, except inside of it."""
+    """Wrap a subclass's ``run``: a call starts the processes with :meth:`Ranks.launch`, except inside a launched
+    process.
+    """
 
     @functools.wraps(run)
     def launched(self: Ranks, *args: Any, **kwargs: Any) -> Any:

@@ -156,7 +156,7 @@ def _restore(
     path: str,
     states: States,
 ) -> None:
-    """Load each object's state; if one fails, restore the states of those before it.
+    """Load each object's state; if loading fails for one object, restore the states of the objects before it.
 
     Modules and optimizers, which were already checked, come late and are not copied. A precision is loaded before them,
     because only the precision can detect that its state is damaged, and again after them, as in a Trainer.

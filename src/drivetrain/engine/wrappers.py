@@ -166,13 +166,13 @@ class EngineModule(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The original's own ``device``, otherwise that of its first parameter or buffer."""
+        """The original's own ``device``, otherwise the device of its first parameter or buffer."""
         device: torch.device = self._of_first_tensor("device", torch.device("cpu"))
         return device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The original's own ``dtype``, otherwise that of its first parameter or buffer."""
+        """The original's own ``dtype``, otherwise the dtype of its first parameter or buffer."""
         dtype: torch.dtype = self._of_first_tensor("dtype", torch.get_default_dtype())
         return dtype
 

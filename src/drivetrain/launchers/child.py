@@ -135,7 +135,7 @@ def _holder(value: Any) -> str:
 
 
 def _key(container: Any, item: Any) -> Any:
-    """Return the key or index of ``item`` in a container; ``None`` if it is not in it."""
+    """Return the key or index of ``item`` in a container; ``None`` if the container does not contain it."""
     if not isinstance(container, (Mapping, list, tuple)):
         return None
     items = container.items() if isinstance(container, Mapping) else enumerate(container)

@@ -220,7 +220,8 @@ def _early_variables(place: child.Place) -> Iterator[None]:
     again.
 
     These are the variables with its rank, so that only rank 0 logs. The variable that marks a started process is not
-    set yet: a program's file without a guard would continue as a rank, instead of getting Python's error for it.
+    set yet. With this variable, a program's file without a guard would continue as a rank, instead of getting Python's
+    error for the missing guard.
     """
     early = {name: place.variables[name] for name in ("RANK", "OMP_NUM_THREADS") if name in place.variables}
     before = {name: os.environ.get(name) for name in early}

@@ -59,9 +59,10 @@ class RayLauncher(Launcher):
     those that are not set there. The number of threads is ``OMP_NUM_THREADS``; otherwise the number of processors that
     Ray has reserved for the process; otherwise, in a cluster of only this machine, the process's share of them.
 
-    Ray hides from an actor the devices that are not reserved for it. With this launcher, the actors of a machine see
-    the devices of all of them, in the order of ``LOCAL_RANK``, because libraries use that number as the device's index.
-    The plan counts the devices of the launching machine, so this machine needs as many devices as each of the others.
+    Ray hides from an actor the devices that are not reserved for it. With this launcher, each actor of a machine sees
+    the devices of all actors there, in the order of ``LOCAL_RANK``, because libraries use that number as the device's
+    index. The plan counts the devices of the launching machine, so this machine needs as many devices as each of the
+    others.
 
     Rank 0's machine writes the files, so the machines should share the folder ``default_root_dir``. SIGTERM and Ctrl-C
     may be sent to this process or to any of the actors; this process forwards them, so that a fit saves.

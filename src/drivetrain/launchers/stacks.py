@@ -195,7 +195,7 @@ _NOT_THE_USERS = (
 
 
 def is_of_user(path: str) -> bool:
-    """Return whether code in that file is the user's, not that of an installed package or of Python."""
+    """Return whether the code in that file is the user's, and not an installed package's or Python's."""
     installed = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
     return not (installed or path.startswith(("<frozen ", *_NOT_THE_USERS)))
 

@@ -50,7 +50,7 @@ class Sink:
     """Receives the outputs of the steps of one evaluation loader. This base class discards them, as in a sanity check.
 
     Attributes:
-        loader: what is iterated: the evaluation loader, or a view of it.
+        loader: the iterated object: the evaluation loader, or a view of it.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -185,8 +185,7 @@ def evaluate(
         loaders: one pass over each, in order.
         predictions: collects the outputs of the steps.
 
-    Returns:
-        One dictionary of epoch metrics per loader; values logged in epoch hooks are in each of them.
+    Returns: One dictionary of epoch metrics per loader; each also contains the values that epoch hooks log.
     """
     progress, kind = run.progress, _KINDS[stage]
     agree_on_counts(run, stage, loaders)

@@ -82,7 +82,8 @@ class _Recorded:
         replay: runs the graph; ``None``: there is no graph.
         inputs: the tensors from which the graph reads the batch. output, calls: what the recorded step returned and
             logged.
-        steps: the number of optimizer steps in it. window: the state of the run's window after it.
+        steps: the number of optimizer steps in a recorded step. window: the state of the run's window after a recorded
+            step.
         gradients: the parameters, with the gradients that the graph writes.
     """
 

@@ -111,7 +111,7 @@ _STAGES: Sequence[RunningStage | None] = (None, RunningStage.TRAINING, *RunningS
 class Progress:
     """The counters of one Trainer. Callbacks, loggers and the progress bar's thread read them.
 
-    Each counter is written in one place. The methods of this class write most of them; the training loop
+    Each counter is written in one place. The methods of this class write most counters; the training loop
     (``loops/epoch.py``) writes those of its batches, the step (``loops/step.py``) ``global_step``, and the evaluation
     loop (``loops/evaluate.py``) ``eval_batch_idx``.
 
@@ -138,7 +138,8 @@ class Progress:
         resumed_batches: ``total_batches`` when a checkpoint was restored; -1 without one.
         should_stop: a callback, the module or the user asked the run to end; honoured once min_epochs and min_steps
             are reached.
-        eval_batch_idx, num_eval_batches: the same counters for the current evaluation.
+        eval_batch_idx, num_eval_batches: the index of the current batch, and the number of batches, in the current
+            evaluation.
         eval_steps: by stage, the batches of each evaluation loader so far: the x axis of their per-step values.
     """
 

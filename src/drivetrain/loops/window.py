@@ -35,11 +35,12 @@ class Window:
     Attributes:
         size: the expected number of batches. The window ends early with its epoch.
         batches_done: the number of finished batches; 0 between windows.
-        divisor: plain losses are divided by it: ``size``, or the divisor of a strategy that owns its step.
+        divisor: the number by which plain losses are divided: ``size``, or the divisor of a strategy that owns its
+            step.
         batches_with_gradients: the number of batches that have produced gradients. last_counted: the last of those,
             counted from 1.
         reference: the largest weight so far; ``None`` while losses are plain. Weighted gradients are stored in units of
-            it, so that no batch is scaled up and 16-bit floats do not overflow.
+            this weight, so that no batch is scaled up and 16-bit floats do not overflow.
         total: the sum of the weights.
         factor_here: the weight of this rank's mean over the current batch among the ranks: see
             :class:`drivetrain.data.samplers.Share`. The factor is 0 for a repeated batch, which does not count.

@@ -444,7 +444,8 @@ def bind_transfer(
     """Return how a batch is moved to the device: ``(move, hooks)``. ``convert`` converts its numbers to the run's
     precision.
 
-    With ``spans``, a profiler sees either of them as the action "batch_to_device", and the overridden hooks in it.
+    With ``spans``, a profiler measures ``move`` or ``hooks`` as the action "batch_to_device", and the overridden hooks
+    inside it.
 
     ``move(batch)`` may run as soon as the batch is fetched. If the module or the datamodule overrides a transfer hook,
     or the strategy ``batch_to_device``, ``hooks(batch, dataloader_idx)`` is set instead; it must run at its documented

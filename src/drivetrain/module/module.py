@@ -270,7 +270,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
         Args:
             engine: the Engine that has set up this module.
-            optimizers: those that were set up with it.
+            optimizers: the optimizers that were set up with this module.
         """
         for module in self.modules():
             if isinstance(module, LightningModule):

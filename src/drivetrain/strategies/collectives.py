@@ -2,10 +2,10 @@
 
 Before each operation, the ranks exchange one small message of fixed size that describes it. If the operations, shapes
 or names differ, every rank raises the same error, and none waits forever. The message is exchanged in host memory if
-the group has a backend for it ("cpu:gloo,cuda:nccl"); otherwise it waits for the device. Only a rank that never calls
-the function is detected by the group's timeout instead. ``all_gather`` and ``reduce`` take several times as long with
-this message, so ``checks`` can turn it off: ranks that differ then hang or get wrong values, as with torch's own
-collectives.
+the group has a backend for the host ("cpu:gloo,cuda:nccl"); otherwise the exchange waits for the device. Only a rank
+that never calls the function is detected by the group's timeout instead. ``all_gather`` and ``reduce`` take several
+times as long with this message, so ``checks`` can turn it off: ranks that differ then hang or get wrong values, as with
+torch's own collectives.
 
 Without a process group, and in a group of one, every function returns its input. ``group`` is a process group that
 contains this process; ``None`` means all processes. If the group's backends do not support a tensor's device, it is
@@ -241,7 +241,7 @@ def gather_keyed(
         return values.detach().unsqueeze(0)
     rows = peers.meet(f"{len(names)} names, {_kind(values)}", failed=wrong, also="\0".join(names))
     if len({row.digest for row in rows}) > 1 and builtins.all(row.call == "gather_keyed" for row in rows):
-        each = _gathered(list(names), peers)  # all ranks have the same rows, so all of them call this
+        each = _gathered(list(names), peers)  # all ranks have the same rows, so every rank calls this
         if any(other != each[0] for other in each):
             raise ConfigurationError(differing_names(each, peers.ranks))
     peers.check(rows)

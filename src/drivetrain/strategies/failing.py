@@ -35,7 +35,7 @@ def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Excepti
 
 
 def use_store(exchange: Callable[[], object]) -> None:
-    """Call ``exchange``, which uses the job's store, in a thread; wait for it only a few seconds.
+    """Call ``exchange``, which uses the job's store, in a thread; wait only a few seconds for the result.
 
     So a store that does not answer cannot prevent a rank from ending.
     """

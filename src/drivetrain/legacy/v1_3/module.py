@@ -37,7 +37,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
 
     @property
     def datamodule(self) -> Any:
-        """The data module that was set here, otherwise that of the run."""
+        """The data module that was set here, otherwise the data module of the run."""
         return self._datamodule or (None if self._trainer is None else self._trainer.datamodule)
 
     @datamodule.setter

@@ -137,7 +137,7 @@ class Stepped(Adapted):
     takes: dict[str, bool]
 
     def call(self, name: str, argument: Any) -> Any:
-        """Call a method of the accelerator with ``argument``, or without if it has no parameter for it."""
+        """Call a method of the accelerator with ``argument``, or without arguments if the method has no parameter."""
         if name not in self.takes:
             self.takes[name] = positional_arity(getattr(self.source, name)) > 0
         method = getattr(self.source, name)
