@@ -243,9 +243,9 @@ def check_installed(owner: str, package: str, instead: str = "", install: str = 
     """Check that ``owner`` can import its package.
 
     Args:
-        owner: what needs the package.
+        owner: the class or function that needs the package.
         package: the package, as it is imported.
-        instead: what to use without it; "": nothing else does the same.
+        instead: what to use without the package; "" if nothing else does the same.
         install: the package, as pip calls it; "": by the same name.
 
     Raises:
@@ -286,7 +286,7 @@ def check_count(owner: str, name: str, value: Any, lowest: int = 0, otherwise: i
     Args:
         owner, name, value: as in :func:`wrong_value`.
         lowest: the smallest valid value.
-        otherwise: what the message suggests, unless the value probably means another int.
+        otherwise: the number that the message suggests, unless the value probably means another int.
         optional: accept ``None``, too.
 
     Raises:

@@ -16,7 +16,8 @@ _WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 _KEYS = (str, int, float, bool, type(None))
-_LONGEST_KEY = 120  # characters; YAML readers reject a key of more than 1024 bytes unless it is marked as a key
+# largest number of characters in a key; YAML readers reject a key of more than 1024 bytes unless it is marked as a key
+_LONGEST_KEY = 120
 
 
 def dump(values: Mapping[Any, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The thread of a progress bar: its snapshots, when it draws them, and the rate."""
+"""The thread of a progress bar: its snapshots, when the thread draws them, and the rate."""
 
 from __future__ import annotations
 

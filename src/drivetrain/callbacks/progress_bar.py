@@ -168,7 +168,7 @@ class ProgressBar(Callback):
         self._enabled = False
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, int | str | float]:
-        """Return the values to show beside the bar: those logged with ``prog_bar=True``.
+        """Return the values to show beside the bar: the values that were logged with ``prog_bar=True``.
 
         A subclass that overrides it also gets the run's version as ``v_num``, which it may remove. An override runs in
         the bar's thread: read only plain numbers there, no tensors.

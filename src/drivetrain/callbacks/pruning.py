@@ -51,7 +51,7 @@ class ModelPruning(KeepsWeights):
         make_pruning_permanent: restore plain weights at the end.
         use_lottery_ticket_hypothesis: after pruning, set the remaining values to those before training; or a function
             of the epoch.
-        resample_parameters: in that case draw new values instead.
+        resample_parameters: with that argument, draw new values instead.
         pruning_dim: the dimension along which structured methods choose.
         pruning_norm: the norm by which "ln_structured" chooses.
         verbose: 1: log how much is pruned; 2: also for each parameter.

@@ -325,7 +325,9 @@ _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # Python 2's name
 
 
 def _placeholder_class(value: Any) -> type[Placeholder] | None:
-    """Return the class of a placeholder, if ``value`` is one or its object; ``None`` for everything else."""
+    """Return the class of ``value`` if it is a placeholder, or ``value`` itself if it is a placeholder's class;
+    otherwise ``None``.
+    """
     kind = value if isinstance(value, type) else type(value)
     return kind if issubclass(kind, Placeholder) else None
 

@@ -81,7 +81,7 @@ def decode(value: Any, where: str, noted: list[str] | None = None, references: b
     description was stored, the value becomes a :class:`Described`, with one warning that names all such values.
 
     Args:
-        value: what was read.
+        value: the value that was read.
         where: the path of ``value`` in the checkpoint, for messages.
         noted: a list to which the paths of descriptions are added, instead of a warning.
         references: whether names of classes and functions are resolved.

@@ -52,12 +52,12 @@ class LightningArgumentParser(ArgumentParser):
     Options must be written in full; for a wrong one, the error suggests a similar option.
 
     Args:
-        args, kwargs: for ``jsonargparse.ArgumentParser``. With ``default_env=True`` options may also come from the
-            environment: ``PL_FIT__TRAINER__MAX_EPOCHS`` is ``fit --trainer.max_epochs``.
+        args, kwargs: arguments of ``jsonargparse.ArgumentParser``. With ``default_env=True`` options may also come from
+            the environment: ``PL_FIT__TRAINER__MAX_EPOCHS`` is ``fit --trainer.max_epochs``.
 
     Attributes:
         callback_keys: the keys of callbacks that are always added.
-        optimizers, lr_schedulers: by key, the allowed classes, and the link.
+        optimizers, lr_schedulers: for each key, the allowed classes, and the option to which the object is linked.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -82,7 +82,7 @@ class LightningArgumentParser(ArgumentParser):
             lightning_class: the class, or a function with a return annotation.
             nested_key: the word before the dot.
             subclass_mode: accept any subclass, by its class path.
-            required: in that mode, whether one must be given.
+            required: with ``subclass_mode``, whether a class must be given.
 
         Returns:
             The added options, without their dashes; none in ``subclass_mode``, because the class is not known yet.

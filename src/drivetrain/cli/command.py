@@ -20,7 +20,7 @@ class Command(NamedTuple):
     """One subcommand.
 
     Attributes:
-        function: its location, as ``"module:name"``; called with ``(arguments, prog)``.
+        function: the function's location, as ``"module:name"``; it is called with ``(arguments, prog)``.
         help: one line for ``drivetrain --help``.
     """
 

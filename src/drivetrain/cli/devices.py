@@ -21,13 +21,13 @@ class Row:
 
     Attributes:
         name: the value for ``accelerator``.
-        description: its registered description.
+        description: the accelerator's registered description.
         available: whether it can be used here.
         reason: why it cannot be used, or the error that it raised; empty if it can be used.
         devices: their number.
         total_memory: bytes of each device; ``None`` if unknown.
-        auto_priority: its priority in ``accelerator="auto"``; ``None``: not considered.
-        also: its other names.
+        auto_priority: the priority in ``accelerator="auto"``; ``None``: not considered.
+        also: the accelerator's other names.
     """
 
     name: str

@@ -90,7 +90,9 @@ class ClusterEnvironment:
 
     @property
     def main_port(self) -> int:
-        """A port on that machine for rank 0, free until then: ``MASTER_PORT``, otherwise the port from the cluster."""
+        """A port on rank 0's machine, free until rank 0 listens on it: ``MASTER_PORT``, otherwise the port from the
+        cluster.
+        """
         return self.number("MASTER_PORT") if "MASTER_PORT" in self.environ else self._port_of_cluster()
 
     def _address_of_cluster(self) -> str:

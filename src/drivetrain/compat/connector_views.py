@@ -234,7 +234,8 @@ class DataView:
     """The sources of a Trainer's data.
 
     Attributes:
-        _train_dataloader_source, _val_dataloader_source, _test_dataloader_source, _predict_dataloader_source: by stage.
+        _train_dataloader_source, _val_dataloader_source, _test_dataloader_source, _predict_dataloader_source: the
+            :class:`LoaderSource` of each stage.
         _datahook_selector: with ``model`` and ``datamodule``.
     """
 

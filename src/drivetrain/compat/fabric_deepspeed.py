@@ -65,8 +65,9 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         logging_batch_size_per_gpu: the batch size in DeepSpeed's messages.
         config: DeepSpeed's configuration, or the path of its JSON file, in the place of all arguments that describe
             one; ``None``: the file that the environment variable ``PL_DEEPSPEED_CONFIG_PATH`` names, if there is one.
-        logging_level: of DeepSpeed's own logger.
-        loss_scale, initial_scale_power, loss_scale_window, hysteresis, min_loss_scale: with precision "16-true".
+        logging_level: the level of DeepSpeed's own logger.
+        loss_scale, initial_scale_power, loss_scale_window, hysteresis, min_loss_scale: the loss scaling with precision
+            "16-true".
         load_full_weights: ignored: files are read as files, and folders as folders.
         exclude_frozen_parameters: leave parameters that are not trained out of checkpoints.
         zero_optimization: must be True. The other arguments are entries of DeepSpeed's configuration.

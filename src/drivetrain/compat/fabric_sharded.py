@@ -240,7 +240,7 @@ class FabricModelParallelStrategy(  # type: ignore[misc]  # as above
         parallelize_fn: called with the module and the device mesh; returns the module to train. Parameters that it
             leaves complete are sharded over the dimension "data_parallel" of the mesh.
         data_parallel_size, tensor_parallel_size, save_distributed_checkpoint, process_group_backend, timeout: as for
-            drivetrain's.
+            drivetrain's strategy.
     """
 
     _plain: type = plain.ModelParallelStrategy

@@ -456,7 +456,7 @@ class FabricDDPStrategy(FabricParallelStrategy, plain.DDPStrategy):  # type: ign
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision: as for
             :class:`FabricParallelStrategy`.
-        process_group_backend, timeout, start_method, ddp_arguments: as for drivetrain's.
+        process_group_backend, timeout, start_method, ddp_arguments: as for drivetrain's strategy.
     """
 
     _plain: type = plain.DDPStrategy

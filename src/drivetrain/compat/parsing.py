@@ -89,7 +89,7 @@ def collect_init_args(
     """Append the arguments of each constructor that calls the one of ``frame`` to ``path_args``, and return it.
 
     Args:
-        frame: of a constructor, or of a function that it calls.
+        frame: the frame of a constructor, or of a function that it calls.
         path_args: gets one dictionary per constructor; the most specific class's comes last.
         inside: whether a constructor was already found; the search then ends at the first caller that is not a
             constructor.

@@ -42,8 +42,9 @@ class DistributedSamplerWrapper(DistributedSampler[Any]):
 
     Args:
         sampler: the sampler to distribute; it must have a length.
-        args, kwargs: of torch's ``DistributedSampler``, after its dataset: ``num_replicas``, ``rank``, ``drop_last``,
-            and ``shuffle=False``, without which it shuffles once more what the sampler has drawn.
+        args, kwargs: arguments of torch's ``DistributedSampler``, after its dataset: ``num_replicas``, ``rank``,
+            ``drop_last``, and ``shuffle=False``; without the latter, the order that the sampler has drawn is shuffled
+            once more.
     """
 
     def __init__(self, sampler: Iterable[Any], *args: Any, **kwargs: Any) -> None:

@@ -133,7 +133,7 @@ def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]
 
     Args:
         loaders: new loaders; a loader without a state is not changed.
-        states: of the form :data:`LOADER_STATES`.
+        states: the states, of the form :data:`LOADER_STATES`.
 
     Raises:
         CheckpointError: a generator refuses its state.

@@ -38,8 +38,9 @@ def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
     original, which does not change; running workers are not shared.
 
     Args:
-        loader: a DataLoader over a map-style dataset. A batch sampler is copied, with ``sampler`` as its ``sampler``;
-            so is a batch sampler that was passed as ``sampler`` together with ``batch_size=None``.
+        loader: a DataLoader over a map-style dataset. A batch sampler is copied, and ``sampler`` becomes the
+            ``sampler`` of the copy; the same is done with a batch sampler that was passed as ``sampler`` together with
+            ``batch_size=None``.
         sampler: yields indices of single samples.
 
     Raises:

@@ -41,8 +41,8 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
         begun: whether a pass had yielded a batch or had ended.
         whole: as in :func:`rest_of_pass`.
 
-    Returns:
-        The rest of a pass that a limit or the user cut short, for :func:`leave` before the next pass.
+    Returns: The remaining batches of a pass that a limit or the user ended early; pass them to :func:`leave` before the
+    next pass.
     """
     if not begun or hasattr(loader, "__next__"):  # an object that is its own iterator continues at its position
         loader.load_state_dict(state)

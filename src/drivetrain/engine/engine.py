@@ -369,7 +369,7 @@ class Engine(StateFiles):
 
         Args:
             tensor: the loss.
-            args, kwargs: for ``Tensor.backward``.
+            args, kwargs: arguments of ``Tensor.backward``.
             model: the model of the gradients, for strategies that need it.
         """
         own = self._verbs.backward
@@ -391,7 +391,7 @@ class Engine(StateFiles):
 
         Args:
             module: the module with the optimizer's parameters.
-            optimizer: only gradients of its parameters are clipped.
+            optimizer: the optimizer; only gradients of its parameters are clipped.
             clip_val: the largest absolute value of an element.
             max_norm: the largest norm of all gradients together; 0 or negative: nothing is clipped.
             norm_type: which norm; ``inf`` is the largest element.

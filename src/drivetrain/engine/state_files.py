@@ -35,7 +35,7 @@ class StateFiles(Ranks):
         Args:
             path: the file.
             state: a dictionary with modules, optimizers, other objects with ``state_dict``, and plain data.
-            filter: by name, a function ``(key, value) -> keep`` for the entries of that state dict.
+            filter: for each name, a function ``(key, value) -> keep`` for the entries of that state dict.
 
         Raises:
             CheckpointError: the file could not be written, or an entry is not plain data; nothing on disk was changed.

@@ -117,7 +117,7 @@ def packed(value: Any, what: str, cure: str) -> bytes:
     Args:
         value: tensors in it are pickled by value, and unpickled in host memory.
         what: the value's name in a message.
-        cure: what to do if it cannot be pickled.
+        cure: what to do if ``value`` cannot be pickled.
 
     Raises:
         ConfigurationError: the value cannot be pickled.

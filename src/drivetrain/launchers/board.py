@@ -193,9 +193,9 @@ class Board:
 
         Args:
             local_rank: the local rank that failed first.
-            pid: its process id.
-            end: how it ended, as text that follows the rank's name.
-            text: its traceback; "" if it has written none.
+            pid: the process id of that rank.
+            end: how the rank's process ended, as text that follows the rank's name.
+            text: the rank's traceback; "" if the rank has written none.
         """
         lines = [f"Rank {self.ranks[local_rank]} of {self.world_size} (process {pid}) {end} {self.place(local_rank)}."]
         lines += self.places(but=local_rank)

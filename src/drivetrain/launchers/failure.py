@@ -22,7 +22,7 @@ class Failure:
     Attributes:
         when: seconds on the machine's clock, to determine which process failed first.
         summary: what happened, as text that follows the process's name.
-        cure: what to do about it, if known.
+        cure: what to do about the failure, if known.
         follows: whether the failure seems to follow from another process's failure.
         interrupted: whether Ctrl-C caused it.
         traceback: the traceback of its exception, as text.

@@ -111,7 +111,7 @@ def _start_remover(folder: Path) -> subprocess.Popen[bytes] | None:
     if not os.path.exists(_SHELL):
         return None
     words = [_SHELL, "-c", _REMOVES, "drivetrain", str(folder)]
-    # if the program's output is a pipe, its reader waits until all writers have closed it
+    # no output: otherwise the reader of the program's output would wait for the shell, too
     nowhere: Any = subprocess.DEVNULL
     return subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, cwd="/", start_new_session=True

@@ -59,7 +59,7 @@ class Logbook:
     Attributes:
         scope: the running hook; the loops and the hook table set it.
         batch: the current batch.
-        size: its size; ``None`` until an epoch mean needs it. The loops set both for every batch.
+        size: the batch's size; ``None`` until an epoch mean needs it. The loops set both for every batch.
         muted: logged values are discarded, because a rank repeats this batch.
         copies: the values of this step will be read after it, so they are copied.
         group: the running group: "train", "validate", "test". ``epoch_done``: whether the reductions of the group's

@@ -237,7 +237,7 @@ def scored(checkpoint_callback: Any, sent: Mapping[str, Any]) -> list[tuple[str,
 
     Args:
         checkpoint_callback: the callback with the files.
-        sent: by path, the modification time of the uploaded file.
+        sent: for each path, the modification time of the uploaded file.
     """
     best = getattr(checkpoint_callback, "best_model_path", "")
     last = getattr(checkpoint_callback, "last_model_path", "")

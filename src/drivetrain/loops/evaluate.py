@@ -130,7 +130,8 @@ class Predictions:
     Attributes:
         keeps: whether the caller wants them returned.
         outputs: one list per loader, one entry per batch.
-        batch_indices: in the same form, the sample indices of each batch; empty lists unless ``records``.
+        batch_indices: the sample indices of each batch, in the same form as ``outputs``; empty lists unless
+            ``records``.
         records: whether a callback needs ``batch_indices``.
     """
 
@@ -261,7 +262,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     for index, loader in enumerate(loaders):
         _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, predictions)
     book.leave_batch()
-    book.agree_on_epoch(group)  # callbacks read them in the hook, which may log more
+    book.agree_on_epoch(group)  # callbacks read the agreed values in the hook, which may log more
     book.end_epoch()
     hooks.call(f"on_{word}_epoch_end")
     book.agree_on_epoch(group)

@@ -98,7 +98,7 @@ def _end_epoch(run: Run) -> None:
     ended_at_last = progress.is_last_batch and progress.batches_done > progress.batch_idx
     if not (ended_at_last or cut):  # on_train_batch_start returned -1, or the loader's length was wrong
         schedules.advance(schedules.epoch, progress.current_epoch + 1)
-    book.agree_on_epoch("train")  # callbacks read them in the hook, which may log more
+    book.agree_on_epoch("train")  # callbacks read the agreed values in the hook, which may log more
     progress.end_epoch(cut)
     book.end_epoch()
     run.hooks.call("on_train_epoch_end")

@@ -217,7 +217,7 @@ class RecordedLogs:
         """Do nothing: :meth:`open_entry` has kept the value."""
 
     def check(self) -> None:
-        """Check that a replay can repeat the recorded calls without running Python of the user.
+        """Check that a replay can repeat the recorded calls without running the user's Python code.
 
         Raises:
             CannotRecord: a call logs a metric object, or a value with its graph.

@@ -78,7 +78,7 @@ class _Recorded:
     """The steps with one signature.
 
     Attributes:
-        seen: their number so far. times: seconds of the trials, without the graph and replayed.
+        seen: the number of steps so far. times: seconds of the trials, without the graph and replayed.
         replay: runs the graph; ``None``: there is no graph.
         inputs: the tensors from which the graph reads the batch. output, calls: what the recorded step returned and
             logged.

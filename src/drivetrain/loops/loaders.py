@@ -177,9 +177,9 @@ class Loaders:
 
     Args:
         module, datamodule: their hooks create loaders that were not passed; the datamodule has precedence.
-        passed: by stage ("fit", "validate", "test", "predict"), the loaders that the caller passed; ``None`` without
-            any.
-        limit: by stage, returns the current limit on the number of batches; it may change during the run.
+        passed: for each stage ("fit", "validate", "test", "predict"), the loaders that the caller passed; ``None``
+            without any.
+        limit: returns the current limit on the number of batches of a stage, which may change during the run.
         call: calls a hook of the module or the datamodule by name.
         epoch: returns the index of the current epoch.
         strategy: divides the loaders among the ranks, and may replace each of them.
@@ -189,8 +189,8 @@ class Loaders:
     Attributes:
         made_training: the training loader, or the combined one; ``None`` until it is created.
         made_passes: the passes over it; ``None`` until training begins.
-        made_evaluation: by stage, the evaluation loaders that exist.
-        made_in: by stage, the epoch in which its loaders were created.
+        made_evaluation: for each stage, the evaluation loaders that exist.
+        made_in: for each stage, the epoch in which its loaders were created.
         makes_training: the hook that creates the training loader is running.
         tried: the stages whose loaders were iterated during set-up: see the switch ``early_iterators``.
     """

@@ -64,7 +64,8 @@ class Phase(IntEnum):
         SET_UP: an entry point was called, and its loop has not begun.
         FETCH: the loop waits for a batch. BATCH_START: hooks before the step. FORWARD: ``training_step``.
         OPTIMIZER_STEP: includes the learning-rate schedulers. BATCH_END: hooks after the step.
-        VALIDATION_DUE: a validation is about to begin. VALIDATED: it has ended, and the loop has not left its batch.
+        VALIDATION_DUE: a validation is about to begin. VALIDATED: a validation has ended, and the loop has not left its
+            batch.
         EPOCH_END: the epoch's batches are over, and its end hooks are running.
         BETWEEN_EPOCHS: an epoch has ended completely, and the next has not begun.
     """
@@ -120,7 +121,7 @@ class Progress:
             of batches begun, in training and evaluation together; ``global_step`` when the last training batch began.
         resume_phase: during the set-up of a run that resumes, the phase in which the checkpoint was saved, if that was
             after an epoch's last batch or in a validation; else ``None``.
-        fn, status: which entry point was called, and how it is doing.
+        fn, status: the entry point that was called, and the state of its run.
         current_epoch: epochs whose last batch is done; while one runs, its index from 0.
         batch_idx: index of the current batch in its epoch, from 0; -1 before the first.
         batches_done: batches of the current epoch whose hooks have all run.
@@ -140,7 +141,8 @@ class Progress:
             are reached.
         eval_batch_idx, num_eval_batches: the index of the current batch, and the number of batches, in the current
             evaluation.
-        eval_steps: by stage, the batches of each evaluation loader so far: the x axis of their per-step values.
+        eval_steps: for each stage, the number of batches of each evaluation loader so far: the x axis of their per-step
+            values.
     """
 
     slot: array[int] = field(default_factory=lambda: array("q", [Phase.NONE, 0, 0]))

@@ -47,7 +47,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
 
     Args:
         run: the fit.
-        metrics: its metric objects, from :func:`metrics_in`; ``None``: search for them now.
+        metrics: the module's metric objects, from :func:`metrics_in`; ``None``: search for them now.
         deferred: leave out what :func:`_window_start` can add later; ``rng`` may be a function that returns the state.
 
     Returns:

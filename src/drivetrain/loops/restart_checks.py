@@ -111,7 +111,8 @@ def _check_metric(states: State, metric: nn.Module | None, place: str) -> None:
 def _check_logged(state: Any, place: str, module: nn.Module) -> None:
     if state["hook"] not in LOG_RULES:
         raise WrongForm(f"{place}['hook']", f"is {state['hook']!r}, in which nothing can be logged")
-    logged = dict(module.named_modules()).get(state["metric"])  # None: it is in a list, or the module no longer has it
+    # None: the metric is in a list, or the module no longer has it
+    logged = dict(module.named_modules()).get(state["metric"])
     if logged is not None and state["metric"] and not (hasattr(logged, "compute") and hasattr(logged, "reset")):
         raise WrongForm(f"{place}['metric']", f"is {state['metric']!r}, a {type(logged).__name__} and no metric object")
 

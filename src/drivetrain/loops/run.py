@@ -154,7 +154,7 @@ class Stopping:
         stopper: handles signals and time limits: a :class:`drivetrain.loops.stop.Stop`.
         agreed: the ranks have agreed to stop.
         ends_together: all ranks end after the same batch, so that they can use collectives until then.
-        delay_reported: it was logged that ``min_epochs`` or ``min_steps`` delay the end.
+        delay_reported: whether it was logged that ``min_epochs`` or ``min_steps`` delay the end.
     """
 
     stopper: Any = None

@@ -53,7 +53,7 @@ class SplitWindow:
 
     Args:
         run: the run.
-        optimizer: its only optimizer.
+        optimizer: the only optimizer of the run.
         before_step: processes the final gradients.
     """
 

@@ -63,8 +63,8 @@ class Stop:
 
     Attributes:
         agreed: all ranks are at the end of the same batch, so that they can use collectives.
-        answers: by reason, a function that all ranks call after the agreed batch instead of saving and ending. Training
-            continues after it, unless it raises SystemExit.
+        answers: for each reason, a function that all ranks call after the agreed batch instead of saving and ending.
+            Training continues after it, unless it raises SystemExit.
     """
 
     def __init__(

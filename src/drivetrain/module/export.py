@@ -46,7 +46,7 @@ class ExportMixin:
             file_path: the path; large weights may go into a file beside it. Or a file object open for writing, such as
                 ``io.BytesIO()``.
             input_sample: the inputs, in the form of :attr:`example_input_array`, which is the default.
-            **kwargs: for ``torch.onnx.export``, such as ``dynamic_shapes`` or ``opset_version``.
+            **kwargs: arguments of ``torch.onnx.export``, such as ``dynamic_shapes`` or ``opset_version``.
 
         Returns:
             torch's ``ONNXProgram``; ``None`` with ``dynamo=False``.
@@ -74,7 +74,7 @@ class ExportMixin:
             file_path: the path of the file.
             method: "script" compiles ``forward`` and the functions that it calls; "trace" records one run of it.
             example_inputs: the inputs to trace with, in the form of :attr:`example_input_array`, which is the default.
-            **kwargs: for ``torch.jit.script`` or ``torch.jit.trace``.
+            **kwargs: arguments of ``torch.jit.script`` or ``torch.jit.trace``.
 
         Returns:
             A ``ScriptModule``. The TorchScript module shares its weights with this module until it is saved and loaded.

@@ -42,7 +42,7 @@ def split_batch(batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any],
 
 
 def samples_in(batch: Any) -> int:
-    """Return the number of samples in ``batch``, or 1 if nothing in it has a length."""
+    """Return the number of samples in ``batch``, or 1 if the batch contains no tensor or list with a length."""
     return next(_lengths(batch), 1)
 
 

@@ -187,7 +187,7 @@ def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.M
         return copies[id(original)]
 
     def new_copy(original: nn.Module) -> nn.Module:
-        # torch.compile's wrapper runs the original module, so replicate that
+        # torch.compile's wrapper runs the original module, so copy the original
         if (inside := original._modules.get("_orig_mod")) is not None:
             return copied(inside)
         if _is_metric(original):

@@ -66,8 +66,7 @@ class State(Ranks):
         load_states("optimizer", optimizers, states, check_optimizer_state)
 
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return the state of this rank that resuming ``module`` needs; every rank stores its own, even if others
-        differ.
+        """Return the state of this rank that resuming ``module`` needs; every rank stores its own state.
 
         It may hold plain data and tensors. An empty dictionary stores nothing.
         """

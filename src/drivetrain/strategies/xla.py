@@ -98,7 +98,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         return self._device
 
     def set_ranks(self, environment: ClusterEnvironment, num_nodes: int) -> None:
-        """Reset the ranks of an earlier job; torch_xla's runtime numbers the replicas of this one."""
+        """Reset the ranks of an earlier job; torch_xla's runtime determines the ranks of this job."""
         self.num_nodes, self._outlived = num_nodes, False
         self._groups = self._device = None
         self._store_ranks(world_size=1, node_rank=0, global_rank=0, local_rank=0)

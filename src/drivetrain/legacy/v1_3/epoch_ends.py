@@ -17,7 +17,7 @@ class EpochEnds(Callback):
     values.
 
     Args:
-        in_evaluation: also call ``on_epoch_start`` and ``on_epoch_end`` in evaluations.
+        in_evaluation: whether to call ``on_epoch_start`` and ``on_epoch_end`` in evaluations, too.
     """
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
