@@ -1,6 +1,4 @@
-"""The only module of the core that imports from higher layers: it loads what the core needs of ``compat`` and
-``cli``.
-"""
+"""The only module of the core that imports from higher layers: what the core needs of ``compat`` and ``cli``."""
 
 from __future__ import annotations
 

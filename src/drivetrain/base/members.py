@@ -1,8 +1,8 @@
-"""How overrides of usual members are handled, so that the library ignores none silently.
+"""How overrides of members with Lightning's names are handled, so that none is silently ignored.
 
-The library calls an override of a public member of a contract where its users expect it. Other usual members are in
-:mod:`drivetrain.compat.members`. An override of such a member is refused at construction, because ignoring it would
-change numbers, state or ranks; or it is harmless, and one line reports that it is not called.
+The library calls an override of a public member of a contract where its users expect it. Other members of Lightning's
+classes are in :mod:`drivetrain.compat.members`. An override of such a member is refused at construction, because
+ignoring it would change numbers, state or ranks; or it is harmless, and one line reports that it is not called.
 """
 
 from __future__ import annotations

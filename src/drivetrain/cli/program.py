@@ -1,6 +1,4 @@
-"""Run a program like ``python program.py`` and ``python -m program``; the commands that run programs share this
-module.
-"""
+"""Run a program like ``python program.py`` and ``python -m program``; shared by the commands that run programs."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 A loader with ``state_dict`` and ``load_state_dict`` saves its position itself. A torch DataLoader over a map-style
 dataset starts in the random state in which the interrupted pass was started, so that its sampler draws the same order;
 finished batches are skipped in the sampler, without fetching them. Any other loader is iterated again from its start,
-finished batches are discarded: that is exact if its batches depend only on random numbers that it draws itself.
+and finished batches are discarded: that is exact if its batches depend only on random numbers that it draws itself.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Whether this process can be forked: a forked process has this process's memory, but neither its threads nor its
-devices.
-"""
+"""Whether this process can be forked: a forked process has the memory, but neither the threads nor the devices."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The folder in which a job's processes report to the process that started them; it is removed even if that process is
-killed.
-"""
+"""The folder in which a job's processes report to the launching process; it is removed even if that is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Usual precision classes of single strategies; in drivetrain every precision works with every strategy."""
+"""Lightning's precision classes for single strategies; in drivetrain every precision works with every strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Usual members of precisions under their usual names and signatures, implemented with this contract.
+"""Precision members with Lightning's names and signatures, implemented with this package's contract.
 
 [Note: signatures of the field]
 drivetrain calls ``backward(loss, ...)`` between the backward hooks, ``optimizer_step(optimizer, model, closure, ...)``
@@ -35,7 +35,7 @@ CLIPPING = frozenset({"clip_grad_by_value", "clip_grad_by_norm", "main_params"})
 
 
 class Familiar:
-    """Usual members that this contract has in another form: users can call them, and overrides are used."""
+    """Members with Lightning's names, which the contract has in another form; users can call and override them."""
 
     scaler: Any = None
     """The gradient scaler, if there is one."""
@@ -184,7 +184,7 @@ def differentiate(
 def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Compute the gradients of ``loss`` for a caller who may also pass the model and the optimizer.
 
-    An override's ``super().backward(tensor, model, optimizer)`` passes them. A strategy with a copy of the usual
+    An override's ``super().backward(tensor, model, optimizer)`` passes them. A strategy with a copy of Lightning's
     ``backward`` also passes them, and expects this call to include the hooks and the scaling.
     """
     if precision._is_differentiating:
@@ -200,7 +200,7 @@ def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ..
 
 
 def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the further arguments of a usual ``backward``, without the model and the optimizer."""
+    """Return the further arguments of Lightning's ``backward``, without the model and the optimizer."""
     if args and (args[0] is None or isinstance(args[0], nn.Module)):
         args = args[1:]
         if args and (args[0] is None or isinstance(args[0], Optimizer)):
@@ -225,7 +225,7 @@ def clip_by_value(parameters: list[Tensor] | list[nn.Parameter], clip_val: float
         torch.nn.utils.clip_grad_value_(parameters, clip_val)
 
 
-# ---- overrides with familiar signatures ------------------------------------------------------------------------------
+# ---- overrides with Lightning's signatures ---------------------------------------------------------------------------
 
 
 def adapt(cls: type[Precision]) -> None:
@@ -257,7 +257,7 @@ def _backward(method: Method) -> Method:
     def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_differentiating:  # super() in an override has called this
             return method(self, tensor, *args, **kwargs)
-        if args and isinstance(args[0], nn.Module):  # a strategy with a copy of the usual body has called this
+        if args and isinstance(args[0], nn.Module):  # a strategy with a copy of Lightning's body has called this
             module: Any = args[0]
             return module.trainer.strategy.driver.differentiate(tensor, *args[2:], **kwargs)
         self._is_differentiating = True

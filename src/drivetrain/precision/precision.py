@@ -24,8 +24,9 @@ class Precision(Familiar):
 
     A new precision is a file in this folder, or in a package, with one subclass: it registers names in
     ``register_precisions(cls, precision_registry)``, and each is a value of ``precision=``. A member that a subclass
-    does not override is not called in a step. Familiar members such as ``pre_backward`` may be overridden too; they are
-    in :class:`drivetrain.precision.familiar.Familiar`. Overrides may have the familiar signatures.
+    does not override is not called in a step. Members with Lightning's names, such as
+    ``pre_backward``, may be overridden too: see :class:`drivetrain.precision.familiar.Familiar`. Overrides may have
+    Lightning's signatures.
     """
 
     name: str = "32-true"
@@ -96,8 +97,8 @@ class Precision(Familiar):
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients of ``loss``, between the hooks ``on_before_backward`` and ``on_after_backward``.
 
-        An override may have the familiar signature ``(tensor, model, optimizer, *args, **kwargs)``. A strategy's own
-        The method ``backward`` may call it with these arguments; the call then includes the hooks and the scaling.
+        An override may have Lightning's signature ``(tensor, model, optimizer, *args, **kwargs)``. A strategy's own
+        ``backward`` may call it with these arguments; the call then includes the hooks and the scaling.
         """
         if args or kwargs:
             backward_of_the_field(self, loss, args, kwargs)

@@ -1,7 +1,7 @@
-"""Usual names of strategy members, implemented with this package's contract.
+"""Strategy members with Lightning's names, implemented with this package's contract.
 
 The class defines these names, so that users can call and override them. The library calls the functions below the
-class: each runs the contract's method, unless the strategy overrides the usual name.
+class: each runs the contract's method, unless the strategy overrides the member of that name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COLLECTIVES = frozenset({"barrier", "broadcast", "reduce_boolean_decision"})
 
 
 class Familiar(Step, State):
-    """Usual members that this contract defines under other names or signatures; users can call and override them."""
+    """Members with Lightning's names, which the contract defines in another form; users can call and override them."""
 
     lr_scheduler_configs: list[Any]
     optimizers: list[Optimizer]
@@ -425,7 +425,7 @@ def load_module_state(
 
 def optimizer_state(strategy: Strategy, optimizer: Optimizer, module: nn.Module | None) -> dict[str, Any]:
     """Return the state of an optimizer of ``module``'s parameters, for a checkpoint."""
-    with standing_for(strategy, lightning_module=module):  # the usual method has no argument for the module
+    with standing_for(strategy, lightning_module=module):  # Lightning's method has no argument for the module
         return strategy.optimizer_state(optimizer)
 
 
@@ -446,7 +446,7 @@ def _own(strategy: Strategy, name: str) -> bool:
 
 @contextmanager
 def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
-    """Context in which a strategy has other attributes, because overrides of usual members only know the run's
+    """Context in which a strategy has other attributes, because overrides of these members only know the run's
     module.
     """
     # Written to the instance's dictionary, because a setter may do work that belongs to the start of a run.
@@ -460,7 +460,7 @@ def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
 
 
 def read_overrides(strategy: Strategy) -> None:
-    """Let overrides of familiar members change the strategy's declared facts; called when a run begins."""
+    """Let overrides of these members change the strategy's declared facts; called when a run begins."""
     own = type(strategy)
     overridden = {name: fact for name, fact in _DECLARED.items() if getattr(own, name) is not vars(Familiar)[name]}
     if overridden:

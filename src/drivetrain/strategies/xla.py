@@ -35,7 +35,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     """One replica per XLA device, each in a process that torch_xla starts; gradients are averaged after each window.
 
     It does not use ``torch.distributed``. With one device, this process is the only replica; results of collectives
-    results of collectives have the same form as with several replicas: :meth:`all_gather` stacks. Before the replicas
+    have the same form as with several replicas: :meth:`all_gather` stacks. Before the replicas
     run, the ranks are 0, the world size is 1, and there is no root device.
 
     Args:
