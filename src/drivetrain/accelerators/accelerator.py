@@ -92,7 +92,7 @@ class Accelerator(ABC):
     def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
         """Give the class its names: ``accelerator_registry.register("name", cls, description="...")``.
 
-        Called once, when a subclass that defines it is defined, so that no other line is needed.
+        Python calls it once, when a subclass that defines it is defined, so no other line is needed.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -47,7 +47,7 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
         copied: Any = copy.copy(tree)
         for field in dataclasses.fields(tree):
             value = map_leaves(fn, getattr(tree, field.name))
-            object.__setattr__(copied, field.name, value)  # works for frozen dataclasses too
+            object.__setattr__(copied, field.name, value)  # object.__setattr__ also works for frozen dataclasses
         return copied
     return fn(tree)
 

@@ -210,12 +210,12 @@ class ModelCheckpoint(StoredCheckpoint):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         before, self._seen_step = self._seen_step, trainer.progress.global_step
-        stepped = self._seen_step != before  # False inside an accumulation window
+        stepped = self._seen_step != before  # False for a batch inside an accumulation window
         steps_due = stepped and self.every_n_train_steps and self._seen_step % self.every_n_train_steps == 0
         time_due = False
         if self.train_time_interval is not None:
             elapsed_s = time.monotonic() - self._saved_at_time
-            # rank 0's clock for all ranks
+            # all ranks use rank 0's clock
             time_due = trainer.strategy.broadcast(elapsed_s >= self.train_time_interval.total_seconds())
         if not (steps_due or time_due):
             return

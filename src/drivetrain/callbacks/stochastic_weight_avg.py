@@ -190,7 +190,7 @@ def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[
         module.train()
         for layer in layers:
             layer.reset_running_stats()
-            layer.momentum = None  # the mean over all batches
+            layer.momentum = None  # None: batch norm computes the mean over all batches
         try:
             for batch_idx, given in enumerate(loader):
                 if batch_idx >= limit:

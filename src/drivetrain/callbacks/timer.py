@@ -95,7 +95,7 @@ class Timer(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         stage = _name(trainer.progress.loop_stage)
-        if stage in self._ends:  # a second pass continues to count
+        if stage in self._ends:  # a second pass of a stage continues to count
             self._earlier_s[stage] = self.time_elapsed(stage)
             del self._ends[stage]
         self._starts[stage] = self._clock()

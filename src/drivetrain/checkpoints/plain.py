@@ -384,7 +384,7 @@ def _namedtuple(payload: Any) -> Any:
     name, items = payload
     kind = find(name)
     if issubclass(type(kind), type) and issubclass(kind, tuple) and len(getattr(kind, "_fields", ())) == len(items):
-        return tuple.__new__(kind, items)  # bypasses the class's own __new__
+        return tuple.__new__(kind, items)  # tuple.__new__ bypasses the class's own __new__
     return Described(f"namedtuple {name}", _text_of(tuple(items)))
 
 

@@ -137,7 +137,8 @@ def write_tensors(folder: Folder, name: str, parts: Iterable[tuple[str, Tensor, 
     written, at, total = Written(), 0, 0
     with files.replacing(_in(folder, name), durable=True) as stream:
         for tensor_name, part, whole, (offsets, shape) in parts:
-            on_host = part.detach().resolve_conj().resolve_neg().cpu().contiguous()  # copies only if necessary
+            # these calls copy only if necessary
+            on_host = part.detach().resolve_conj().resolve_neg().cpu().contiguous()
             content = _memory_of(on_host)
             padding = bytes(-at % _ALIGNMENT)
             stream.write(padding)

@@ -26,7 +26,7 @@ class SamplerProxy:
 
     def __getattr__(self, name: str) -> Any:
         if name == "_sampler":
-            raise AttributeError(name)  # missing while this object is being copied
+            raise AttributeError(name)  # the attributes are missing while this object is being copied
         return getattr(self._sampler, name)
 
 

@@ -37,7 +37,8 @@ class MultiProcessingLauncher(Launcher):
     ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, and ``MASTER_PORT``, which is chosen here), this process's random state and
     torch's switches, and its share of the processors as ``OMP_NUM_THREADS`` unless that is set. With "spawn" and
     "forkserver" the function and its arguments are pickled: each process has its own copy of every tensor. With "fork"
-    they are inherited. Tensors that the program has put into shared memory stay shared, except the parameters and
+    the processes inherit both. Tensors that the program has put into shared memory stay shared, except the parameters
+    and
     buffers of modules: replicas that shared their weights would each train them.
 
     Args:

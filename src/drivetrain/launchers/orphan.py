@@ -1,7 +1,7 @@
-"""End a rank whose launching process was killed, even if its main thread waits in a collective forever; and end the
-loader's workers of a killed rank, even if they hang in their data set.
+"""End a rank whose launching process was killed, and the loader's workers of a killed rank, even if they hang.
 
-The system sends such a rank SIGTERM. During a run, Python handles it in the main thread, which may wait in a collective
+The system sends SIGTERM to a rank whose launching process was killed. During a run, Python handles it in the main
+thread, which may wait in a collective
 forever. So a thread waits for the end of the launching process, gives the main thread some time, and kills the rank.
 While the launching process lives, the thread costs nothing. Linux only.
 

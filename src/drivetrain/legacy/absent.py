@@ -34,4 +34,4 @@ class RPCSequentialPlugin(_Absent):
 
 
 class DDPSequentialPlugin(RPCSequentialPlugin):
-    """The same, under its earlier name."""
+    """:class:`RPCSequentialPlugin` under its earlier name."""

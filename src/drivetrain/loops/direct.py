@@ -64,7 +64,7 @@ _CLASSES = (
     "Muon",
 )
 _KINDS = frozenset(getattr(torch.optim, name) for name in _CLASSES if hasattr(torch.optim, name))
-_EQUAL: dict[type[Optimizer], bool] = {}  # class of optimizers -> whether a toy model is trained alike; per process
+_EQUAL: dict[type[Optimizer], bool] = {}  # class -> whether both ways train a toy model to equal numbers
 
 
 class Calls(NamedTuple):

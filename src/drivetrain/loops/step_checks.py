@@ -26,7 +26,7 @@ _VERBS = (
 
 
 def check(module: Any, settings: Settings, strategy: Strategy) -> None:
-    """Check that a step of ``module`` can be split or recorded, if the settings ask for it, before anything is built.
+    """Before anything is built, check that a step of ``module`` can be split or recorded, if the settings ask for that.
 
     Raises:
         ConfigurationError: the step does not work with the argument; the message gives the reason and what to leave

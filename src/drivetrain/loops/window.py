@@ -175,7 +175,7 @@ class Window:
         unit = _at_least_tiny(everyones[:, 0].amax())
         if there:
             self.rescale(optimizer, held / unit)
-        self.reference = unit * len(everyones)  # the mean over the ranks divides by their number
+        self.reference = unit * len(everyones)  # averaging over the ranks divides by their number
         self.total = everyones[:, 1].sum()
         return loss * (here / unit)
 

@@ -59,7 +59,8 @@ class Familiar:
     def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
         """Give the class its names: ``precision_registry.register("name", cls, description="...")``.
 
-        Called once, when a subclass that defines it is defined, so that no other line is needed. Further arguments of
+        Python calls it once, when a subclass that defines it is defined, so no other line is needed. Further arguments
+        of
         ``register`` are arguments of the constructor.
         """
 

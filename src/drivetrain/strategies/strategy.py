@@ -93,7 +93,7 @@ class Strategy(Model):
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
         """Give the class its names: ``strategy_registry.register("name", cls, description="...")``.
 
-        Called once, when a subclass that defines it is defined, so that no other line is needed.
+        Python calls it once, when a subclass that defines it is defined, so no other line is needed.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -34,7 +34,7 @@ class _Here:
         run: the number of distributed runs that it has begun in this job, so that failures of earlier runs are ignored;
             0 before the processes have met.
         place: the number of batches begun and a description of the fit's position; ``None`` outside a fit.
-        told: the store in which it has announced its failure.
+        told: the store in which this process has announced its failure.
     """
 
     run = 0

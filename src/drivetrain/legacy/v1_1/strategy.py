@@ -58,7 +58,7 @@ class Driven(Stepped):
 
     def setup_optimizers(self, trainer: Any) -> None:
         self.source.setup_optimizers(self.lightning_module)
-        if self.once("optimizers"):  # an override has created none
+        if self.once("optimizers"):  # create the optimizers if an override has not
             self.make_optimizers(trainer)
 
     def model_to_device(self) -> None:
