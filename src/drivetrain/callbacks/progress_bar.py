@@ -185,7 +185,7 @@ class ProgressBar(Callback):
             print(*args, **kwargs)
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Show ``snapshot``. Two threads may call it, never at the same time."""
+        """Show ``snapshot``. Two threads may call this method, but never at the same time."""
 
     def close(self) -> None:
         """Restore the terminal when the run is over. Called after the last :meth:`draw`."""

@@ -37,7 +37,7 @@ class ModelPruning(KeepsWeights):
 
     During training, a pruned ``weight`` is computed from the parameter ``weight_orig`` and the buffer ``weight_mask``.
     With ``make_pruning_permanent``, module and checkpoints have plain weights again after training: "state_dict" fits a
-    module that was never pruned. Beside it, "pruning" contains the state for resuming exactly.
+    module that was never pruned. The entry "pruning" contains the state for resuming exactly.
 
     Args:
         pruning_fn: a function of ``torch.nn.utils.prune`` by name, such as "l1_unstructured", or a class of your own

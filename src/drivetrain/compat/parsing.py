@@ -86,7 +86,7 @@ def get_init_args(frame: types.FrameType) -> dict[str, Any]:
 def collect_init_args(
     frame: types.FrameType, path_args: list[dict[str, Any]], inside: bool = False, classes: tuple[type, ...] = ()
 ) -> list[dict[str, Any]]:
-    """Append the arguments of each constructor that calls the one of ``frame`` to ``path_args``, and return it.
+    """Append the arguments of the constructors in ``frame`` and its callers to ``path_args``; return ``path_args``.
 
     Args:
         frame: the frame of a constructor, or of a function that it calls.

@@ -236,7 +236,7 @@ def own_parameters() -> None:
 
 
 def write_result(folder: Path, result: Any) -> None:
-    """Write the function's result in the first process, in the form of checkpoints.
+    """Write the function's result, in the first process, in the file format of checkpoints.
 
     Raises:
         ConfigurationError: the result cannot be pickled.

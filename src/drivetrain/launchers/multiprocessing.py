@@ -36,7 +36,8 @@ class MultiProcessingLauncher(Launcher):
     Each process gets the environment variables with its rank (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``,
     ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, and ``MASTER_PORT``, which is chosen here), this process's random state and
     torch's switches, and its share of the processors as ``OMP_NUM_THREADS`` unless that is set. With "spawn" and
-    "forkserver" the function and its arguments are pickled: each process has its own copy of every tensor. With "fork"
+    "forkserver" the function and its arguments are pickled, so each process has its own copy of every tensor. With
+    "fork"
     the processes inherit both. Tensors that the program has put into shared memory stay shared, except the parameters
     and
     buffers of modules: replicas that shared their weights would each train them.

@@ -303,7 +303,7 @@ class Progress:
         self.resumed_batches = self.total_batches
 
     def count_epochs_as(self, epochs: int) -> None:
-        """Set the number of finished epochs for the next fit: an earlier generation repeats the last one."""
+        """Set the number of finished epochs for the next fit; in earlier generations, it repeats the last epoch."""
         self.current_epoch = epochs
 
     def expect_batches(self, count: float) -> None:

@@ -36,7 +36,7 @@ class Durations:
 class _Open:
     action: str
     began: float
-    inner: float = 0.0  # seconds of the actions inside it
+    inner: float = 0.0  # the seconds of the actions inside this one
 
 
 class SimpleProfiler(Profiler):

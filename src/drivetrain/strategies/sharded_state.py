@@ -54,8 +54,8 @@ def refuse_dtensors(
 
     Args:
         state: the state dict of ``module``, or of ``optimizer``.
-        method: for the message, the method that returned it and that a strategy for sharded models overrides:
-            "DDPStrategy.optimizer_state".
+        method: the name for the message of the method that returned ``state``, such as "DDPStrategy.optimizer_state"; a
+            strategy for sharded models overrides this method.
         module: the strategy's module; the message uses its parameter names.
         optimizer: the optimizer of the state; ``None``: it is the module's.
 

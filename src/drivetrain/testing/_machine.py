@@ -354,7 +354,7 @@ _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 def _asked_at() -> tuple[str, str]:
-    """Return the innermost line outside torch and drivetrain, and drivetrain's line below it or ""."""
+    """Return the innermost line outside torch and drivetrain, and the line of drivetrain that it has called, or ""."""
     through = ""
     frame = sys._getframe(1)
     while frame.f_back is not None:

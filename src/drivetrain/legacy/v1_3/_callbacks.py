@@ -70,7 +70,7 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
         return metrics
 
     def format_checkpoint_name(self, *args: Any, **kwargs: Any) -> str:
-        """Return the path; in earlier signatures the epoch, or epoch and step, precede the metrics, and ``ver`` follows."""
+        """Return the path; earlier signatures have epoch and step before the metrics, and ``ver`` after them."""
         counts = dict(zip(("epoch", "step"), takewhile(lambda value: isinstance(value, int), args), strict=False))
         given = dict(zip(("metrics", "filename", "ver"), args[len(counts) :], strict=False))
         if isinstance(given.get("filename"), int):
