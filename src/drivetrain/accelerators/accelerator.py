@@ -226,7 +226,8 @@ class _Accelerators(Registry[Accelerator]):
             )
 
     def fallback(self, name: str) -> Entry[Accelerator] | None:
-        from drivetrain.accelerators.torch_device import of_type  # the accelerator is a subclass of a class above
+        # imported here, because its classes extend a class above
+        from drivetrain.accelerators.torch_device import of_type
 
         cls = of_type(name)
         return None if cls is None else Entry(name, cls, f"torch's device {name!r}")

@@ -57,9 +57,7 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def _put_first_on_path(folder: str, always: bool = False) -> None:
-    """Replace the first entry of ``sys.path``; if Python was started with -P or -I, which add no entry, only with
-    ``always``.
-    """
+    """Put ``folder`` first on ``sys.path``, in place of Python's own entry; with -P or -I, only if ``always``."""
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         sys.path[0] = folder
     elif always:

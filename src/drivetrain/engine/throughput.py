@@ -19,8 +19,8 @@ class Throughput:
 
     ``compute`` returns ``device/batches_per_sec`` and ``device/samples_per_sec``. With lengths, it also returns
     ``device/items_per_sec``; with operations, ``device/flops_per_sec`` and ``device/mfu``, the share of
-    ``available_flops``. With several devices, it returns these rates of all devices together, under the names without
-    ``device/``. It also returns the totals ``time``, ``batches``, ``samples`` and ``lengths``.
+    ``available_flops``. With several devices, it also returns these rates, except ``mfu``, of all devices together,
+    under the names without ``device/``. It also returns the totals ``time``, ``batches``, ``samples`` and ``lengths``.
 
     Args:
         available_flops: the peak of one device in operations per second.

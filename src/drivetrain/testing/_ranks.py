@@ -42,7 +42,7 @@ class Ranks:
 
         Raises:
             AssertionError: the test failed on a rank, a process died, or the test timed out.
-            Skipped: pytest's, if the lowest rank has skipped it.
+            Skipped: the lowest rank has skipped the test; pytest's exception.
         """
         if self._size == 1:
             instance = self._suite()

@@ -40,7 +40,8 @@ class FakeAccelerator(Accelerator):
     :func:`fake_devices` or the environment variable ``DRIVETRAIN_FAKE_DEVICES``, by default one. Without a recording
     they are the plain CPU. In a recording, ``tensor.device`` distinguishes them, moving a tensor makes a real copy, and
     operations that fail on a GPU fail: with tensors of two devices, or of a device and the host, a missing device, or
-    ``numpy()`` of a tensor on a device. A recording belongs to one thread: each process of a job enters its own.
+    ``numpy()`` of a tensor on a device. A recording belongs to one thread: each process of a job enters a recording of
+    its own.
 
     ``accelerator="fake"`` works, but is not in the list of accelerators, because it is for tests.
     """

@@ -32,7 +32,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
 
     @property
     def logger(self) -> Any:
-        """The logger; several are one :class:`~drivetrain.legacy.v1_3.loggers.LoggerCollection`."""
+        """The logger; for several loggers, a :class:`~drivetrain.legacy.v1_3.loggers.LoggerCollection`."""
         return as_one(self.loggers)
 
     @property

@@ -66,7 +66,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
 
     @property
     def logger(self) -> Any:
-        """The logger; several are one :class:`LoggerCollection`."""
+        """The logger; for several loggers, a :class:`LoggerCollection`."""
         return as_one(self.loggers)
 
     @logger.setter
