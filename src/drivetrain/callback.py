@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Base class of callbacks. Override the hooks you need; the others cost nothing in a step.
+    """Base class of callbacks. Override the hooks you need; hooks that are not overridden cost nothing in a step.
 
     Every hook gets ``(trainer, pl_module, ...)``. Hooks run before the module's hook of the same name, in the order of
     the list, with two exceptions that ``position`` and ``monitors`` declare. Each hook may call the module's
@@ -238,8 +238,8 @@ class KeepsWeights(Callback):
 class Checkpoint(Callback):
     """Base class of callbacks that write checkpoints.
 
-    It runs last, and at the end of a batch, a validation or an epoch its hook runs after the module's, so that it saves
-    the effect of all other hooks.
+    The callback runs last. At the end of a batch, a validation or an epoch its hook runs after the module's, so that it
+    saves the effect of all other hooks.
     """
 
     position = "last"

@@ -44,7 +44,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_LONGEST_REPR = 100  # characters; the text of a model would fill pages
+_LONGEST_REPR = 100  # characters; the text of a model would otherwise fill pages
 
 
 class DrivetrainError(Exception):
@@ -56,31 +56,39 @@ class ConfigurationError(DrivetrainError, ValueError):
 
 
 class UnknownArgumentError(ConfigurationError, TypeError):
-    """An argument does not exist. Also a TypeError, as Python raises for an unknown argument."""
+    """An argument does not exist. The error is also a TypeError, which Python raises for an unknown argument."""
 
 
 class UnknownNameError(ConfigurationError, KeyError):
-    """Nothing is registered under this name, or a dictionary lacks a key. Also a KeyError, as a lookup raises."""
+    """Nothing is registered under this name, or a dictionary lacks a key. The error is also a KeyError, which a failed
+    lookup raises.
+    """
 
     __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
 
 class WrongTypeError(ConfigurationError, TypeError):
-    """An argument has a wrong type, or the model is missing. Also a TypeError, as Python raises."""
+    """An argument has a wrong type, or the model is missing. The error is also a TypeError, which Python raises for a
+    wrong type.
+    """
 
 
 class SignatureError(ConfigurationError, TypeError, RuntimeError):
-    """A step or a hook does not accept the loop's arguments. Also a TypeError, as Python raises for a wrong call, and a
-    RuntimeError, because only the run shows whether there are several loaders.
+    """A step or a hook does not accept the loop's arguments. The error is also a TypeError, which Python raises for a
+    wrong call, and a RuntimeError, because only the run shows whether there are several loaders.
     """
 
 
 class MissingAttributeError(ConfigurationError, AttributeError):
-    """An object lacks a required attribute. Also an AttributeError, as Python raises."""
+    """An object lacks a required attribute. The error is also an AttributeError, which Python raises for a missing
+    attribute.
+    """
 
 
 class MissingPackageError(ConfigurationError, ModuleNotFoundError):
-    """An optional package is not installed. Also a ModuleNotFoundError, as its import raises."""
+    """An optional package is not installed. The error is also a ModuleNotFoundError, which importing the package
+    raises.
+    """
 
 
 class HookError(ConfigurationError, NotImplementedError):
@@ -88,8 +96,8 @@ class HookError(ConfigurationError, NotImplementedError):
 
 
 class RunError(ConfigurationError, RuntimeError):
-    """Parts of a run do not fit each other or the machine. Also a RuntimeError, because it is only detected during a
-    run.
+    """Parts of a run do not fit each other or the machine. The error is also a RuntimeError, because it is only
+    detected during a run.
     """
 
 
@@ -106,11 +114,15 @@ class LoggingError(DrivetrainError):
 
 
 class LogNameError(LoggingError, TypeError):
-    """``self.log`` got a name that is not a string, or a reserved one. Also a TypeError, as a wrong type raises."""
+    """``self.log`` got a name that is not a string, or a reserved one. The error is also a TypeError, which Python
+    raises for a wrong type.
+    """
 
 
 class UnloggableError(LoggingError, ValueError):
-    """``self.log`` got a value that is not a number. Also a ValueError, as Python raises for a wrong value."""
+    """``self.log`` got a value that is not a number. The error is also a ValueError, which Python raises for a wrong
+    value.
+    """
 
 
 class SIGTERMException(SystemExit):
@@ -125,21 +137,29 @@ class CheckpointError(DrivetrainError):
 
 
 class NoCheckpointError(CheckpointError, FileNotFoundError):
-    """There is no checkpoint at the path. Also a FileNotFoundError, as Python raises for a file."""
+    """There is no checkpoint at the path. The error is also a FileNotFoundError, which Python raises for a missing
+    file.
+    """
 
 
 class CheckpointNameError(CheckpointError, ValueError):
-    """A word such as "best" names no checkpoint, or a folder is none. Also a ValueError: the argument is wrong."""
+    """A word such as "best" names no checkpoint, or a folder is none. The error is also a ValueError, because the
+    argument is wrong.
+    """
 
 
 class IncompleteCheckpointError(CheckpointError, KeyError, ValueError):
-    """A checkpoint lacks what was asked for. Also a KeyError, as a failed lookup raises, and a ValueError."""
+    """A checkpoint lacks a requested entry. The error is also a KeyError, which a failed lookup raises, and a
+    ValueError.
+    """
 
     __str__ = Exception.__str__  # a KeyError would show its message in quotes
 
 
 class CheckpointMismatchError(CheckpointError, RuntimeError):
-    """The weights of a checkpoint do not fit the model. Also a RuntimeError, as torch raises."""
+    """The weights of a checkpoint do not fit the model. The error is also a RuntimeError, which torch raises for
+    weights that do not fit.
+    """
 
 
 class PeerError(DrivetrainError):
@@ -188,7 +208,7 @@ def described(value: Any) -> str:
 
 
 def _in_parentheses(sentences: str) -> str:
-    """Return ``sentences`` in a form that fits into another sentence."""
+    """Return ``sentences`` in a form that can be inserted into another sentence."""
     return f" ({sentences[0].lower()}{sentences[1:-1]})" if sentences else ""
 
 
@@ -223,13 +243,13 @@ def check_installed(owner: str, package: str, instead: str = "", install: str = 
     """Check that ``owner`` can import its package.
 
     Args:
-        owner: what needs the package.
+        owner: the class or function that needs the package.
         package: the package, as it is imported.
-        instead: what to use without it; "": nothing else does the same.
+        instead: what to use without the package; "" if nothing else does the same.
         install: the package, as pip calls it; "": by the same name.
 
     Raises:
-        MissingPackageError: it is not installed.
+        MissingPackageError: the package is not installed.
     """
     if importlib.util.find_spec(package) is None:
         cure = f"Run `pip install {install or package}`" + (f", or use {instead}" if instead else "")
@@ -240,7 +260,7 @@ def check_known(owner: str, value: Any, what: str, known: Collection[str]) -> No
     """Check that the first argument of ``owner`` is one of the ``known`` names; ``what`` is the word for one of them.
 
     Raises:
-        ConfigurationError: it is none of them; the message suggests a similar one.
+        ConfigurationError: the value is none of them; the message suggests a similar one.
     """
     if value not in known:
         raise ConfigurationError(f"{owner}({value!r}): there is no such {what}. {did_you_mean(str(value), known)}")
@@ -266,12 +286,12 @@ def check_count(owner: str, name: str, value: Any, lowest: int = 0, otherwise: i
     Args:
         owner, name, value: as in :func:`wrong_value`.
         lowest: the smallest valid value.
-        otherwise: what the message suggests, unless the value probably means another int.
+        otherwise: the number that the message suggests, unless the value probably means another int.
         optional: accept ``None``, too.
 
     Raises:
-        ConfigurationError: it is smaller.
-        WrongTypeError: it is not an int.
+        ConfigurationError: the value is smaller.
+        WrongTypeError: the value is not an int.
     """
     if not is_count(value, lowest) and not (optional and value is None):
         cure = f"{name}={count_meant(value, otherwise, lowest)}"
@@ -282,7 +302,7 @@ def check_choice(owner: str, name: str, value: Any, choices: Sequence[Any]) -> N
     """Check that an argument of ``owner`` is one of ``choices``.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: the value is none of them.
     """
     if value not in choices:
         *others, last = (f'"{each}"' if isinstance(each, str) else repr(each) for each in choices)
@@ -337,7 +357,7 @@ def arguments_checked(fn: Callable[P, R]) -> Callable[P, R]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of ``error``; "" if its ``__str__`` fails, so that this does not hide the error itself."""
+    """Return the text of ``error``; "" if its ``__str__`` raises, so that this exception does not hide ``error``."""
     try:
         return str(error)
     except Exception:

@@ -14,28 +14,29 @@ class Parity:
     """The switches.
 
     Attributes:
-        padded_evaluation: all processes evaluate equally many samples, by repeating the first ones of the data set;
+        padded_evaluation: all processes evaluate equally many samples, by repeating the first samples of the data set;
             otherwise every sample counts once.
         averaged_batch_sizes: with several processes, a ``sync_dist`` mean is the quotient of two averages, of which the
-            second, the batch size, is truncated to an integer; otherwise of two exact sums.
-        undersized_windows: in a window that the end of an epoch cuts short, losses are divided by the full
-            ``accumulate_grad_batches``; otherwise by the number of batches in it.
+            second, the batch size, is truncated to an integer; otherwise it is the quotient of two exact sums.
+        undersized_windows: in a window that the end of an epoch shortens, losses are divided by the full
+            ``accumulate_grad_batches``; otherwise by the number of batches in the window.
         batch_counted_schedulers: a step scheduler's ``frequency`` counts batches, and is checked only after optimizer
             steps; otherwise it counts optimizer steps.
         summary_draws: a model summary's trial pass through ``example_input_array`` advances the random generators;
             otherwise they are restored.
         uneven_sweeps: in a learning rate sweep the second rate is two steps above the first, the running mean of n
             losses is divided by the weights of n + 1, of a window only the last batch counts, divided by the window,
-            slopes are those over the rates, and each epoch is validated. Else rates are even, the mean is that of the
-            windows' losses, slopes are those over the logarithms of the rates, and nothing is validated.
+            slopes are those over the rates, and each epoch is validated. Otherwise rates are evenly spaced, the mean is
+            taken over the windows' losses, slopes are computed over the logarithms of the rates, and nothing is
+            validated.
         early_iterators: a pass over a loader starts before the epoch's start hooks: the first training pass before
             ``on_train_start``, an evaluation before ``on_validation_start``. Loaders that are not DataLoaders are
             started once more when they are set up, and all training loaders when they are reloaded. Otherwise a pass
             starts once, after those hooks.
         early_averages: stochastic weight averaging begins an epoch earlier, and averages the parameters at the start of
             an epoch. A run that ends before ``max_epochs`` keeps its trained weights. The pass for the statistics of
-            batch norm ends with an optimizer step on the last window's gradients. Otherwise it averages parameters and
-            buffers at the end of each epoch, including the last, and that pass makes no step.
+            batch norm ends with an optimizer step on the last window's gradients. Otherwise parameters and buffers are
+            averaged at the end of each epoch, including the last, and the pass for batch norm makes no optimizer step.
         pickle: checkpoints may contain any Python object, also when they are read. Reading such a file can run code, so
             use it only for files that you trust.
     """

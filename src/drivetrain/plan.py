@@ -67,20 +67,21 @@ _CLAIMS: dict[torch.dtype | None, tuple[str, str]] = {
 
 _PLUGINS: tuple[type, ...] = (Precision, CheckpointIO, ClusterEnvironment, LayerSync)
 _PASS_PLUGINS = "Pass a Precision, a CheckpointIO, a ClusterEnvironment or a LayerSync, at most one of each."
-_SYNC = "sync_batchnorm"  # the name of what this argument of the Trainer means
+_SYNC = "sync_batchnorm"  # the layer synchronisation that this argument of the Trainer selects
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the decision must know about this machine, as plain facts, so that a test can make them up.
+    """What the decision must know about this machine, as plain facts, so that a test can invent them.
 
-    What accelerators there are is not among them: those are asked themselves.
+    The available accelerators are not among these facts: the plan asks the accelerators themselves.
 
     Attributes:
-        environment: what started this process, and how that was detected; ``None``: the user did.
+        environment: the cluster environment of this process, and the reason why it was detected; ``None``: the user
+            started the process.
         has_tensorboard: whether TensorBoardLogger would work.
-        is_rank_of_program: whether the program has started this process, as one of those that it trains in.
-        is_notebook: whether the program is no file that could be run again.
+        is_rank_of_program: whether the program has started this process as a rank.
+        is_notebook: whether the program is not a file that could be run again.
     """
 
     environment: tuple[ClusterEnvironment, str] | None
@@ -90,7 +91,7 @@ class Machine:
 
     @classmethod
     def detect(cls, environ: MutableMapping[str, str] = os.environ) -> Machine:
-        """The facts about here and now."""
+        """Return the facts about this machine and process."""
         return cls(
             environment=detect_cluster(environ),
             has_tensorboard=find_spec("tensorboard") is not None,
@@ -113,7 +114,7 @@ class Plan:
     """Everything that was decided before anything was built. ``print(plan)`` shows it with its reasons.
 
     Attributes:
-        start_method: how this process starts those of its machine; ``None``: it is one of them.
+        start_method: how this process starts the processes of its machine; ``None``: it is one of them.
     """
 
     accelerator: Accelerator
@@ -149,10 +150,10 @@ class Plan:
 
 
 def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
-    """The plan for ``settings`` on ``machine`` (by default: this one).
+    """Return the plan for ``settings`` on ``machine`` (by default this machine).
 
     Raises:
-        ConfigurationError: an unknown name, arguments that contradict each other, or hardware that is not there.
+        ConfigurationError: a name is unknown, arguments contradict each other, or the hardware is missing.
     """
     machine = machine or Machine.detect()
     plugins = _plugins(settings.plugins)
@@ -196,14 +197,16 @@ def _class_of(strategy: Entry[Strategy] | Strategy) -> type[Strategy]:
 
 
 def _processes_for(strategy: Entry[Strategy] | Strategy, devices: Sequence[torch.device]) -> int:
-    """Return how many processes of one machine train on these devices of it."""
+    """Return how many processes of one machine train on these devices."""
     return 1 if _class_of(strategy).facts.drives_all_devices else len(devices)
 
 
 def _processes(
     environment: ClusterEnvironment, why: str, cls: type[Strategy], count: int, num_nodes: int, start_method: str | None
 ) -> tuple[str, str]:
-    """Return which processes the job has, and the reason; both are true in all of them and in the one that starts."""
+    """Return the processes of the job, and the reason; the text is true in all processes, and in the one that starts
+    them.
+    """
     if start_method is not None:
         each = f"{count}, started" if num_nodes == 1 else f"{count} on each of {num_nodes} machines, started"
         return f"{each} by {start_method}", f"{why}; {cls.__name__} starts them so"
@@ -250,7 +253,7 @@ def _plugin_named(name: str) -> Any:
 
 
 def _strategy(settings: Settings) -> tuple[Entry[Strategy] | Strategy | None, str]:
-    """What was asked for; ``None`` for "auto", which the number of devices decides."""
+    """Return the requested strategy; ``None`` for "auto", where the number of devices decides."""
     given = settings.strategy
     if isinstance(given, Strategy):
         return given, "strategy= is an instance"
@@ -289,7 +292,7 @@ def _environment(plugin: ClusterEnvironment | None, own: OwnParts, machine: Mach
             "Give the cluster environment once."
         )
     if (given := carried or plugin) is not None:
-        check_part(type(given))  # before it is asked for the job's size
+        check_part(type(given))  # checked before the environment is asked for the job's size
         return given, "it was passed in plugins=" if carried is None else "the strategy carries it"
     environment, evidence = machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
     if isinstance(environment, LocalEnvironment) and environment.creates_processes_externally:
@@ -305,10 +308,10 @@ def _start_method(
     devices: Sequence[torch.device],
     environment: ClusterEnvironment,
 ) -> str | None:
-    """How this process has to start those of its machine; ``None``: it is one, or the only one.
+    """Return how this process starts the processes of its machine; ``None``: it is one of them, or the only process.
 
     Raises:
-        ConfigurationError: the strategy, the devices and the processes that there are do not go together.
+        ConfigurationError: the strategy, the devices and the existing processes do not fit together.
     """
     cls = _class_of(strategy)
     if not cls.facts.is_distributed:
@@ -387,7 +390,7 @@ def _devices(
     if given == "auto":
         count, why = accelerator.auto_device_count(), 'devices="auto", and this accelerator counts'
         if environment.creates_processes_externally and accelerator.autocast_device_type == HOST.type:
-            count = environment.world_size() // max(settings.num_nodes, 1)  # the host has no number of its own
+            count = environment.world_size() // max(settings.num_nodes, 1)  # devices of the host have no numbers
             why = 'devices="auto", and the processes on this machine are'
         why = f"{why} {count}"
         cls = None if strategy is None else _class_of(strategy)
@@ -397,7 +400,7 @@ def _devices(
             count, why = 1, f"{why}; a job takes one of them"
         parsed = list(range(count))
     else:
-        parsed = as_numbers(accelerator.parse_devices(given))  # it may hand its argument through
+        parsed = as_numbers(accelerator.parse_devices(given))  # parse_devices may return its argument unchanged
         handed_through = parsed is given and not (
             isinstance(given, int) or (isinstance(given, (list, tuple)) and all(type(index) is int for index in given))
         )
@@ -411,7 +414,7 @@ def _devices(
             check_numbers(given, parsed, accelerator)
         why = f"devices={given!r}"
     devices = tuple(accelerator.get_parallel_devices(parsed))
-    if given != "auto" and devices and devices[0].index is not None:  # the processes of the host have no numbers
+    if given != "auto" and devices and devices[0].index is not None:  # processes on the host have no numbers
         check_numbers(given, parsed, accelerator)
     if not devices:
         raise ConfigurationError(f"devices={given!r} means no device of {accelerator.name!r}. Write devices=1.")

@@ -199,7 +199,7 @@ class Settings:
     save_trainable_only: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.logger, Iterator):  # so that it can be iterated more than once
+        if isinstance(self.logger, Iterator):  # converted so that it can be iterated more than once
             object.__setattr__(self, "logger", list(self.logger))
         for name, rule in _RULES.items():
             rule(name, getattr(self, name))
@@ -246,7 +246,7 @@ DOCS = {name: " ".join(text.split())[:-1] for name, text in _ENTRIES.findall(ins
 
 def doc_of(field: dataclasses.Field[Any]) -> str:
     """Return the line that documents an argument."""
-    doc = DOCS.get(field.name, "")  # without docstrings, under ``python -OO``, there is none
+    doc = DOCS.get(field.name, "")  # under ``python -OO`` there are no docstrings, and so no documentation
     return f"{doc}; not supported yet: only the default is accepted" if field.name in NOT_YET else doc
 
 
@@ -272,7 +272,7 @@ def seconds_of(name: str, value: Any, owner: str = "Trainer") -> float:
     """Return a duration in seconds: "DD:HH:MM:SS", a timedelta, or a dictionary of timedelta's arguments.
 
     Raises:
-        ConfigurationError: it has another form, or is not positive.
+        ConfigurationError: the duration has another form, or is not positive.
     """
     seconds = 0.0
     with suppress(ValueError, TypeError):
@@ -437,7 +437,7 @@ def check(name: str, value: Any) -> None:
     """Check that the argument ``name`` accepts ``value``.
 
     Raises:
-        ConfigurationError: it does not.
+        ConfigurationError: the argument does not accept this value.
     """
     _RULES[name](name, value)
 
@@ -465,7 +465,7 @@ def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     found: dict[str, Any] = {}
     for variable, text in environ.items():
         name = variable.removeprefix(ENV_PREFIX).lower()
-        # with two underscores it belongs to the command line
+        # a variable with two underscores belongs to the command line
         if not variable.startswith(ENV_PREFIX) or name.startswith("_"):
             continue
         if name in known:

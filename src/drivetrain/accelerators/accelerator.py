@@ -92,7 +92,7 @@ class Accelerator(ABC):
     def register_accelerators(cls, accelerator_registry: Registry[Accelerator]) -> None:
         """Give the class its names: ``accelerator_registry.register("name", cls, description="...")``.
 
-        Called once, when a subclass that defines it is defined, so that no other line is needed.
+        Python calls it once, when a subclass that defines it is defined, so no other line is needed.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -161,10 +161,11 @@ class Accelerator(ABC):
     # ---- questions about a device --------------------------------------------------------------------------------
 
     def graph_recorder(self, device: torch.device) -> GraphRecorder | None:
-        """Return what records the work of ``device`` as graphs, for ``Trainer(cuda_graphs=...)``; ``None``: nothing.
+        """Return a recorder of graphs of ``device``'s work, for ``Trainer(cuda_graphs=...)``; ``None``: there are no
+        graphs.
 
         Raises:
-            RuntimeError: torch cannot record here; the message says why.
+            RuntimeError: torch cannot record graphs here; the message gives the reason.
         """
         return None
 
@@ -203,13 +204,13 @@ class _Accelerators(Registry[Accelerator]):
         return self.available()
 
     def available(self) -> list[str]:
-        """Return the names to offer, sorted. ``"fake"``, the simulated devices for tests, works but is not among
-        them.
+        """Return the names to offer, sorted. "fake", the simulated devices for tests, works but is not among these
+        names.
         """
         return [name for name in super().available() if name != _SIMULATED or name in self._registered]
 
     def other_names(self, name: str) -> list[str]:
-        """Return the names under which the same class is registered with the same arguments, without importing any."""
+        """Return the other names of the same class with the same arguments, without importing any class."""
         own = self._registered.get(name)
         same = [] if own is None else [
             other for other, entry in self._registered.items()
@@ -225,7 +226,8 @@ class _Accelerators(Registry[Accelerator]):
             )
 
     def fallback(self, name: str) -> Entry[Accelerator] | None:
-        from drivetrain.accelerators.torch_device import of_type  # it is a subclass of a class above
+        # imported here, because its classes extend a class above
+        from drivetrain.accelerators.torch_device import of_type
 
         cls = of_type(name)
         return None if cls is None else Entry(name, cls, f"torch's device {name!r}")

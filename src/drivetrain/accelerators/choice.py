@@ -47,7 +47,8 @@ def choose(given: Any) -> tuple[Accelerator, str]:
 
 
 def _entry(name: str) -> Entry[Accelerator]:
-    """Return the registered accelerator of this name, or torch's own device if the registered one yields to it.
+    """Return the registered accelerator of this name; torch's own device, if it is available and the registered one
+    yields to it.
 
     Raises:
         UnknownNameError: the name is unknown.
@@ -142,9 +143,10 @@ def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
     """Check that device numbers that an accelerator has returned unchanged exist, each once.
 
     Raises:
-        ConfigurationError: they do not.
+        ConfigurationError: a number does not exist, or occurs twice.
     """
-    if isinstance(parsed, (list, tuple)) and all(type(index) is int for index in parsed):  # not in its own form
+    # numbers of the accelerator's own form are not checked
+    if isinstance(parsed, (list, tuple)) and all(type(index) is int for index in parsed):
         check_indices(given, parsed, accelerator.auto_device_count(), f"the accelerator {accelerator.name!r}")
 
 

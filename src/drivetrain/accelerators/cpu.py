@@ -32,7 +32,8 @@ class CPUAccelerator(Accelerator):
         count = int(devices) if isinstance(devices, str) and devices.isdigit() else devices
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             numbers = count.split(",") if isinstance(count, str) else count
-            meant = len(numbers) if isinstance(numbers, (list, tuple)) else 1  # one process for each number
+            # a list of numbers means one process for each of them
+            meant = len(numbers) if isinstance(numbers, (list, tuple)) else 1
             raise WrongTypeError(
                 f"On the CPU, devices is a number of processes of at least 1, not {devices!r}. Write devices={meant}."
             )

@@ -51,7 +51,7 @@ def _nvml_stats(device: torch.device) -> dict[str, float]:
         return {}
     try:
         pynvml.nvmlInit()
-        # by its UUID: NVML ignores CUDA_VISIBLE_DEVICES, so its numbers differ
+        # looked up by its UUID: NVML ignores CUDA_VISIBLE_DEVICES, so its numbers differ
         handle: Any = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
     except pynvml.NVMLError:
         return {}

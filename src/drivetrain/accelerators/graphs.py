@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class GraphRecorder:
-    """Records what a function queues on ``device``.
+    """Records the work that a function queues on ``device``.
 
-    A function that will be recorded first runs a few times in :meth:`beside`. What is allocated or chosen on first use
-    is then there, and lies on the stream that is recorded.
+    A function that will be recorded first runs a few times inside :meth:`beside`. Memory that is allocated and kernels
+    that are chosen on first use then belong to the stream on which the graph is recorded.
 
     Raises:
         RuntimeError: torch has no graphs of this device.
@@ -36,10 +36,10 @@ class GraphRecorder:
 
     @contextmanager
     def beside(self, waits: list[str] | None = None) -> Iterator[None]:
-        """Context whose work runs on the stream that is recorded.
+        """Context whose work runs on the stream on which graphs are recorded.
 
-        ``waits`` gets the place of each wait for the device, which cannot be recorded. They are seen where the backend
-        warns of them.
+        ``waits`` gets the place of each synchronization with the device, which cannot be recorded. Only backends that
+        warn of synchronizations report them.
         """
         outer = torch.accelerator.current_stream(self._device)
         self._stream.wait_stream(outer)
@@ -52,10 +52,9 @@ class GraphRecorder:
         outer.wait_stream(self._stream)
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """Record ``work``, which calls it without running anything on the device.
+        """Record the work of ``work``, which is called once; the device runs nothing.
 
-        Returns:
-            What it returned, whose tensors are filled by each replay, and the function that replays.
+        Returns: The result of ``work``, whose tensors each replay fills, and the function that replays the graph.
         """
         graph = self._new_graph()
         with self._stream, graph:

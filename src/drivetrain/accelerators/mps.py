@@ -8,7 +8,7 @@ from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
 
 
 class MPSAccelerator(TorchDeviceAccelerator):
-    """Apple's GPUs: one device, no float64, and no job with several."""
+    """Apple's GPUs: one device, without float64, and without jobs of several processes."""
 
     _names = ("mps",)
     type = "mps"
@@ -19,7 +19,7 @@ class MPSAccelerator(TorchDeviceAccelerator):
 
     @classmethod
     def auto_device_count(cls) -> int:
-        return 1  # so that devices may be 1, -1, [0] and the like
+        return 1  # the caller resolves numbers, so that devices may be 1, -1, [0] and the like
 
     @classmethod
     def is_available(cls) -> bool:
@@ -35,8 +35,8 @@ class MPSAccelerator(TorchDeviceAccelerator):
         """Do nothing: there is one device."""
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return percentages of processor, memory and swap in use, which the GPU shares, and the bytes of its
-        tensors.
+        """Return percentages of processor, memory and swap in use, which the GPU shares with the host, and the bytes of
+        its tensors.
         """
         import psutil
 

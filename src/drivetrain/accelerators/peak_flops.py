@@ -6,7 +6,7 @@ import torch
 
 from drivetrain.base.rank_zero import rank_zero_warn
 
-# Dense operations per second as the vendors state them, by a part of the device's name; the longest match is used.
+# Dense operations per second as the vendors publish them, by a part of the device's name; the longest match is used.
 _T = 1e12
 _PEAKS: dict[str, dict[str, float]] = {
     "b200": {"float32": 75 * _T, "tf32": 1100 * _T, "half": 2250 * _T},

@@ -1,4 +1,4 @@
-"""Any device type that torch knows, by torch's name for it."""
+"""Any device type that torch knows, under torch's name."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TorchDeviceAccelerator(Accelerator):
         """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a string of digits is a count.
 
         Raises:
-            ConfigurationError: it selects no device, a device twice, or a missing device.
+            ConfigurationError: ``devices`` selects no device, a device twice, or a missing device.
         """
         return parse_indices(devices, cls.auto_device_count())
 
@@ -106,7 +106,7 @@ def parse_indices(devices: Any, count: int) -> list[int]:
     """Return the device numbers for a user's ``devices`` on a machine with ``count`` devices.
 
     Raises:
-        ConfigurationError: it selects no device, a device twice, or a missing device.
+        ConfigurationError: ``devices`` selects no device, a device twice, or a missing device.
     """
     given, devices = devices, as_numbers(devices)
     if isinstance(devices, int) and not isinstance(devices, bool):
@@ -121,7 +121,7 @@ def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) ->
     """Check that ``indices`` are numbers of some of the ``count`` devices of ``owner``, each once.
 
     Raises:
-        ConfigurationError: they are not; the message shows what was ``given``.
+        ConfigurationError: an index is wrong or occurs twice; the message shows ``given``.
     """
     if not indices or len(set(indices)) != len(indices) or not all(0 <= index < count for index in indices):
         raise ConfigurationError(

@@ -25,7 +25,7 @@ class XLAAccelerator(Accelerator):
 
     _names = ("tpu", "xla")
     auto_priority = 400
-    yields_to_torch = True  # a torch device of its own may also support TPUs
+    yields_to_torch = True  # torch's own device type may also support TPUs
     single_device_strategy, parallel_strategy, own_strategies_only = "single_xla", "xla", True
     device_count_is_limit = True
 
@@ -52,14 +52,14 @@ class XLAAccelerator(Accelerator):
     def auto_device_count() -> int:
         """Return how many devices this machine has, without starting the runtime on a TPU.
 
-        A TPU belongs to the process in which the runtime has started, so only the job's processes may start it.
+        A TPU belongs to the process that has started the runtime, so only the job's processes may start it.
         """
         if not find_spec("torch_xla"):
             return 0
         import torch_xla
         from torch_xla import runtime
 
-        if runtime.is_spmd():  # one virtual device represents all of them
+        if runtime.is_spmd():  # in SPMD mode, one virtual device represents all devices
             return int(runtime.addressable_runtime_device_count())
         if runtime.device_type() == "TPU" and not torch_xla._XLAC._xla_runtime_is_initialized():
             from torch_xla._internal import tpu
@@ -73,18 +73,18 @@ class XLAAccelerator(Accelerator):
     def joins_auto(cls) -> bool:
         """Return whether torch_xla uses a device other than the CPU here."""
         if os.environ.get("PJRT_DEVICE") == "CPU":
-            return False  # and torch_xla need not be imported
+            return False  # without a TPU, torch_xla need not be imported
         try:
             from torch_xla import runtime
         except (ImportError, OSError, RuntimeError):
-            return True  # is_available reports that it is missing
+            return True  # is_available then reports what is missing
         return bool(runtime.device_type() != "CPU")
 
     @staticmethod
     def is_available() -> bool:
         try:
             return XLAAccelerator.auto_device_count() > 0
-        except (ImportError, OSError, RuntimeError):  # a torch_xla that does not fit this torch or this machine
+        except (ImportError, OSError, RuntimeError):  # the installed torch_xla does not fit this torch or this machine
             return False
 
     @classmethod
@@ -134,6 +134,6 @@ def _memory(device: torch.device, key: str) -> int | None:
 
     try:
         figure: int | None = xla_model.get_memory_info(device).get(key)
-    except RuntimeError:  # not every device provides them
+    except RuntimeError:  # some devices do not provide memory statistics
         return None
     return figure

@@ -14,7 +14,7 @@ from drivetrain.base.tree import leaves
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.run import Run
 
-_COMPARED = 65_536  # values of a batch
+_COMPARED = 65_536  # number of values of a batch that are compared
 
 
 class DataWatch:
@@ -28,7 +28,7 @@ class DataWatch:
     def on_train_start(self) -> None:
         """Warn if the validation loader shuffles and the training loader does not.
 
-        It runs when the validation loaders exist: at the start, or after the first validation.
+        The check runs when the validation loaders exist: at the start, or after the first validation.
         """
         run = self._run
         if self._loaders_compared or not (run.validates() and run.loaders.is_known("validate")):
@@ -61,10 +61,10 @@ class DataWatch:
     batches_ended = before_validation
 
     def results_agreed(self, stage: str) -> None:
-        """Warn if the ranks have logged different values without ``sync_dist``: loggers and callbacks only see rank
-        0's.
+        """Warn if the ranks have logged different values without ``sync_dist``: loggers and callbacks only see the
+        values of rank 0.
 
-        All ranks call it: it makes one exchange, at the first evaluation of each kind in a run.
+        All ranks call it: it communicates once, at the first evaluation of each kind in a run.
         """
         run = self._run
         if run.window.gather is None or stage not in ("validate", "test") or stage in self._values_compared:
@@ -106,12 +106,13 @@ class DataWatch:
 
 
 def _digest(batch: Any) -> int | None:
-    """Return a checksum of the first tensor of ``batch`` with different values in it; ``None`` if it has none."""
+    """Return a checksum of the first tensor of ``batch`` that contains different values; ``None`` if there is none."""
     for _, leaf in leaves(batch):
         if isinstance(leaf, Tensor) and not leaf.is_complex():
             values = leaf.detach().flatten()[:_COMPARED].cpu().double()
             if values.numel() > 1 and bool((values != values[0]).any()):
                 data = bytearray(values.nbytes)
-                torch.frombuffer(data, dtype=torch.float64).copy_(values)  # without numpy, which is optional
+                # without numpy, which is an optional dependency
+                torch.frombuffer(data, dtype=torch.float64).copy_(values)
                 return zlib.crc32(data)
     return None

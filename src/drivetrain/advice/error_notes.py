@@ -24,8 +24,8 @@ from drivetrain.module.trainable import TrainableModule
 def note_place(error: BaseException, progress: Progress, rank: int, run: Run | None = None) -> None:
     """Add to ``error`` the hook, batch, epoch and rank in which it was raised.
 
-    Errors of drivetrain get no note, because their text contains the cure. Python 3.10 cannot print notes; there it is
-    logged.
+    Errors of drivetrain get no note, because their text contains the cure. Python 3.10 cannot print notes, so there the
+    text is logged.
 
     Args:
         error: any exception.
@@ -58,7 +58,7 @@ _WRONG_LOG = re.compile(
 def _cure_of_log(error: Exception, run: Run) -> str:
     """Return the correct call of ``self.log`` if Python refused the arguments; "" for another error.
 
-    The correction is found here instead of in ``log`` itself, so that a correct call costs nothing more.
+    The cure is found here instead of in ``log``, so that a correct call of ``log`` costs nothing more.
     """
     found = _WRONG_LOG.match(text_of(error)) if isinstance(error, TypeError) else None
     if found is None:

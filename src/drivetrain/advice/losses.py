@@ -1,4 +1,4 @@
-"""Windows without a loss: detect a ``training_step`` that does not return it, and a trial that would never end."""
+"""Windows without a loss: find a ``training_step`` that does not return its loss, and a trial that would never end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.losses import loss_of
 
-PATIENCE = 100  # windows in a row without a step; a loss scale that starts too large skips fewer than 40
+PATIENCE = 100  # number of windows in a row without a step; a loss scale that starts too large skips fewer than 40
 
 
 class Patience:
@@ -25,8 +25,8 @@ class Patience:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._windows = 0  # at the start of the epoch
-        self._step, self._in_a_row = -1, 0  # windows without an optimizer step since this step
+        self._windows = 0  # the number of windows at the start of the epoch
+        self._step, self._in_a_row = -1, 0  # the last global step, and the number of windows since then
 
     def on_train_start(self) -> None:
         self._windows = self._run.progress.stepped_batches
@@ -34,7 +34,8 @@ class Patience:
     on_train_epoch_start = on_train_start
 
     def batches_ended(self) -> None:
-        if self._run.progress.stepped_batches == self._windows:  # on_train_batch_start has ended the epoch
+        # on_train_batch_start has ended the epoch before its first window
+        if self._run.progress.stepped_batches == self._windows:
             self._count()
 
     def window_without_step(self, output: Any) -> None:
@@ -78,14 +79,14 @@ class LossWatch(Patience):
 
         Raises:
             ConfigurationError: ``training_step`` cannot return a loss, has returned none for ``max_steps`` windows, or
-                returns none any more.
+                no longer returns any.
         """
         if self._run.window.batches_with_gradients or loss_of(output)[0] is not None:
-            return  # a batch of the window had a loss, and the step was skipped for another reason
+            return  # a batch of the window had a loss, and the optimizer step was skipped for another reason
         self._windows_without += 1
         self._count()
         if self._windows_without < self._run.progress.stepped_batches - self._windows_before:
-            return  # an earlier window had a loss: this program skips batches
+            return  # an earlier window had a loss, so this program skips batches on purpose
         module, windows = self._run.module, self._windows_without
         name = f"{type(module).__name__}.training_step"
         if windows == 1 and output is None and returns_nothing(module.training_step):
@@ -108,7 +109,7 @@ class LossWatch(Patience):
             )
 
     def _judge(self) -> None:
-        """Raise an error if only ``max_steps`` ends the fit, and it can no longer be reached."""
+        """Raise an error if only ``max_steps`` would end the fit, and ``max_steps`` can no longer be reached."""
         limits, batches = self._run.limits, self._run.progress.num_training_batches
         least = 10 * PATIENCE if batches == ENDLESS else max(PATIENCE, batches)
         if limits.max_epochs == ENDLESS > limits.max_steps and self._in_a_row >= least:
@@ -128,7 +129,7 @@ def returns_nothing(function: Callable[..., Any]) -> bool:
     except (OSError, TypeError, SyntaxError, IndexError):
         return False
     if not isinstance(definition, ast.FunctionDef):
-        return False  # a lambda, or a class with a __call__
+        return False  # the source is a lambda, or a class with a __call__
     nodes = _own_nodes(definition)
     returns = [node.value for node in nodes if isinstance(node, ast.Return)]
     if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes):

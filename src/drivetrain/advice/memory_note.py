@@ -52,7 +52,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _batch_of(error: Exception) -> Any:
-    """Return the current batch of the loops from their frames, so that a step stores nothing for this note."""
+    """Return the current batch from the frames of the loops, so that a step need not store it for this note."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = [each for each in frames if each.f_globals.get("__name__", "").startswith("drivetrain.loops.")]
     found = [each.f_locals["batch"] for each in own if each.f_locals.get("batch") is not None]
@@ -60,7 +60,7 @@ def _batch_of(error: Exception) -> Any:
 
 
 def _cures(run: Run, held: dict[str, int], used: int | None) -> str:
-    """Return what to change, the most likely first."""
+    """Return what to change, the most likely cure first."""
     stage, strategy = run.progress.loop_stage, run.engine.strategy
     if stage is not RunningStage.TRAINING:
         cures = ["use a smaller batch_size in the loader of this stage"]
@@ -80,7 +80,7 @@ def _cures(run: Run, held: dict[str, int], used: int | None) -> str:
         cures.append('write precision="bf16-mixed"')
     kept = sum(number for kind, number in held.items() if kind != "the batch")
     model_is_large = run.progress.phase is Phase.OPTIMIZER_STEP or (used is not None and kept > used / 2)
-    if not strategy.facts.calls_through_forward:  # sharding strategies set it
+    if not strategy.facts.calls_through_forward:  # sharding strategies set calls_through_forward
         shard = 'write strategy="fsdp" on several devices, which shards parameters, gradients and optimizer state'
         cures.insert(0 if model_is_large else len(cures), shard)
     if run.progress.phase is Phase.OPTIMIZER_STEP and not held["optimizer state"]:

@@ -1,4 +1,4 @@
-"""Modules in the wrong mode, and parameters that are not trained, moved or saved."""
+"""Warnings about modules in the wrong mode, and about parameters that are not trained, moved or saved."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ class ModelWatch:
 
 
 def modules_in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
-    """Return the names of modules in eval mode, except those with only frozen parameters, where it is intended."""
+    """Return the names of modules in eval mode, except modules with only frozen parameters, where eval mode is
+    intended.
+    """
     parameters = list(module.parameters())
     if parameters and not any(parameter.requires_grad for parameter in parameters):
         return []
@@ -92,7 +94,7 @@ def modules_in_eval_mode(module: nn.Module, name: str = "") -> list[str]:
 
 
 def check_parameters(run: Run) -> None:
-    """Compare the module's parameters with the optimizers', and report those in only one of them."""
+    """Compare the module's parameters with the optimizers', and report parameters that only one side has."""
     module, optimizers = run.module, run.engine.strategy.optimizers
     if not optimizers:
         return
@@ -131,7 +133,7 @@ def check_parameters(run: Run) -> None:
             "nn.Parameter(...), or save them in on_save_checkpoint."
         )
     _warn_of_hidden_layers(module)
-    if not steps_itself(run.engine.strategy):  # otherwise float32 master weights may be stepped
+    if not steps_itself(run.engine.strategy):  # otherwise the strategy may step float32 master weights
         _warn_of_eps(optimizers)
 
 

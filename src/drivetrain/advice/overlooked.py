@@ -1,4 +1,4 @@
-"""Settings without effect: a misspelt attribute or argument, or an argument that needs another."""
+"""Warnings about settings without effect: a misspelt attribute or argument, or an argument that needs another."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.settings import Settings
 
-_ALIKE = 0.87  # of difflib; "automatic_optimisation" and "max_epoch" are more similar than this
+_ALIKE = 0.87  # difflib's ratio; "automatic_optimisation" and "max_epoch" are more similar than this
 _OF_MODULE = ("automatic_optimization", "example_input_array", "strict_loading")
 
 
 def warn_of_attribute(owner: Any, name: str, known: Iterable[str]) -> None:
     """Warn if ``name``, which is set on ``owner`` and never read, is similar to one of the ``known`` names."""
     close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=_ALIKE)
-    if close and not name.startswith(close[0]) and not name.startswith("_"):  # "logger2" is probably intended
+    if close and not name.startswith(close[0]) and not name.startswith("_"):  # "logger2" is intended
         rank_zero_warn(
             f"{type(owner).__name__} has no attribute {name!r}, so setting it has no effect. Did you mean "
             f"{close[0]!r}? If the name is your own, nothing is wrong."
         )
 
 
-_FITTED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()  # the Trainer and the module of its last fit
+# per callback, the Trainer and the module of its last fit
+_FITTED: WeakKeyDictionary[Any, tuple[Any, Any]] = WeakKeyDictionary()
 
 
 def warn_of_used_callbacks(trainer: Any, module: TrainableModule, base: type) -> None:
@@ -78,10 +79,10 @@ def _shortened(settings: Settings) -> str:
 
 
 def check_manual(name: str, settings: Settings) -> None:
-    """Refuse clipping and accumulation in manual optimization, where the loop makes no steps.
+    """Refuse clipping and accumulation in manual optimization, where the loop steps no optimizer.
 
     Raises:
-        ConfigurationError: one of the two is set.
+        ConfigurationError: clipping or accumulation is set.
     """
     for argument, off, instead in (
         (

@@ -1,4 +1,4 @@
-"""Limits and schedules that a fit is too short for, or never reaches."""
+"""Warnings about limits and schedules that a fit never reaches, or for which it is too short."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LimitsWatch:
             )
 
     def _never_validates(self) -> str:
-        """Return the number that is too large for any validation to run; "" if one runs."""
+        """Return which limit is too large for any validation to run, as text; "" if a validation runs."""
         limits, batches = self._run.limits, self._run.progress.num_training_batches
         epochs, every, interval = limits.max_epochs, limits.check_val_every_n_epoch, limits.val_check_interval
         if every is not None:
@@ -75,5 +75,5 @@ def _warn_of_schedule(config: LRSchedulerConfig, epochs: float, steps: float) ->
 
 
 def scheduler_counts(run: Run) -> list[Any]:
-    """Return how often each scheduler of ``run`` has stepped, by torch's own count."""
+    """Return how often each scheduler of ``run`` has stepped, by torch's count."""
     return [getattr(each.scheduler, "last_epoch", None) for each in run.engine.strategy.lr_scheduler_configs]

@@ -1,4 +1,4 @@
-"""Optimizers and schedulers that never step, or step too often."""
+"""Warnings about optimizers and schedulers that never step, or step too often."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class _EpochWatch:
 
     Attributes:
         run: the fit.
-        complete: whether this run trains on the epoch's first batches; otherwise it resumes in its middle or at its
-            end.
+        complete: whether this run trains the epoch from its first batch; otherwise it resumes in the epoch's middle or
+            at its end.
         steps, windows: ``global_step`` and the finished windows at the start of the epoch.
-        counts: how often each scheduler had stepped.
+        counts: how often each scheduler had stepped at the start of the epoch.
     """
 
     def __init__(self, run: Run) -> None:
@@ -42,10 +42,10 @@ class AutomaticWatch(_EpochWatch):
     def __init__(self, run: Run) -> None:
         super().__init__(run)
         self._looked = self._steps_told = self._schedulers_told = False
-        self._without_steps = 0  # epochs in a row
+        self._without_steps = 0  # number of epochs in a row without a step
 
     def before_validation(self) -> None:
-        """Report once which parameters the loss does not reach; with one process, because a strategy may hold their
+        """Report once which parameters the loss does not reach; only with one process, because a strategy may keep
         gradients elsewhere.
         """
         run, looked = self.run, self._looked
@@ -55,7 +55,8 @@ class AutomaticWatch(_EpochWatch):
             return
         reached = {id(each) for each in parameters_of(optimizers[0]) if each.grad is not None}
         reached |= {id(each) for each in optimizers[0].state}
-        here = [each for each in parameters_of(optimizers[0]) if not each.is_meta]  # the others are on other ranks
+        # the other parameters are on other ranks
+        here = [each for each in parameters_of(optimizers[0]) if not each.is_meta]
         trained = {id(each) for each in here if each.requires_grad}
         named = [name for name, each in run.module.named_parameters() if id(each) in trained - reached]
         if named and trained & reached:
@@ -75,13 +76,14 @@ class AutomaticWatch(_EpochWatch):
     def _check_steps(self) -> None:
         run = self.run
         losses = run.window.batches_with_gradients and run.progress.stepped_batches > self.windows
-        open_window = run.window.batches_done > 0  # a request to stop came before its step
+        open_window = run.window.batches_done > 0  # the request to stop came before the step of the open window
         if not losses or open_window or run.progress.global_step > self.steps:
             self._without_steps = 0
             return
         self._without_steps += 1
         if self._without_steps == (2 if run.engine.precision.scales_loss else 1) and not self._steps_told:
-            self._steps_told = True  # a scale that starts too large may take an epoch
+            # an epoch without steps is normal: a loss scale that starts too large may need an epoch
+            self._steps_told = True
             rank_zero_warn(
                 "This epoch had losses, and no optimizer step was made, so nothing was updated. An override of "
                 "optimizer_step must call optimizer.step(closure=optimizer_closure); in 16-mixed, a step is left out "
@@ -110,8 +112,8 @@ class ManualWatch(_EpochWatch):
         super().__init__(run)
         self._told = self._add_up = False
         self._idle: dict[int, Any] = {}  # optimizers that have not stepped, and the hooks that observe their steps
-        self._spent: list[Any] = []  # hooks that are done
-        self._first: dict[int, Any] = {}  # by optimizer, a gradient of its first step, until its second
+        self._spent: list[Any] = []  # hooks that are no longer needed
+        self._first: dict[int, Any] = {}  # optimizer -> a gradient of its first step, until its second step
 
     def on_train_start(self) -> None:
         super().on_train_start()
@@ -130,7 +132,7 @@ class ManualWatch(_EpochWatch):
             handle = self._idle.pop(index, None)
             if handle is not None:  # the first step with gradients
                 self._first[index] = gradient
-                self._spent.append(handle)  # not removed here, because torch is iterating over its hooks
+                self._spent.append(handle)  # not removed in the hook, because torch is iterating over its hooks
             elif index in self._first:
                 seen_twice = True
                 if self._first.pop(index) is gradient and not self.run.engine.strategy.facts.is_distributed:
@@ -142,7 +144,7 @@ class ManualWatch(_EpochWatch):
         """Check whether any optimizer has stepped since the fit began.
 
         Raises:
-            ConfigurationError: none has, and only ``max_steps`` would end the run.
+            ConfigurationError: no optimizer has stepped, and only ``max_steps`` would end the run.
         """
         run, progress, limits = self.run, self.run.progress, self.run.limits
         if self._told or not run.engine.strategy.optimizers or progress.global_step > self._steps_before:
@@ -150,7 +152,7 @@ class ManualWatch(_EpochWatch):
         if progress.batch_idx < 0 or progress.resumed_batches >= 0:
             return
         if run.window.batches_with_gradients and progress.earlier_batches == 0:
-            return  # it may accumulate over more than one epoch
+            return  # the module may accumulate over more than one epoch
         self._told = True
         message = (
             f"{type(run.module).__name__} optimizes by hand, and in this epoch it has stepped none of the optimizers "

@@ -1,4 +1,4 @@
-"""The only module of the core that imports from higher layers: everything that it needs of ``compat`` and ``cli``."""
+"""The only module of the core that imports from higher layers: what the core needs of ``compat`` and ``cli``."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def in_our_layout(checkpoint: Any, resuming: bool = False) -> Any:
     """Convert a Lightning checkpoint to drivetrain's layout; return any other value unchanged.
 
     Args:
-        checkpoint: the data that was read; it is not changed.
-        resuming: whether training resumes from it; a warning then names what a Lightning file lacks.
+        checkpoint: the data that was read, which is not changed.
+        resuming: whether training resumes from it; a warning then names what a Lightning checkpoint lacks.
     """
     if not isinstance(checkpoint, Mapping) or "state_dict" not in checkpoint or "drivetrain_version" in checkpoint:
         return checkpoint

@@ -1,4 +1,4 @@
-"""The forms of ``Trainer(compile=...)``, checked: which layers are compiled, and ``torch.compile``'s arguments."""
+"""The value of ``Trainer(compile=...)``, checked: which layers are compiled, and ``torch.compile``'s arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CompileOptions:
     Attributes:
         blocks: ``None``: the complete model; "blocks": its repeated layers; otherwise classes of layers and their
             names.
-        arguments: those of ``torch.compile``.
+        arguments: the arguments of ``torch.compile``.
     """
 
     blocks: str | frozenset[type[nn.Module] | str] | None = None
@@ -41,7 +41,8 @@ class CompileOptions:
         """Return the options for ``value``; ``None`` if nothing is to be compiled.
 
         Raises:
-            ConfigurationError: its form is not supported, or torch.compile does not accept an argument in it.
+            ConfigurationError: the form of ``value`` is not supported, or contains an argument that torch.compile does
+                not accept.
         """
         if value is None or value is False:
             return None
@@ -78,7 +79,7 @@ def _blocks_of(value: Any, owner: str, inside: bool = False) -> str | frozenset[
 
 
 def _argument_named(value: str) -> str | None:
-    """Return which argument of torch.compile this text is for: its mode or its backend; ``None`` for neither."""
+    """Return which argument of torch.compile this text is a value of, its mode or its backend; ``None`` for neither."""
     if value in _modes():
         return "mode"
     return "backend" if value in _backends() else None

@@ -15,7 +15,8 @@ from typing import Any
 
 from torch import nn
 
-_CONTEXT = "drivetrain_context"  # of the compiled call; torch drops it when a module is copied or pickled
+# set by this module beside the compiled call; torch drops it when a module is copied or pickled
+_CONTEXT = "drivetrain_context"
 _WRAPPER = "_orig_mod."
 _IN_A_NAME = re.compile(rf"(?<![^.]){re.escape(_WRAPPER)}")
 
@@ -57,7 +58,7 @@ def compile_forward(module: nn.Module, context: Any) -> None:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         own = attributes.get("forward")
-        attributes["forward"] = compiled  # for this call only, so that copies of the module run their own layers
+        attributes["forward"] = compiled  # set only during this call, so that copies of the module run their own layers
         try:
             return inner(*args, **kwargs)
         finally:
@@ -70,7 +71,7 @@ def compile_forward(module: nn.Module, context: Any) -> None:
 
 
 def _compiled_by(context: Any, module: nn.Module, function: Any) -> Any:
-    from torch._dynamo import external_utils, trace_rules  # already imported by the code that made the context
+    from torch._dynamo import external_utils, trace_rules  # the code that made the context has already imported these
 
     if trace_rules.check(module.forward):  # torch's own modules, whose frames are not compiled separately
         function = external_utils.wrap_inline(function)
@@ -88,7 +89,7 @@ def leave_uncompiled(module: nn.Module) -> None:
 
 
 def context_of(module: nn.Module) -> Any:
-    """Return the context by which ``module`` was compiled in place here; ``None`` if it was not."""
+    """Return the context with which ``module`` was compiled in place here; ``None`` if it was not."""
     return getattr(module.__dict__.get("_compiled_call_impl"), _CONTEXT, None)
 
 
@@ -119,8 +120,8 @@ _TRACED = {
 def keep_out_of_graphs(*classes: type) -> None:
     """Keep functions of drivetrain that a step calls, such as ``self.log``, out of torch.compile's graphs.
 
-    It would trace into the logbook and the loops, and compile the step again whenever a counter changes. If a step
-    calls such a function, its graph ends and another begins.
+    Without this, torch.compile would trace into the logbook and the loops, and compile the step again whenever a
+    counter changes. If a step calls such a function, its graph ends and another begins.
 
     Args:
         classes: the classes whose members a step may call.
@@ -133,14 +134,14 @@ def keep_out_of_graphs(*classes: type) -> None:
     folders = [folder for folder in sorted(package.iterdir()) if folder.is_dir() and folder.name not in traced]
     trace_rules.SKIP_DIRS.extend(f"{folder}/" for folder in folders)
     trace_rules._recompile_re()
-    # Functions called by these are left out too, such as an optimizer's step and a metric's update.
+    # Functions that these functions call are also left out, such as an optimizer's step and a metric's update.
     left_out = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     for owner in {base for cls in classes for base in cls.__mro__ if base.__module__.startswith("drivetrain.")}:
         for name, member in vars(owner).items():
             function: Any = member.fget if isinstance(member, property) else member
             if name not in _TRACED and not name.startswith("_") and hasattr(function, "__code__"):
                 set_code_exec_strategy(function.__code__, left_out)
-                function._torchdynamo_disable = True  # as torch's own decorators mark a function
+                function._torchdynamo_disable = True  # torch's own decorators mark a function in this way
 
 
 # ---- names in state dicts --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""OmegaConf configurations, as programs get them from Hydra. The package is imported only by programs that use it."""
+"""OmegaConf configurations, which programs get from Hydra. The package is imported only by programs that use it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 def is_config(value: Any) -> bool:
     """Return whether ``value`` is a DictConfig or a ListConfig."""
-    omegaconf = sys.modules.get("omegaconf")  # if it is not imported, no value has its types
+    omegaconf = sys.modules.get("omegaconf")  # if omegaconf is not imported, no value has its types
     return omegaconf is not None and isinstance(value, omegaconf.Container)
 
 
@@ -24,7 +24,7 @@ def as_plain(config: Any, resolve: bool = True) -> Any:
 
     try:
         return OmegaConf.to_container(config, resolve=resolve)
-    except OmegaConfBaseException:  # an interpolation of a missing value
+    except OmegaConfBaseException:  # an interpolation may refer to a missing value
         return OmegaConf.to_container(config, resolve=False)
 
 
@@ -37,7 +37,7 @@ def state_of(config: Any) -> tuple[Any, bool | None, bool | None]:
     """Return the state from which :func:`restored` rebuilds ``config``: plain data, and whether it is closed and
     read-only.
 
-    Interpolations are kept, except in a part of a config, where they may refer to values outside of it.
+    Interpolations are kept, except in a part of a config, where they may refer to values outside the part.
     """
     is_part = config._get_parent() is not None
     return as_plain(config, resolve=is_part), config._get_flag("struct"), config._get_flag("readonly")

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, cast
 from drivetrain.errors import ConfigurationError, wrong_value
 
 _FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
-_BUFFER = 1 << 20  # bytes: torch writes many small pieces
+_BUFFER = 1 << 20  # bytes; large, because torch writes many small pieces
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EACCES, errno.ENOTSUP, errno.EBADF})
 
@@ -39,7 +39,7 @@ def is_remote(path: Any) -> bool:
 
 
 def _remote() -> ModuleType:
-    from drivetrain.base import remote  # it writes local files with this module
+    from drivetrain.base import remote  # imported here, because remote writes local files with this module
 
     return remote
 
@@ -48,7 +48,7 @@ def spelled(path: str | os.PathLike[str]) -> str:
     """Return an address unchanged, and a local path without ``file://`` and with ``~`` as the home folder.
 
     Raises:
-        ConfigurationError: it is a ``Path`` made from an address, which pathlib has changed.
+        ConfigurationError: ``path`` is a ``Path`` made from an address, which pathlib has changed.
     """
     text = os.fspath(path)
     if is_remote(text):
@@ -116,7 +116,7 @@ def remove(path: str | os.PathLike[str]) -> None:
     """Delete the file at this path or address; do nothing if there is none.
 
     Raises:
-        OSError: it could not be deleted.
+        OSError: the file could not be deleted.
     """
     if is_remote(path):
         _remote().remove(path)
@@ -195,7 +195,7 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def touch(path: str | os.PathLike[str]) -> None:
-    """Set the file's time to exactly now: the time from a write is some milliseconds late."""
+    """Set the file's time to exactly now: a time that a write sets is some milliseconds late."""
     now = time.time_ns()
     os.utime(path, ns=(now, now))
 
@@ -207,7 +207,7 @@ def link(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
         False if ``replaces`` is False and a file has this name, which is kept.
 
     Raises:
-        OSError: it could not be created; an earlier file is unchanged.
+        OSError: the link could not be created; an earlier file is unchanged.
     """
     temporary, target = temporary_beside(path), Path(path)
     check_replaceable(target)
@@ -245,7 +245,7 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
 
 
 def move(source: Path, target: Path, new: bool = False) -> None:
-    """Rename ``source`` to ``target``, atomically; the only function in which a file replaces another.
+    """Rename ``source`` to ``target``, atomically; only this function lets a file replace another.
 
     Args:
         source: a complete file on the file system of ``target``.
@@ -259,7 +259,7 @@ def move(source: Path, target: Path, new: bool = False) -> None:
     check_replaceable(target)
     if new:
         try:
-            os.link(source, target)  # unlike a rename, it fails if the file exists
+            os.link(source, target)  # unlike a rename, link() fails if the file exists
         except FileExistsError:
             raise
         except (OSError, NotImplementedError) as error:
@@ -275,7 +275,7 @@ def check_replaceable(target: Path) -> None:
 
     Raises:
         IsADirectoryError: ``target`` is a folder.
-        OSError: it is a device, a pipe or a socket, its name is too long, or its folder cannot be searched.
+        OSError: ``target`` is a device, a pipe or a socket, its name is too long, or its folder cannot be searched.
     """
     try:
         found = os.lstat(target)
@@ -314,8 +314,8 @@ def check_folder(owner: str, name: str, value: Any, folder: str, example: str) -
 
     Args:
         owner, name, value: the argument, for the message.
-        folder: the folder that results from it, or an address.
-        example: another value, for the message.
+        folder: the folder that follows from the argument, or an address.
+        example: another valid value, for the message.
 
     Raises:
         ConfigurationError: no folder is possible there, or a package for the address is missing.
@@ -346,7 +346,7 @@ def impossible_folder(path: str) -> str | None:
             break
     if not stat.S_ISDIR(found.st_mode):
         return "there is a file of this name" if folder == wanted else f"{folder} is a file"
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # only available on POSIX
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # os.pathconf exists only on POSIX
         longest = os.pathconf(folder, "PC_NAME_MAX")
         if any(len(os.fsencode(part)) > longest for part in wanted[len(folder) :].split(os.sep)):
             return f"a name in it is longer than {longest} bytes"
@@ -384,10 +384,10 @@ def sync_directory(directory: Path) -> None:
         finally:
             os.close(handle)
     except OSError as error:
-        if error.errno not in _NO_DIRECTORY_SYNC:  # some file systems do not support it
+        if error.errno not in _NO_DIRECTORY_SYNC:  # some file systems do not support syncing a directory
             raise
 
 
 def encodable(text: str) -> str:
-    """Return ``text`` with its lone surrogates, which come from names that are not UTF-8, escaped."""
+    """Return ``text`` with lone surrogates escaped; they come from file names that are not UTF-8."""
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()

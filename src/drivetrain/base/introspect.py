@@ -14,7 +14,7 @@ from drivetrain.errors import ConfigurationError
 
 T = TypeVar("T")
 
-_ALIKE = 0.9  # of difflib's ratio; "on_train_epoch_ends" has 0.97, "test_step" and "best_step" have 0.89
+_ALIKE = 0.9  # difflib's ratio; "on_train_epoch_ends" has 0.97, "test_step" and "best_step" have 0.89
 
 
 def is_own_class(cls: type) -> bool:
@@ -23,10 +23,12 @@ def is_own_class(cls: type) -> bool:
 
 
 def check_base_init(obj: object) -> None:
-    """Check that a user's ``__init__`` has called that of drivetrain's base class, if that sets attributes.
+    """Check that a user's ``__init__`` has called the ``__init__`` of drivetrain's base class, if the latter sets
+    attributes.
 
     Raises:
-        ConfigurationError: its code has no such call, and no attribute of the base class's ``__init__`` exists.
+        ConfigurationError: the user's code contains no such call, and no attribute of the base class's ``__init__``
+            exists.
     """
     users: Any = None
     for cls in type(obj).__mro__:
@@ -41,7 +43,7 @@ def check_base_init(obj: object) -> None:
                 )
             return
         if users is None and (not inspect.isfunction(init) or any("init" in each for each in init.__code__.co_names)):
-            return  # it calls "__init__", or "__post_init__" in a dataclass
+            return  # the code calls "__init__", or "__post_init__" in a dataclass
         users = users or init
 
 
@@ -63,7 +65,7 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
     """Return the signature for callers of ``fn``.
 
     A wrapper around a bound method may itself be bound, as in torch's ``register_fsdp_forward_method``:
-    ``inspect.signature`` would remove the instance twice, and so drop the first argument.
+    ``inspect.signature`` would remove the instance twice, and with it the first argument.
     """
     while inspect.ismethod(fn) and inspect.ismethod(wrapped := getattr(fn, "__wrapped__", None)):
         fn = wrapped
@@ -168,9 +170,9 @@ def uncalled_hooks(
 ) -> Iterator[tuple[str, str | None]]:
     """Return methods of ``cls`` that look like hooks, are not hooks, and are not mentioned elsewhere in their file.
 
-    Each is returned with the hook that has nearly the same meaning, or ``None``. Methods with a decorator, which may
-    register them, and methods of another package's class are left out. Without the source, only methods with such a
-    hook are returned.
+    Each method is returned with the hook that has nearly the same meaning, or ``None``. Methods with a decorator, which
+    may register them, and methods of another package's class are left out. Without the source, only methods that have
+    such a hook are returned.
 
     Args:
         cls: the user's class.
@@ -221,7 +223,7 @@ def shown_type(annotation: Any) -> str:
 def describe_arguments(cls: type[T], docs: Mapping[str, str]) -> type[T]:
     """Add the arguments of ``__init__`` that are in ``docs`` to the docstring of ``cls``; return ``cls``.
 
-    So ``help()`` shows all of them. An argument that the docstring's "Args:" already describes is skipped.
+    So ``help()`` shows all arguments. An argument that the docstring's "Args:" already describes is skipped.
     """
     before, raises, after = (cls.__doc__ or "").partition("\n    Raises:\n")
     before, _, own = before.partition("\n    Args:\n")

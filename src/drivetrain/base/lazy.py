@@ -35,7 +35,8 @@ def lazy(
             return importlib.import_module(f"{package}.{name}")
         if name not in files:
             start = f"module {package!r} has no attribute {name!r}"
-            if not (name.startswith("__") or _is_private_module(package, name)):  # imports and tools read those
+            # imports and tools read these attributes
+            if not (name.startswith("__") or _is_private_module(package, name)):
                 start = _message(start, package, name)
             # With the name but no object, Python does not add its own suggestion.
             raise AttributeError(start, name=name)
@@ -72,12 +73,12 @@ def names_of_file(package: str, file: str) -> list[str]:
 
 
 def public_names(module: str, names: Sequence[str]) -> list[str]:
-    """Return the names for ``dir()`` of ``module``: its public ``names``, and those of every module."""
+    """Return the names for ``dir()`` of ``module``: its public ``names``, and the names that every module has."""
     return sorted({*names, *(name for name in vars(sys.modules[module]) if name.startswith("__"))})
 
 
 class UnknownNames:  # importlib.abc, with the base class, is slow to import
-    """The last import hook: explains why a name cannot be imported from one of drivetrain's packages.
+    """The last import hook, which explains why a name cannot be imported from one of drivetrain's packages.
 
     If ``from package import name`` finds no attribute, Python searches for a module, and its own message names neither
     a similar name nor what this version lacks. The hook never finds a module; Python handles a name that it cannot

@@ -1,8 +1,8 @@
-"""How overrides of familiar members are handled, so that none is silently ignored.
+"""How overrides of members with Lightning's names are handled, so that none is silently ignored.
 
-A public member of a contract is called at its familiar point. Other familiar members are in
-:mod:`drivetrain.compat.members`: an override is refused at construction, because ignoring it would change numbers,
-state or ranks; or it is harmless, and one line reports that it is not called.
+The library calls an override of a public member of a contract where its users expect it. Other members of Lightning's
+classes are in :mod:`drivetrain.compat.members`. An override of such a member is refused at construction, because
+ignoring it would change numbers, state or ranks; or it is harmless, and one line reports that it is not called.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _warned: set[tuple[type, frozenset[str]]] = set()
 
 @dataclass(frozen=True)
 class Members:
-    """How overrides of a contract's members are handled that are not called.
+    """How the library handles overrides of a contract's members that it does not call.
 
     Attributes:
         kind: the word for an object of the contract in messages, for example ``"strategy"``.
         refused: members whose override is an error, and what to write instead.
         harmless: members whose override is not called and would change no number, state or rank.
-        needed: for a subclass of the contract that overrides nothing, what to write instead; empty if it is useful.
+        needed: what to write instead of a subclass that overrides nothing; empty if such a subclass is useful.
     """
 
     kind: str
@@ -39,8 +39,9 @@ class Members:
         """Check that all overrides in a user's class are called; warn once about harmless ones.
 
         Raises:
-            ConfigurationError: it overrides a member that is never called, and ignoring it would change numbers, state
-                or ranks. Or it overrides nothing, although a subclass of this contract must.
+            ConfigurationError: the class overrides a member that is never called, and ignoring it would change numbers,
+                state or ranks. It is also raised if the class overrides nothing, although a subclass of this contract
+                must.
         """
         own = overridden_members(cls)
         for name in sorted(own.keys() & self.refused.keys()):
@@ -61,7 +62,7 @@ def check_members(cls: type) -> None:
     """Check a user's class against its contract, and warn about names that are nearly members.
 
     Raises:
-        ConfigurationError: it overrides a member that is never called; see :meth:`Members.check`.
+        ConfigurationError: the class overrides a member that is never called: see :meth:`Members.check`.
     """
     if is_own_class(cls) or _own_base(cls) is object:
         return
@@ -111,7 +112,7 @@ def _public(names: Iterable[str]) -> set[str]:
 
 
 def _own_base(cls: type) -> type:
-    """Return drivetrain's class that a user's class extends."""
+    """Return the class of drivetrain that a user's class extends."""
     return next((owner for owner in cls.__mro__ if is_own_class(owner)), object)
 
 

@@ -1,7 +1,7 @@
-"""Names of Lightning 2.6 that this version lacks or has elsewhere, and former arguments: for messages.
+"""Names of Lightning 2.6 that this version lacks or has elsewhere, and former arguments; for messages.
 
-A test compares the table with the public names of Lightning and drivetrain: every name of Lightning must be in one of
-them.
+A test compares the table with the public names of Lightning and drivetrain: every name of Lightning must be in the
+table or in drivetrain.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def is_known_to_be_missing(package: str, name: str) -> bool:
 
 
 def why_missing(package: str, name: str) -> str | None:
-    """Return the message for such a name; ``None`` for any other."""
+    """Return the message for such a name; ``None`` for any other name."""
     if not is_known_to_be_missing(package, name):
         return None
     instead = MISSING[package][name]

@@ -17,8 +17,8 @@ R = TypeVar("R")
 
 log = logging.getLogger("drivetrain")
 
-# A launcher exports one of these before the first line of user code runs, so the rank is known before a cluster
-# environment is chosen.
+# A launcher exports one of these variables before the first line of user code runs, so the rank is known before a
+# cluster environment is chosen.
 _RANK_VARIABLES = (
     "RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "_CONDOR_PROCNO",
 )  # fmt: skip
@@ -36,7 +36,7 @@ def tell_rank(rank: int | None = None) -> None:
     """Set the rank in the package lightning_utilities: programs use its ``rank_zero_only``, which raises without it.
 
     Args:
-        rank: this process's rank; ``None``: the one that the launcher exported.
+        rank: this process's rank; ``None``: the rank that the launcher exported.
     """
     decorator = getattr(sys.modules.get("lightning_utilities.core.rank_zero"), "rank_zero_only", None)
     if decorator is not None:

@@ -3,8 +3,8 @@
 A backend is one file, ``<folder>/<name>.py``, that defines one public concrete subclass of the folder's contract. The
 folder's listing *is* the registry: to add a name, add a file. A class may register further names, with their own
 arguments, in the classmethod that the contract calls when a subclass is defined; a user's class gets its name in the
-same way. Third-party packages register theirs in an entry-point group, which has the folder's name unless the folder
-has two contracts: ``drivetrain.loggers``, for example. Nothing is imported until a name is used.
+same way. Third-party packages register their classes in an entry-point group, which has the folder's name unless the
+folder has two contracts: ``drivetrain.loggers``, for example. Nothing is imported until a name is used.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ class Registry(Generic[T]):
 
         Raises:
             ConfigurationError: the name belongs to a different class, or to a file of the folder, and ``override`` is
-                False. Registering the same class again (a re-run notebook cell, a spawned child) is allowed. Or the
-                name is not a string, or ``cls`` is not a class of this kind with parameters ``init_params``.
+                False. Registering the same class again (a re-run notebook cell, a spawned child) is allowed. It is also
+                raised if the name is not a string, or ``cls`` is not a class of this kind with the parameters
+                ``init_params``.
         """
         self._check_text(name)
         if cls is None:
@@ -133,7 +134,7 @@ class Registry(Generic[T]):
         """Check that ``cls`` is a class of this kind whose constructor accepts ``init_params``.
 
         Raises:
-            ConfigurationError: it is not.
+            ConfigurationError: the class or its constructor does not fit.
         """
         start = f"The {self._kind} {name!r} got"
         contract = self._contract_class()
@@ -160,7 +161,7 @@ class Registry(Generic[T]):
         """Check that the constructor of ``cls`` has all parameters of these names; ``start`` begins the message.
 
         Raises:
-            ConfigurationError: it does not.
+            ConfigurationError: a parameter is missing.
         """
         try:
             parameters = inspect.signature(cls).parameters
@@ -185,8 +186,8 @@ class Registry(Generic[T]):
     def derive(self, source: Callable[[bool], Mapping[str, Entry[T]]]) -> None:
         """Add the entries that ``source`` returns, for names that are derived from another registry's names.
 
-        It is called for each lookup, with a flag for whether to include installed packages, which takes milliseconds. A
-        registered name, or one of an earlier source, takes precedence.
+        The registry calls ``source`` for each lookup, with a flag for whether to include installed packages, which
+        takes milliseconds. A registered name, or a name of an earlier source, takes precedence.
         """
         self._sources.append(source)
 
@@ -194,7 +195,7 @@ class Registry(Generic[T]):
         """Remove a registered name. If a file of the folder has that name, the name refers to the file again.
 
         Raises:
-            UnknownNameError: it was not registered.
+            UnknownNameError: the name was not registered.
         """
         if name not in self._registered:
             raise UnknownNameError(
@@ -297,7 +298,7 @@ class Registry(Generic[T]):
         modules = [each.name for each in pkgutil.iter_modules(package.__path__) if not each.name.startswith("_")]
         if self._by_file:
             return {*modules} - {self._contract}
-        self._imported = True  # set before, because the classes register themselves
+        self._imported = True  # set before the import, because the classes register themselves during it
         for module in modules:
             importlib.import_module(f"{self._package}.{module}")
         return set()

@@ -1,8 +1,8 @@
-"""Files behind addresses such as ``s3://bucket/run``, read and written through fsspec; the only module that uses it.
+"""Files at addresses such as ``s3://bucket/run``, read and written through fsspec; the only module that uses fsspec.
 
 An object is written in two steps: its content is written to a local file, which is then uploaded. A reader finds the
 earlier object or the new one. Object stores replace an object only when its upload is complete. On file systems that
-show a file while it grows, it is uploaded under another name and renamed.
+show a file while it grows, the file is uploaded under another name and then renamed.
 
 fsspec is imported when the first address is used. Each function asks fsspec for the file system again, because
 connections must not be used in a forked process; fsspec caches one per process.
@@ -83,7 +83,7 @@ def check(path: Any) -> None:
 
 
 def check_writable(path: Any) -> None:
-    """Do :func:`check` for an address to which files will be written.
+    """Do the work of :func:`check` for an address to which files will be written.
 
     Raises:
         ConfigurationError: as in :func:`check`, or the file system is read-only.
@@ -96,7 +96,7 @@ def check_writable(path: Any) -> None:
 
 
 def check_argument(owner: str, name: str, value: Any) -> None:
-    """Do :func:`check_writable` for an argument of ``owner``, which the message names.
+    """Do the work of :func:`check_writable` for an argument of ``owner``, which the message names.
 
     Raises:
         ConfigurationError: files cannot be written there.
@@ -145,7 +145,7 @@ def names(folder: str | os.PathLike[str]) -> list[str]:
     """Return the names of files and folders in a folder; none if it does not exist.
 
     Raises:
-        OSError: it cannot be listed.
+        OSError: the folder cannot be listed.
     """
     with _asked(folder, "could not be listed") as (system, path):
         try:
@@ -203,11 +203,12 @@ def replacing(address: str | os.PathLike[str], new: bool = False) -> Iterator[Bi
 
     Args:
         address: the address of the object.
-        new: never replace an existing object. If a store cannot guarantee it, its existence is checked before.
+        new: never replace an existing object. If a store cannot guarantee that, this function first checks whether the
+            object exists.
 
     Raises:
         FileExistsError: ``new`` was requested and there is such an object.
-        OSError: it could not be written; the message names the cause, and an earlier object is unchanged.
+        OSError: the object could not be written; the message names the cause, and an earlier object is unchanged.
     """
     with tempfile.TemporaryDirectory(prefix="drivetrain-") as folder:
         local = os.path.join(folder, "upload")
@@ -243,7 +244,7 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
         False if ``replaces`` is False and a file has this name, which is kept.
 
     Raises:
-        OSError: it could not be copied; an earlier file at ``path`` is unchanged.
+        OSError: the file could not be copied; an earlier file at ``path`` is unchanged.
     """
     if not is_remote(path):
         with fetched(source) as local:
@@ -265,7 +266,7 @@ def remove(path: str | os.PathLike[str]) -> None:
     """Delete a file; do nothing if there is none.
 
     Raises:
-        OSError: it could not be deleted.
+        OSError: the file could not be deleted.
     """
     with _asked(path, "could not be removed") as (system, name):
         with contextlib.suppress(FileNotFoundError):
@@ -277,9 +278,9 @@ def remove_folder(folder: str | os.PathLike[str]) -> None:
     """Delete an empty folder, if the store has folders; do nothing if there is none.
 
     Raises:
-        OSError: it could not be deleted.
+        OSError: the folder could not be deleted.
     """
-    if _protocol(os.fspath(folder)) in _WHOLE_UPLOADS:  # their folders are only prefixes of names
+    if _protocol(os.fspath(folder)) in _WHOLE_UPLOADS:  # folders of these stores are only prefixes of names
         return
     with _asked(folder, "could not be removed") as (system, path), contextlib.suppress(FileNotFoundError):
         system.rmdir(path)
@@ -310,12 +311,12 @@ def _put_and_rename(system: Any, local: str, path: str) -> None:
         if folder.strip("/"):
             system.makedirs(folder, exist_ok=True)
         system.put_file(local, temporary)
-        if type(system).mv is AbstractFileSystem.mv:  # treats names with brackets as patterns
+        if type(system).mv is AbstractFileSystem.mv:  # the generic mv treats names with brackets as patterns
             system.cp_file(temporary, path)
         else:
             system.mv(temporary, path)
     finally:
-        with contextlib.suppress(Exception):  # it was renamed, or another error is being raised
+        with contextlib.suppress(Exception):  # the temporary object was renamed, or another error is being raised
             system.rm_file(temporary)
 
 
@@ -332,7 +333,7 @@ def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
 
     with _explained(address, "could not be opened"):
         system, path = url_to_fs(text)
-        system.invalidate_cache()  # another process may have written since
+        system.invalidate_cache()  # another process may have written files since the last listing
     return system, path
 
 

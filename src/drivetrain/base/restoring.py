@@ -94,7 +94,7 @@ def expect(value: Any, form: Form, place: str = "") -> Any:
     """Return ``value``, if it has this :data:`Form`.
 
     Raises:
-        WrongForm: it does not have it.
+        WrongForm: ``value`` does not have this form.
     """
     parts = form if isinstance(form, tuple) else (form,)
     if value is None and None in parts:
@@ -132,7 +132,7 @@ def entry(mapping: Any, key: str, form: Form, place: str = "") -> Any:
     """Return the entry ``key`` of ``mapping``, if it has this form.
 
     Raises:
-        WrongForm: it is missing or has another form, or ``mapping`` is not a mapping.
+        WrongForm: the entry is missing or has another form, or ``mapping`` is not a mapping.
     """
     expect(mapping, {key: form}, place)
     return mapping[key]
@@ -142,7 +142,7 @@ def count(value: Any, place: str = "") -> int:
     """Return ``value``, if it is a non-negative integer.
 
     Raises:
-        WrongForm: it is not.
+        WrongForm: ``value`` is not one.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _LARGEST:
         raise WrongForm(place, f"is {shown(value)}, and a count is expected")
@@ -153,7 +153,7 @@ def number(value: Any, place: str = "") -> Any:
     """Return ``value``, if it is a real number or a tensor with one element.
 
     Raises:
-        WrongForm: it is not.
+        WrongForm: ``value`` is neither.
     """
     is_one = isinstance(value, (int, float))
     if isinstance(value, Tensor):
@@ -167,7 +167,7 @@ def of_length(number_of_items: int, value: Any, place: str) -> Any:
     """Return ``value``, if it is a list or tuple with ``number_of_items`` items.
 
     Raises:
-        WrongForm: it is not.
+        WrongForm: ``value`` is not one.
     """
     if len(expect(value, (list, tuple), place)) != number_of_items:
         raise WrongForm(place, f"has {len(value)} items, and {number_of_items} are expected")
@@ -181,7 +181,8 @@ NUMBER: Form = (Tensor, bool, int, float, number)
 def check_form(saved: Any, own: Any, place: str = "") -> None:
     """Compare a saved state with the part's present state: values at the same paths must have the same types.
 
-    Entries that only one of them has are ignored, and if ``own`` is ``None`` any single value is accepted.
+    Entries that only the saved or only the present state has are ignored, and if ``own`` is ``None`` any single value
+    is accepted.
 
     Raises:
         WrongForm: the types differ at some path.
@@ -218,7 +219,7 @@ def check_form(saved: Any, own: Any, place: str = "") -> None:
 
 # ---- values that torch uses without a check --------------------------------------------------------------------------
 
-# torch's optimizers whose first step makes a parameter's whole state, whatever its gradient is.
+# torch's optimizers whose first step creates a parameter's complete state, whatever its gradient is.
 _TRIED = frozenset({
     "ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 })  # fmt: skip
@@ -253,7 +254,8 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
                 continue
             if key in group:
                 check_form(group[key], value, f"{place}[{key!r}]")
-            elif key in optimizer.defaults and key not in _LATER_OPTIONS:  # others are of schedulers and wrappers
+            # other options belong to schedulers and wrappers
+            elif key in optimizer.defaults and key not in _LATER_OPTIONS:
                 raise WrongForm(f"{place}[{key!r}]", "is missing")
         example = _example_state(type(optimizer), group, own, place) if is_tried else {}
         for identity, parameter in zip(numbers, own["params"], strict=True):
@@ -270,9 +272,9 @@ def check_optimizer_state(state: Any, optimizer: Optimizer) -> None:
 def _example_state(
     kind: type[Optimizer], group: Mapping[str, Any], own: Mapping[str, Any], place: str
 ) -> Mapping[str, Tensor]:
-    """Return the state that one step with the options of ``group`` makes for a parameter with one dimension.
+    """Return the state that one step with the options of ``group`` creates for a parameter with one dimension.
 
-    The constructor checks the options; otherwise the optimizer's step would divide by zero, or fail.
+    The constructor checks the options: with a wrong option, the optimizer's step would divide by zero, or fail.
     """
     on_host = all(parameter.device.type == "cpu" for parameter in own["params"])
     for option in ("capturable", "differentiable"):
@@ -285,7 +287,8 @@ def _example_state(
     try:
         example = kind([parameter], **{key: group[key] for key in taken if key in group})
         with torch.no_grad():
-            inspect.unwrap(kind.step)(example)  # without the hooks that programs register for all optimizers
+            # the undecorated step, without the hooks that programs register for all optimizers
+            inspect.unwrap(kind.step)(example)
     except (TypeError, ValueError, RuntimeError) as error:
         raise WrongForm(place, f"has options that {kind.__name__} refuses: {shown_error(error)}") from error
     state: dict[str, Tensor] = example.state[parameter]
@@ -298,7 +301,7 @@ def _check_parameter_state(
     for key, made in example.items():
         value, where = state.get(key), f"{place}[{key!r}]"
         if value is None and example.keys() == {"momentum_buffer"}:
-            continue  # SGD makes it when there is none
+            continue  # SGD creates a missing state itself
         if value is None:
             raise WrongForm(where, "is missing")
         if not made.ndim:
@@ -322,11 +325,11 @@ def load_states(
         kind: "optimizer" or "scheduler", for messages.
         parts: the result of ``configure_optimizers``.
         states: the states in a checkpoint, in the same order.
-        check: called with state and part; raises :class:`WrongForm` for an invalid state.
-        load: called with part and state, afterwards.
+        check: called with state and part before loading; raises :class:`WrongForm` for an invalid state.
+        load: called with part and state after the check.
 
     Raises:
-        CheckpointError: there are more or fewer states than parts, or one does not fit its part.
+        CheckpointError: there are more or fewer states than parts, or a state does not fit its part.
     """
     if len(parts) != len(states):
         raise CheckpointError(
@@ -396,7 +399,7 @@ def check_rng_state(state: Any, place: str = "") -> None:
     """Check a random state by loading it into unused generators.
 
     Raises:
-        WrongForm: a generator refuses it.
+        WrongForm: a generator rejects the state.
     """
     _tried(random.Random().setstate, entry(state, "python", Sequence, place), f"{place}['python']")
     _tried(torch.Generator().set_state, entry(state, "torch", Tensor, place), f"{place}['torch']")
@@ -411,7 +414,9 @@ def check_rng_state(state: Any, place: str = "") -> None:
 
 
 def check_generators(states: Any, place: str) -> None:
-    """Do the same for a list of states of torch's generators, on the host or on the accelerator."""
+    """Do the work of :func:`check_rng_state` for a list of states of torch's generators, on the host or on the
+    accelerator.
+    """
     for index, state in enumerate(expect(states, (list, tuple), place)):
         expect(state, Tensor, f"{place}[{index}]")
         try:

@@ -25,8 +25,8 @@ def seed_everything(seed: int | None = None, workers: bool = False) -> int:
 
     Args:
         seed: 0 to 2**32 - 1. ``None``: the environment variable ``PL_GLOBAL_SEED``, or 0 if it is unset.
-        workers: also seed each DataLoader worker from (seed, rank, worker id). Loaders already give workers different
-            torch seeds; this also seeds python's and numpy's generators from them.
+        workers: also seed each DataLoader worker from (seed, rank, worker id). Loaders already seed torch differently
+            in each worker; with this argument, python's and numpy's generators are seeded from these seeds.
 
     Raises:
         ConfigurationError: the seed is not an integer in that range.
@@ -49,7 +49,7 @@ def seed_everything(seed: int | None = None, workers: bool = False) -> int:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed)
     torch.manual_seed(seed)
-    if (xla := xla_generator()) is not None:  # torch.manual_seed does not seed it
+    if (xla := xla_generator()) is not None:  # torch.manual_seed does not seed torch_xla's generator
         xla.set_rng_state(seed)
     return seed
 
@@ -59,9 +59,9 @@ def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
 
     ``rank`` is the index of this process's part of the data; ``None``: its rank in the job.
 
-    On rank 0 torch keeps the seed from its DataLoader, per worker, from the base seed that the loader drew. Other
-    ranks' loaders draw the same base seed, so there torch is seeded too: otherwise all ranks would augment their
-    samples identically.
+    On rank 0, torch keeps the seed from its DataLoader, which derives it per worker from the base seed that the loader
+    drew. Other ranks' loaders draw the same base seed, so on these ranks torch is seeded too: otherwise all ranks would
+    augment their samples identically.
     """
     base = torch.initial_seed() - worker_id
     rank = rank_from_environ() if rank is None else rank
@@ -86,7 +86,9 @@ def rng_state() -> dict[str, Any]:
 
 
 def kept_rng_state() -> Callable[[], dict[str, Any]]:
-    """Return a function that returns what :func:`rng_state` would return now, for those that keep it in every step."""
+    """Return a function that returns what :func:`rng_state` would return now, for a caller that keeps the state in
+    every step.
+    """
     return _rng_state(_numpy_state)
 
 
@@ -110,17 +112,19 @@ def _rng_state(numpy_state_of: Callable[[Any], Any]) -> Callable[[], dict[str, A
     return plain
 
 
-_MT19937_BYTES = 624 * 4 + 4  # its words, and the position in them: numpy/random/src/mt19937/mt19937.h
-_numpy_kept: tuple[bytes, Any] | None = None  # the generator's memory, and its state as numpy returned it then
+_MT19937_BYTES = 624 * 4 + 4  # the generator's words, and the position in them: numpy/random/src/mt19937/mt19937.h
+# the generator's memory at the last call, and the state that numpy returned then
+_numpy_kept: tuple[bytes, Any] | None = None
 
 
 def _numpy_state(numpy: Any) -> Any:
-    """Return what ``numpy.random.get_state()`` returns; the same object while nothing has been drawn.
+    """Return what ``numpy.random.get_state()`` returns; the same object if the program has drawn no number since the
+    last call.
 
-    numpy copies the 624 words one by one, which takes longer than a small training step. Reading them at the address
-    that numpy publishes does not. A number that ``normal`` holds back is in another place: while there is one, numpy
-    is asked each time. What this cannot see is a program that restores, with ``numpy.random.set_state``, such a number
-    and the same 624 words.
+    numpy copies the 624 words one by one, which takes longer than a small training step. Reading the words at the
+    address that numpy publishes is fast. ``normal`` may keep a second number elsewhere; while it does, numpy is asked
+    each time. The comparison misses one case: a program restores such a second number and the same 624 words with
+    ``numpy.random.set_state``.
     """
     global _numpy_kept
     source = numpy.random.mtrand._rand._bit_generator
@@ -172,7 +176,7 @@ class Generators:
         self._rank = rank
 
     def state_dict(self) -> dict[str, Any]:
-        """Return :func:`rng_state` of every process; all must call it."""
+        """Return :func:`rng_state` of every process; all processes must call it."""
         return {"ranks": self._gather(rng_state())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ _LOWER_IS_BETTER = {"loss", "error", "err"}
 
 
 def is_higher_better(name: Any) -> bool:
-    """Return whether ``name`` is that of a metric whose higher values are usually better."""
+    """Return whether ``name`` is the name of a metric whose higher values are usually better."""
     words = set(re.split(r"[^a-z0-9]+", name.lower())) if isinstance(name, str) else set()
     return bool(words & _HIGHER_IS_BETTER) and not words & _LOWER_IS_BETTER
 
@@ -32,10 +32,11 @@ def warn_if_misspelt(who: str, name: str | None, logged: Iterable[str]) -> None:
 
 
 def misspelt(name: str, known: Iterable[str]) -> str | None:
-    """Return the ``known`` name that differs from ``name`` in one or two letters; ``None`` if it is known, or similar
-    to none.
+    """Return the ``known`` name that differs from ``name`` in one or two letters; ``None`` if ``name`` is known, or
+    similar to none.
 
-    It is stricter than :func:`closest`: "train_loss" and "val_loss", or "top1" and "top5", are different metrics.
+    This function is stricter than :func:`closest`: "train_loss" and "val_loss", or "top1" and "top5", are different
+    metrics.
     """
     names = set(known)
     close = None if name in names else closest(name, names)

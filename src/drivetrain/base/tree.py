@@ -22,7 +22,7 @@ _NUMBERS = frozenset({int, float, bool, str, type(None)})
 class Movable(Protocol):
     """A leaf with a ``to`` method: a tensor, a PackedSequence, a graph batch, a BatchEncoding.
 
-    It may move in place; ``to`` then returns the object itself, or ``None``.
+    ``to`` may move the object in place; it then returns the object itself, or ``None``.
     """
 
     def to(self, device: Any) -> Any: ...
@@ -47,7 +47,7 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
         copied: Any = copy.copy(tree)
         for field in dataclasses.fields(tree):
             value = map_leaves(fn, getattr(tree, field.name))
-            object.__setattr__(copied, field.name, value)  # works for frozen dataclasses too
+            object.__setattr__(copied, field.name, value)  # object.__setattr__ also works for frozen dataclasses
         return copied
     return fn(tree)
 
@@ -65,7 +65,7 @@ def move(batch: Any, device: torch.device) -> Any:
             if not (isinstance(item, Tensor) and item.device == device):
                 break
         else:
-            return batch  # nothing was moved: the same object, as in a hand-written loop
+            return batch  # nothing was moved: return the same object, as in a hand-written loop
     return map_leaves(lambda leaf: _move_leaf(leaf, device), batch)
 
 
@@ -81,7 +81,7 @@ def _move_leaf(leaf: Any, device: torch.device) -> Any:
 def was_there(batch: Any, moved: Any) -> bool:
     """Return whether ``batch`` was already on the device when :func:`move` returned ``moved`` for it.
 
-    Identity alone does not show it: an object that moves itself in place is also the same afterwards.
+    Comparing identities is not enough: an object that moves itself in place is also the same object afterwards.
     """
     kind = type(batch)
     return moved is batch and (kind is list or kind is tuple or isinstance(batch, Tensor))
@@ -100,12 +100,13 @@ def is_dtensor(value: Any) -> bool:
 def first_dtensor(tree: Any) -> str | None:
     """Return the path of a DTensor in lists, tuples and mappings, as in :func:`leaves`; ``None`` if there is none.
 
-    A checkpoint contains thousands of numbers, most of them in random states, so there is no call for each.
+    A checkpoint contains thousands of numbers, most of them in random states, so they are handled without a call for
+    each.
     """
     if not (sharded := dtensor()):
         return None
     waiting: list[tuple[tuple[Any, ...], Any]] = [((), tree)]
-    for path, value in waiting:  # the list grows meanwhile
+    for path, value in waiting:  # the list grows during the loop
         if isinstance(value, sharded):
             return "/".join(map(str, path))
         if isinstance(value, Mapping):

@@ -16,7 +16,8 @@ _WORDS = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 _KEYS = (str, int, float, bool, type(None))
-_LONGEST_KEY = 120  # characters; readers refuse more than 1024 bytes unless the key is marked as one
+# largest number of characters in a key; YAML readers reject a key of more than 1024 bytes unless it is marked as a key
+_LONGEST_KEY = 120
 
 
 def dump(values: Mapping[Any, Any]) -> str:
@@ -41,7 +42,8 @@ def scalar(value: Any) -> str:
     """Return one number, string, boolean or ``None`` as YAML; any other value as its ``str``."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):  # for numpy it is not a number
+    # a boolean of numpy is no number
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
         return json.dumps(bool(value))
     if isinstance(value, numbers.Integral):
         return _whole(int(value))
@@ -49,7 +51,7 @@ def scalar(value: Any) -> str:
         number = float(value)
         if not math.isfinite(number):
             return ".nan" if math.isnan(number) else (".inf" if number > 0 else "-.inf")
-        text = repr(number)  # YAML readers read 1e-05 as a string: a float needs its point
+        text = repr(number)  # YAML readers read 1e-05 as a string, because a float needs a point
         return text if "." in text else text.replace("e", ".0e")
     return _text(str(value))
 
@@ -57,7 +59,7 @@ def scalar(value: Any) -> str:
 def _whole(number: int) -> str:
     try:
         return str(number)
-    except ValueError:  # Python refuses to write more digits than this in decimal
+    except ValueError:  # Python refuses to write an integer with more digits than this
         return hex(number)
 
 

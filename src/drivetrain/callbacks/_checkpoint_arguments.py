@@ -30,7 +30,7 @@ def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
 
 
 def acts_at_epoch_end(chosen: bool | None, trainer: Trainer) -> bool:
-    """Return whether a callback acts when a training epoch ends, instead of after validation; ``None``: by default."""
+    """Return whether a callback acts when a training epoch ends, instead of after validation; ``None``: the default."""
     return trainer.judges_at_epoch_end if chosen is None else chosen
 
 
@@ -64,7 +64,7 @@ def check_triggers(
 
 
 def check_target(dirpath: Any, filename: Any, monitor: Any, save_top_k: int, save_last: Any) -> None:
-    """Check where to save, and what to keep."""
+    """Check where to save, and how many checkpoints to keep."""
     for name, value, kinds, kind, example in (
         ("dirpath", dirpath, (str, os.PathLike), "a path", '"checkpoints"'),
         ("filename", filename, str, "a text", '"{epoch}-{step}"'),
@@ -86,8 +86,8 @@ def check_place(owner: str, dirpath: Any, filename: str | None) -> None:
     """Check that the folder and the file names are possible.
 
     Raises:
-        ConfigurationError: the folder or a file name is impossible, or a package for the address is missing. Raised
-            early, because training ends when a checkpoint cannot be written.
+        ConfigurationError: the folder or a file name is impossible, or a package for the address is missing. The
+            arguments are checked early, because a checkpoint that cannot be written ends training.
     """
     if dirpath is not None:
         folder = files.spelled(dirpath)

@@ -1,4 +1,4 @@
-"""When the files of a ModelCheckpoint are durable, and the steps that wait for it."""
+"""When the files of a ModelCheckpoint are durable, and the steps that wait until then."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class UnderWay:
     """A save of a ModelCheckpoint whose files are not durable yet.
 
     Attributes:
-        files: their paths, each with a log message for when it is durable; a copy of another file has none.
-        ranking: the attributes to set then.
-        replaced: the files to remove then.
+        files: the paths of the files, each with a log message for when the file is durable; a copy of another file has
+            no message.
+        ranking: the attributes to set when the files are durable.
+        replaced: the files to remove when the files are durable.
         last_before: ``last_model_path`` before this save.
     """
 
@@ -60,8 +61,8 @@ class StoredCheckpoint(NamedCheckpoint):
     mode: str
     verbose: bool
     save_weights_only: bool
-    _replaces: bool  # for the current save: whether it may replace a file
-    _refused: bool  # and whether another run has meanwhile put a file there
+    _replaces: bool  # whether the current save may replace a file
+    _refused: bool  # whether another run has put a file there meanwhile
     _save_ranked: Callable[[Trainer, Tensor, dict[str, Any]], list[str]]
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class StoredCheckpoint(NamedCheckpoint):
         self._dropped: list[str] = []  # files that the current save has replaced
 
     @property
-    def _save_on_train_epoch_end(self) -> bool | None:  # libraries read and set it under this name
+    def _save_on_train_epoch_end(self) -> bool | None:  # public to libraries, which read and set this name
         return self.save_on_train_epoch_end
 
     @_save_on_train_epoch_end.setter
@@ -106,7 +107,7 @@ class StoredCheckpoint(NamedCheckpoint):
         return bool(score < than) if self.mode == "min" else bool(score > than)
 
     def _worst(self) -> list[str]:
-        """Return the files to remove when another is saved, best first."""
+        """Return the files to remove when another checkpoint is saved, best first."""
         return [] if self.save_top_k == -1 else self._ranking(self.best_k_models)[self.save_top_k - 1 :]
 
     def _is_among_best(self, score: Tensor) -> bool:
@@ -162,7 +163,7 @@ class StoredCheckpoint(NamedCheckpoint):
             try:
                 wait_for(store, path)
             except CheckpointError as error:
-                failure = failure or error  # a copy of a file that was not written fails with it
+                failure = failure or error  # a copy fails together with its source
         self._under_way = None
         if failure is not None:
             self._written_at_step = -1
@@ -176,7 +177,9 @@ class StoredCheckpoint(NamedCheckpoint):
             self._announce(trainer, message)
 
     def _track(self, trainer: Trainer, path: str, message: str = "") -> bool:
-        """Return whether the saved file is already durable, on all ranks; otherwise :meth:`_settle` waits for it."""
+        """Return whether the saved file is already durable, on all ranks; if it is not, :meth:`_settle` waits for the
+        file.
+        """
         durable: bool = trainer.strategy.broadcast(trainer.strategy.checkpoint_io.is_durable(path))
         if not durable:
             self._under_way = self._under_way or UnderWay()
@@ -190,7 +193,7 @@ class StoredCheckpoint(NamedCheckpoint):
             rank_zero_info(message)
 
     def _remove(self, trainer: Trainer, path: str) -> None:
-        """Remove one of its files, after its replacement is durable."""
+        """Remove a file of this callback, after its replacement is durable."""
         if self._under_way is not None:
             self._under_way.replaced.append(path)
         elif not self._resumed_from(trainer, path) and self._is_own(path, trainer.strategy.checkpoint_io):

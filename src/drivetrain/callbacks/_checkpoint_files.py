@@ -19,7 +19,7 @@ def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:
     """Save to ``path``, unless another process has meanwhile put a file there; every rank must call it.
 
     Returns:
-        Whether it was saved: the same on every rank.
+        Whether the file was saved; the same on every rank.
     """
     with trainer.strategy.checkpoint_io.new_files() as refused:
         trainer.save_checkpoint(path, weights_only)

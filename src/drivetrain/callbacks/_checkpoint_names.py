@@ -59,7 +59,7 @@ class NamedCheckpoint(Checkpoint):
         if logger.log_dir is not None:
             return os.path.join(logger.log_dir, "checkpoints")
         root = logger.save_dir or trainer.default_root_dir
-        # its version is determined when the fit starts
+        # the logger determines its version when the fit starts
         if logger.version is None and logger.is_undecided:
             return os.path.join(root, str(logger.name), "checkpoints")
         version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
@@ -105,7 +105,7 @@ class NamedCheckpoint(Checkpoint):
         place = {"epoch": trainer.current_epoch, "step": trainer.global_step}
         metrics, filename = {**trainer.callback_metrics, **place}, self.filename
         if trainer.world_size > 1 and any(name not in place for name, _ in GROUP.findall(filename or "")):
-            filename = "{epoch}-{step}"  # a metric may differ from rank to rank, and nothing is exchanged now
+            filename = "{epoch}-{step}"  # a metric may differ from rank to rank, and the ranks must not communicate now
         store = trainer.strategy.checkpoint_io
         return self._free_name(
             metrics, filename, lambda path: store.exists(path) or store.link_target(path) is not None
@@ -149,7 +149,8 @@ class NamedCheckpoint(Checkpoint):
             validated: whether the run has validated, so that validation metrics exist.
 
         Raises:
-            ConfigurationError: one is missing, although an epoch and a validation that could have logged it have ended.
+            ConfigurationError: a metric is missing, although an epoch and a validation that could have logged it have
+                ended.
         """
         wanted = [(name, template) for template in templates for name, _ in GROUP.findall(template or "")]
         name, template = next(((name, template) for name, template in wanted if name not in metrics), ("", ""))
@@ -182,7 +183,7 @@ class NamedCheckpoint(Checkpoint):
     def file_exists(self, filepath: str | Path, trainer: Trainer) -> bool:
         """Return whether this file exists or is being written; all ranks get the answer of global rank 0."""
         store = trainer.strategy.checkpoint_io
-        found = trainer.is_global_zero and (  # only one request, because the store may be remote
+        found = trainer.is_global_zero and (  # only one request to the store, because the store may be remote
             store.exists(filepath) or store.link_target(filepath) is not None or not store.is_durable(filepath)
         )
         exists: bool = trainer.strategy.broadcast(found)

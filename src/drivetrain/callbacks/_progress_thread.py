@@ -1,4 +1,4 @@
-"""The thread of a progress bar: its snapshots, when it draws them, and the rate."""
+"""The thread of a progress bar: its snapshots, when the thread draws them, and the rate."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Snapshot:
         max_epochs: the maximum number of epochs; ``None`` if it is unlimited.
         batch: number of finished batches in this epoch or evaluation.
         num_batches: their total number; ``None`` if the loader has no length.
-        rate: recent number of batches per second.
+        rate: the recent number of batches per second.
         metrics: the values for the bar.
-        final: the epoch or the evaluation has ended; each is drawn exactly once in this state.
-        transient: an evaluation inside training; its bar is removed afterwards.
+        final: the epoch or the evaluation has ended; each is drawn exactly once with this flag.
+        transient: whether this is an evaluation inside training, whose bar is removed afterwards.
         description: a subclass's name for the stage; empty for the default.
     """
 
@@ -88,7 +88,7 @@ class Snapshot:
 
 
 class ProgressThread(threading.Thread):
-    """Calls ``draw`` with a snapshot every ``tick_s`` seconds while a stage runs; it lives as long as a run.
+    """Calls ``draw`` with a snapshot every ``tick_s`` seconds while a stage runs, from the start of a run to its end.
 
     The main thread sets the running stage; the thread reads the counters itself.
 
@@ -126,7 +126,7 @@ class ProgressThread(threading.Thread):
             try:
                 if self.error is None:
                     self._draw(snapshot)
-            except Exception as error:  # no exception may end the run
+            except Exception as error:  # an exception while drawing must not end the run
                 self.error = error
 
     def show_now(self, training: bool) -> None:
@@ -139,7 +139,7 @@ class ProgressThread(threading.Thread):
         """Begin ``stage``: training, or an evaluation inside the running stage."""
         with DRAWING:
             if self._stages:
-                self.snapshot()  # measures the rate before time of another stage passes
+                self.snapshot()  # measures the rate before the time of another stage passes
             self._stages = [*(self._stages if stage is not RunningStage.TRAINING else ()), stage]
             training = stage is RunningStage.TRAINING  # an evaluation's counters still belong to the previous one
             self._meters.setdefault(stage, _Meter()).restart(self._counts(stage)[0] if training else 0)

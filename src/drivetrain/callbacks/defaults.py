@@ -29,7 +29,7 @@ def with_defaults(given: Sequence[Callback], settings: Settings, environment: Cl
     """Return the callbacks that were passed and the default ones.
 
     Raises:
-        ConfigurationError: one that was passed contradicts an argument of the Trainer.
+        ConfigurationError: a callback that was passed contradicts an argument of the Trainer.
     """
     found = [*given]
     if settings.max_time is not None:

@@ -18,17 +18,18 @@ if TYPE_CHECKING:
 class DeviceStatsMonitor(Callback):
     """Logs the accelerator's statistics of the device, at the start and at the end of batches.
 
-    A curve is called ``DeviceStatsMonitor.<hook>/<figure>``, for example
-    ``DeviceStatsMonitor.on_train_batch_end/cpu_percent``, with the logger's own separator. In training these are the
-    batches after which the log is flushed. In validation and testing they are every ``log_every_n_steps``-th batch,
-    counted over the loaders and over the passes of a run; that count is their x axis. It never waits for the device.
+    The logged names are ``DeviceStatsMonitor.<hook>/<statistic>``, for example
+    ``DeviceStatsMonitor.on_train_batch_end/cpu_percent``, with the logger's own separator. In training, it logs at the
+    batches after which the log is flushed. In validation and testing, it logs at every ``log_every_n_steps``-th batch,
+    counted over the loaders and over the passes of a run; this count is the x axis. Reading the statistics never waits
+    for the device.
 
     Args:
         cpu_stats: True adds the host's statistics if the device is another one; False leaves them out even if the host
             is the device, so that nothing is logged; ``None`` logs the device's statistics.
 
     Raises:
-        ConfigurationError: ``cpu_stats`` has another value; or, when a run starts, it has no logger.
+        ConfigurationError: ``cpu_stats`` has another value; or, when a run starts, the run has no logger.
     """
 
     def __init__(self, cpu_stats: bool | None = None) -> None:

@@ -62,19 +62,21 @@ class EarlyStopping(Callback):
         log_rank_zero_only: log on global rank 0 only.
 
     Attributes:
-        best_score: the best value so far. wait_count: number of checks since it improved. stopped_epoch: the epoch in
-        which it stopped; 0 if it did not. stopping_reason, stopping_reason_message: why the last fit was stopped.
+        best_score: the best value so far. wait_count: number of checks since the last improvement. stopped_epoch: the
+            epoch in
+        which the callback stopped the fit; 0 if it did not. stopping_reason, stopping_reason_message: why the last fit
+        was stopped.
 
-    A run that it has stopped does not train further when it is resumed: the callback requests the stop again and logs
-    the reason. If ``patience``, ``min_delta`` or a threshold has changed, or ``max_epochs`` was raised, training
-    continues, and a log line explains it.
+    A run that the callback has stopped does not train further when it is resumed: the callback requests the stop again
+    and logs the reason. If ``patience``, ``min_delta`` or a threshold has changed, or ``max_epochs`` was raised,
+    training continues, and a log line explains it.
 
     A request before ``min_epochs`` or ``min_steps`` takes effect when they are reached; the sanity check and
     ``fast_dev_run`` are never stopped.
 
     Raises:
         ConfigurationError: an argument is wrong; or, at a check with ``strict``, ``monitor`` was not logged. If
-            ``max_steps`` ends the fit before its first validation, it is a warning instead.
+            ``max_steps`` ends the fit before its first validation, a missing ``monitor`` is a warning instead.
     """
 
     mode_dict: ClassVar[dict[str, Callable[..., Any]]] = {"min": torch.lt, "max": torch.gt}
@@ -133,8 +135,8 @@ class EarlyStopping(Callback):
         self.stopped_epoch = 0
         self.stopping_reason = EarlyStoppingReason.NOT_STOPPED
         self.stopping_reason_message: str | None = None
-        self._max_epochs: int | None = None  # the Trainer's value at the request to stop
-        self._resumed: dict[str, Any] = {}  # the state in a checkpoint of a run that it had stopped
+        self._max_epochs: int | None = None  # the Trainer's max_epochs when the stop was requested
+        self._resumed: dict[str, Any] = {}  # the state in the checkpoint of a run that this callback had stopped
 
     @property
     def state_key(self) -> str:
@@ -210,7 +212,7 @@ class EarlyStopping(Callback):
         return trainer.sanity_checking or trainer.progress.fn != "fit"
 
     @property
-    def _check_on_train_epoch_end(self) -> bool | None:  # libraries read and set it under this name
+    def _check_on_train_epoch_end(self) -> bool | None:  # public to libraries, which read and set this name
         return self.check_on_train_epoch_end
 
     @_check_on_train_epoch_end.setter
@@ -218,7 +220,7 @@ class EarlyStopping(Callback):
         self.check_on_train_epoch_end = value
 
     def _run_early_stopping_check(self, trainer: Trainer) -> None:
-        """Check the metric, and request the stop if it is due. Programs call it under this name."""
+        """Check the metric, and request the stop if the criteria are met. Programs call it under this private name."""
         if trainer.progress.fn != "fit":
             return
         metrics = trainer.callback_metrics

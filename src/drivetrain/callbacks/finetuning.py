@@ -43,9 +43,9 @@ class BaseFinetuning(Callback):
                 if epoch == 10:
                     self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
 
-    A checkpoint contains the frozen parameters and the optimizers' groups. A run that resumes restores both, also in
-    the middle of an epoch. Schedulers continue with added groups: these follow the schedule of the optimizer's first
-    group, scaled by the ratio of the learning rates.
+    A checkpoint contains the frozen parameters and the optimizers' groups. A run that resumes restores both the frozen
+    parameters and the groups, also in the middle of an epoch. Schedulers continue with added groups: an added group
+    follows the schedule of the optimizer's first group, scaled by the ratio of the learning rates.
     """
 
     needs_every_rank = True
@@ -136,7 +136,8 @@ class BaseFinetuning(Callback):
         Args:
             modules: the modules to thaw.
             optimizer: the optimizer that will train them.
-            lr: the learning rate; ``None``: that of the optimizer's first group, divided by ``initial_denom_lr``.
+            lr: the learning rate; ``None``: the learning rate of the optimizer's first group, divided by
+                ``initial_denom_lr``.
             initial_denom_lr: only used without ``lr``.
             train_bn: thaw the batch norm layers, too.
         """
@@ -182,8 +183,10 @@ class BaseFinetuning(Callback):
             self.freeze_before_training(pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the checkpoint's thawed parameters, and add the optimizers' groups from that time."""
-        if self._restarting:  # a subclass has restored _internal_optimizer_metadata
+        """Restore the thawed parameters of the checkpoint, and add the optimizers' groups that existed when it was
+        saved.
+        """
+        if self._restarting:  # the subclass has restored _internal_optimizer_metadata
             named = _named(pl_module)
             for index, groups in self._internal_optimizer_metadata.items():
                 there = len((optimizer := trainer.optimizers[index]).param_groups)
@@ -207,7 +210,7 @@ class BaseFinetuning(Callback):
         return dict(self._state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if "groups" in state_dict:  # otherwise a file of Lightning, with the groups by the optimizer's index
+        if "groups" in state_dict:  # otherwise the state comes from Lightning, with the groups by the optimizer's index
             expect(state_dict, dict.fromkeys(("groups", "frozen", "frozen_statistics"), list))
             self._restored = state_dict
         elif "internal_optimizer_metadata" in state_dict:
@@ -221,9 +224,9 @@ class BackboneFinetuning(BaseFinetuning):
     Args:
         unfreeze_backbone_at_epoch: the epoch, counted from 0, at which the backbone is thawed.
         lambda_func: in each later epoch the backbone's learning rate is multiplied by ``lambda_func(epoch + 1)``.
-        backbone_initial_ratio_lr: its first learning rate, as a fraction of the first group's.
-        backbone_initial_lr: its first learning rate, instead of that fraction.
-        should_align: limit it to the learning rate of the first group.
+        backbone_initial_ratio_lr: the backbone's first learning rate, as a fraction of the first group's.
+        backbone_initial_lr: the backbone's first learning rate, instead of that fraction.
+        should_align: limit the backbone's learning rate to the learning rate of the first group.
         initial_denom_lr: ignored, for compatibility; the first learning rate follows from the two arguments above.
         train_bn: train the batch norm layers of the backbone from the beginning.
         verbose: log both learning rates when an epoch begins.
@@ -318,7 +321,9 @@ def _set_trainable(module: nn.Module, trainable: bool) -> None:
 
 
 def _described(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, Any]:
-    """Return the state for a run that resumes; the options of the groups are in the optimizers' own states."""
+    """Return the state for a resumed run, without the options of the groups, which are in the optimizers' own
+    states.
+    """
     return {
         "groups": [[{"params": names} for names in parameter_names(module, each)] for each in optimizers],
         "frozen": [plain_name(name) for name, each in module.named_parameters() if not each.requires_grad],
@@ -331,7 +336,7 @@ def _described(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, 
 
 
 def _named(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by name; parameters renamed by torch's pruning under both names.
+    """Return the parameters by name; a parameter that torch's pruning has renamed is under both names.
 
     The renaming may happen between the recording of a state and the save, or before a run resumes.
     """
@@ -360,7 +365,7 @@ def _restore(module: nn.Module, trainer: Any, state: Mapping[str, Any]) -> None:
                     "such parameter. Build the module as it was trained."
                 )
             parameters = [named[name] for name in names]
-            if "frozen" not in state:  # a file of Lightning contains only the groups
+            if "frozen" not in state:  # a checkpoint of Lightning contains only the groups
                 for parameter in parameters:
                     parameter.requires_grad = True
             options = {key: value for key, value in group.items() if key != "params"}
@@ -391,7 +396,7 @@ def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
 
 
 def _extend(scheduler: Any, optimizer: Optimizer, before: int, ratio: float) -> None:
-    for inner in getattr(scheduler, "_schedulers", ()):  # in SequentialLR and ChainedScheduler
+    for inner in getattr(scheduler, "_schedulers", ()):  # SequentialLR and ChainedScheduler contain schedulers
         _extend(inner, optimizer, before, ratio)
     if unwrapped(getattr(scheduler, "optimizer", None)) is not optimizer:
         return

@@ -68,7 +68,7 @@ class GradientAccumulationScheduler(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.on_train_epoch_start(trainer, pl_module)  # an epoch resumed in its middle has no start hook
+        self.on_train_epoch_start(trainer, pl_module)  # an epoch that is resumed in its middle has no start hook
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._in_charge = True
@@ -81,6 +81,6 @@ class GradientAccumulationScheduler(Callback):
         self._give_back(trainer)
 
     def _give_back(self, trainer: Trainer) -> None:
-        if self._in_charge:  # otherwise it is the user's value, for example a refused one
+        if self._in_charge:  # otherwise the user has set the value, for example one that was refused
             self._in_charge = False
             trainer.accumulate_grad_batches = 1

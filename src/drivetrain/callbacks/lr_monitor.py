@@ -23,13 +23,13 @@ Interval = Literal["step", "epoch"]
 class LearningRateMonitor(Callback):
     """Logs each optimizer's learning rate.
 
-    A curve's name is the scheduler's ``name`` or otherwise ``lr-<optimizer's class>``, with ``-1``, ``-2`` for further
-    ones of the same name. If an optimizer has several parameter groups, ``/pg1``, ``/pg2`` or the group's ``name`` is
-    appended.
+    The logged name is the scheduler's ``name``, or otherwise ``lr-<optimizer's class>``, with ``-1``, ``-2`` for
+    further optimizers of this class. If an optimizer has several parameter groups, ``/pg1``, ``/pg2`` or the group's
+    ``name`` is appended.
 
     Args:
         logging_interval: "step" logs on the steps on which the loggers are written, "epoch" when an epoch begins;
-            ``None`` uses each scheduler's own interval, and both for an optimizer without a scheduler.
+            ``None`` uses each scheduler's own interval, or both for an optimizer without a scheduler.
         log_momentum: also log ``<name>-momentum``; for the Adam family, the first beta.
         log_weight_decay: also log ``<name>-weight_decay``.
 
@@ -73,12 +73,12 @@ class LearningRateMonitor(Callback):
         self.lrs, self.last_momentum_values, self.last_weight_decay_values = {}, {}, {}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Log the curves with the interval "step"."""
+        """Log the values with the interval "step"."""
         if trainer.is_logging_step:
             self._log(trainer, "step")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the curves with the interval "epoch"."""
+        """Log the values with the interval "epoch"."""
         self._log(trainer, "epoch")
 
     def _log(self, trainer: Trainer, interval: Interval) -> None:
@@ -132,7 +132,7 @@ def _curves(trainer: Trainer) -> Iterator[tuple[str, Optimizer, str | None]]:
 
 
 def _groups(optimizer: Optimizer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each parameter group and its suffix for the curve's name."""
+    """Yield each parameter group and its suffix for the logged name."""
     groups = optimizer.param_groups
     for number, group in enumerate(groups, start=1):
         name = group.get("name", f"pg{number}" if len(groups) > 1 else "")

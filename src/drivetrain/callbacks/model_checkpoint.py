@@ -1,4 +1,4 @@
-"""Save checkpoints: when, under which name, and which to keep."""
+"""Save checkpoints: at which times, under which names, and which of them to keep."""
 
 from __future__ import annotations
 
@@ -59,20 +59,21 @@ class ModelCheckpoint(StoredCheckpoint):
         mode: "min" or "max": which direction of ``monitor`` is better; ``None``: "min".
         auto_insert_metric_name: write ``name=value`` in file names instead of the bare value.
         every_n_train_steps: save after every n optimizer steps. If a validation follows that step and ``monitor`` is
-            given, the checkpoint is saved after it and ranked by its value; otherwise it is ranked by the newest value.
+            given, the checkpoint is saved after the validation and ranked by its value; otherwise the checkpoint is
+            ranked by the newest value.
         train_time_interval: save when this time has passed since the last save, checked after each batch.
-        every_n_epochs: save in every n-th epoch. Set at most one of these three; without any, every epoch saves, and 0
-            means never.
+        every_n_epochs: save in every n-th epoch. Set at most one of these three arguments; without any, every epoch
+            saves. 0 means never.
         save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: when the
             epoch ends, unless validation runs at other times.
-        save_on_exception: also save when the run ends by an exception, under ``filename``, beside what is kept already.
-            With several processes, a ``filename`` with metrics is replaced by the epoch and the step.
+        save_on_exception: also save when the run ends by an exception, under ``filename``, beside the checkpoints that
+            are kept already. With several processes, a ``filename`` with metrics is replaced by the epoch and the step.
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
 
     Attributes:
         best_model_path, best_model_score: the best so far; "" and ``None`` before the first.
         best_k_models: scores of the kept checkpoints by path.
-        kth_best_model_path, kth_value: the worst of them.
+        kth_best_model_path, kth_value: the worst of the kept checkpoints, and its score.
         last_model_path: the last file or link that ``save_last`` wrote.
 
     A score of NaN ranks last; if scores are equal, the older checkpoint ranks first. ``fast_dev_run`` and the sanity
@@ -183,7 +184,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self.best_model_path = state_dict["best_model_path"]
 
     def resume_candidates(self, trainer: Trainer) -> list[str]:
-        """Return the files of the folder, if the user chose it, and the one that ``save_last`` wrote in this
+        """Return the files of the folder, if the user chose the folder, and the file that ``save_last`` wrote in this
         process.
         """
         last = {self.last_model_path} if self.last_model_path else set()
@@ -203,18 +204,18 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at_time = time.monotonic()
-        self._seen_step = trainer.progress.global_step  # not in setup: only now does a resumed run have its step
+        self._seen_step = trainer.progress.global_step  # not in setup: a resumed run restores its step after that
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         before, self._seen_step = self._seen_step, trainer.progress.global_step
-        stepped = self._seen_step != before  # False inside an accumulation window
+        stepped = self._seen_step != before  # False for a batch inside an accumulation window
         steps_due = stepped and self.every_n_train_steps and self._seen_step % self.every_n_train_steps == 0
         time_due = False
         if self.train_time_interval is not None:
             elapsed_s = time.monotonic() - self._saved_at_time
-            # rank 0's clock for all ranks
+            # all ranks use rank 0's clock
             time_due = trainer.strategy.broadcast(elapsed_s >= self.train_time_interval.total_seconds())
         if not (steps_due or time_due):
             return
@@ -241,7 +242,7 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settle(trainer)
-        if trainer.fast_dev_run:  # a trial saves nothing, but checks for errors that the first save would raise
+        if trainer.fast_dev_run:  # fast_dev_run saves nothing, but checks for errors that the first save would raise
             metrics = self._monitor_candidates(trainer)
             self._check_names(trainer, metrics, self.filename, validated=self._validated)
             if self.save_top_k != 0:
@@ -299,7 +300,7 @@ class ModelCheckpoint(StoredCheckpoint):
         last = self.CHECKPOINT_NAME_LAST if self.save_last else None
         self._check_names(trainer, metrics, self.filename, last, validated=self._validated)
         saved_before, ranked_before = self._saved_at_step, self._ranked()
-        # also in the file, so that a resumed run does not save this step again
+        # stored in the file too, so that a resumed run does not save this step again
         self._saved_at_step = trainer.progress.global_step
         try:
             self._save_ranked_and_last(trainer, metrics)
@@ -322,7 +323,7 @@ class ModelCheckpoint(StoredCheckpoint):
                     self._save_last(trainer, metrics, before)
             except BaseException:
                 if self.save_last == "link":
-                    dropped = []  # the old link may point to one of them
+                    dropped = []  # the old link may point to a removed file
                 raise
             finally:  # last: a crash before leaves one file too many, but no link to a missing file
                 for name in dropped:
@@ -342,7 +343,7 @@ class ModelCheckpoint(StoredCheckpoint):
     def _naming_last(self, trainer: Trainer, metrics: dict[str, Any]) -> Iterator[str]:
         """Context for a save; it gets the path of the previous last checkpoint, which is removed if it is replaced.
 
-        The new path is determined first, so that each file saved in the context contains it.
+        The new path is determined first, so that each file saved in the context contains this path.
         """
         before, batch_before = self.last_model_path, self._last_at_batch
         if self.save_last:
@@ -382,7 +383,7 @@ class ModelCheckpoint(StoredCheckpoint):
         if self.monitor not in metrics:
             message = not_logged("ModelCheckpoint", self.monitor, metrics.keys() - {"epoch", "step"}, trainer)
             if trainer.enable_validation and not self._validated:
-                rank_zero_warn(message)  # the first validation may still log it
+                rank_zero_warn(message)  # the first validation may still log the metric
                 return None
             raise ConfigurationError(message)
         score = torch.as_tensor(metrics[self.monitor]).detach().to("cpu")
@@ -391,7 +392,7 @@ class ModelCheckpoint(StoredCheckpoint):
         return score
 
     def _save_ranked(self, trainer: Trainer, score: Tensor, metrics: dict[str, Any]) -> list[str]:
-        """Save; return the files to remove in exchange."""
+        """Save; return the files that the new checkpoint replaces."""
         newest_wins, dropped = self.monitor is None, self._worst()
         replaceable = [name for name in dropped if not self._resumed_from(trainer, name)]
         before = dict(vars(self))  # the file contains the ranking, so the ranking changes before the file is written
@@ -417,7 +418,7 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _write(self, trainer: Trainer, path: str, replaces: bool) -> bool:
         """Save to ``path``; return False if another run has meanwhile put a file there, which is kept."""
-        if trainer.loggers:  # before the file exists: a run resumed from it does not log these rows again
+        if trainer.loggers:  # loggers write first: a run resumed from this file does not log these rows again
             tell(trainer, "save")
         self._replaces, self._refused = replaces or not self.enable_version_counter, False
         self._save_checkpoint(trainer, path)
@@ -435,10 +436,11 @@ class ModelCheckpoint(StoredCheckpoint):
             taken.append(self.last_model_path)
             self.last_model_path = self._path_for(trainer, metrics, [before], self.CHECKPOINT_NAME_LAST, taken)
             if newest in self.best_k_models and self._written_at_step == trainer.progress.global_step:
-                self._write(trainer, newest, replaces=True)  # it contains a path that now belongs to another run
+                # the file contains the path of a last checkpoint that now belongs to another run
+                self._write(trainer, newest, replaces=True)
 
     def _write_last(self, trainer: Trainer, newest: str, replaces: bool) -> bool:
-        """Write the last checkpoint, link it to ``newest``, or copy ``newest`` if that is still being written."""
+        """Write the last checkpoint, link it to ``newest``, or copy ``newest`` if that file is still being written."""
         store, last = trainer.strategy.checkpoint_io, self.last_model_path
         writing = self._under_way is not None and newest in self._under_way.files
         links = self.save_last == "link" and bool(newest) and (writing or store.exists(newest))
@@ -459,7 +461,7 @@ class ModelCheckpoint(StoredCheckpoint):
             filepath: the target; ``None``: ``best_k_models.yaml`` in ``dirpath``.
 
         Raises:
-            ConfigurationError: neither is known yet.
+            ConfigurationError: neither ``filepath`` nor ``dirpath`` is known yet.
         """
         if filepath is None:
             if self.dirpath is None:

@@ -38,8 +38,8 @@ class ModuleRow:
         index: position in the table, from 0.
         name: path from the root, as in ``named_modules``.
         type: the class's name.
-        num_parameters: its own and its children's, each counted once.
-        training: whether it is in training mode.
+        num_parameters: the number of its own and its children's parameters, each counted once.
+        training: whether the submodule is in training mode.
         is_lazy: some of its parameters get their shape with the first batch and are counted as 0.
         in_sizes, out_sizes: the shapes of the inputs and outputs of its first call; ``None`` without an example input.
     """
@@ -67,7 +67,7 @@ class Summary:
     Attributes:
         rows: the submodules down to the requested depth, in order of definition.
         trainable, frozen: number of elements of parameters with and without ``requires_grad``; shared ones count once.
-        size_bytes: of all parameters, by their own element sizes.
+        size_bytes: the bytes of all parameters, by their own element sizes.
         modules_in_train, modules_in_eval: number of submodules of any depth by mode.
         has_lazy: whether some parameters have no shape yet, so that the totals are too low.
         flops: floating-point operations of one forward pass of the example input, as far as torch can count them; a
@@ -121,9 +121,9 @@ class Summary:
 class ModelSummary(Callback):
     """Prints the model's children, parameter counts and modes when ``fit`` starts.
 
-    If the module has an ``example_input_array``, one forward pass of it adds each child's input and output shapes, and
-    an estimate of the operations. That pass has no effect on the run. If it fails, a warning says why, and the table
-    has no shapes.
+    If the module has an ``example_input_array``, one forward pass with it adds each child's input and output shapes,
+    and an estimate of the operations. That pass has no effect on the run. If it fails, a warning says why, and the
+    table has no shapes.
 
     Args:
         max_depth: levels of submodules to list: 1 for the children, -1 for all, 0 for the totals alone.
@@ -140,8 +140,8 @@ class ModelSummary(Callback):
         self._summarize_kwargs = summarize_kwargs
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print it, once per job."""
-        summary = summarize(pl_module, self.max_depth)  # on every rank: running a module may need all of them
+        """Print the summary, once per job."""
+        summary = summarize(pl_module, self.max_depth)  # run on every rank, because running a module may need all ranks
         if trainer.is_global_zero:
             self.show(summary)
 
@@ -185,8 +185,8 @@ def summarize(module: nn.Module, max_depth: int = 1) -> Summary:
     """Return a summary of ``module``.
 
     Args:
-        module: the root, which has no row of its own. If it has an ``example_input_array``, one forward pass runs with
-            it (:func:`~drivetrain.module.export.example_pass`); if that fails, a warning says why.
+        module: the root, which gets no row. If it has an ``example_input_array``, one forward pass runs with it
+            (:func:`~drivetrain.module.export.example_pass`); if that fails, a warning says why.
         max_depth: levels of submodules that get a row: -1 for all, 0 for none.
 
     Raises:
@@ -274,7 +274,7 @@ def _try(module: nn.Module, shown: list[nn.Module]) -> _Trial | None:
     try:
         try:
             return _run(module, shown, counts=True)
-        except Exception:  # may come from the counter, which does not support every form of an operation
+        except Exception:  # the counter may have raised it, because it does not support every form of an operation
             return _run(module, shown, counts=False)
     except Exception as error:
         rank_zero_warn(
@@ -297,7 +297,7 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
         if any(map(is_lazy, chain(module.parameters(), module.buffers()))):
             raise ConfigurationError("its lazy parameters are for the first batch to make, not for an example")
         for child in shown:
-            if not isinstance(child, torch.jit.ScriptModule):  # does not support Python hooks
+            if not isinstance(child, torch.jit.ScriptModule):  # a ScriptModule does not support Python hooks
                 stack.enter_context(child.register_forward_hook(record, with_kwargs=True))
         stack.enter_context(_plain())
         args, kwargs = inputs

@@ -25,9 +25,9 @@ BEFORE_TRAINING = "the exception came before this fit began to train, so there i
 class OnExceptionCheckpoint(Checkpoint):
     """Writes one checkpoint if a fit ends with an exception, including Ctrl-C and SIGTERM, after training has begun.
 
-    It replaces an earlier run's checkpoint only when it is complete. In the next run, ``ckpt_path="last"`` finds it.
-    Before training it saves nothing and logs a line. With several processes each writes its own part, because another
-    may be dead: see docs/checkpoints.md.
+    The callback replaces an earlier run's checkpoint only when the new checkpoint is complete. In the next run,
+    ``ckpt_path="last"`` finds the checkpoint. If training has not begun, the callback saves nothing and logs a line.
+    With several processes each writes its own part, because another may be dead: see docs/checkpoints.md.
 
     Args:
         dirpath: the folder.

@@ -25,7 +25,7 @@ class PlainProgressBar(ProgressBar):
         if interval_s < 0:
             raise wrong_value("PlainProgressBar", "interval_s", interval_s, "0 or more seconds", "interval_s=10")
         self.interval_s = interval_s
-        self.tick_s = max(type(self).tick_s, interval_s)  # no need to check more often than it may print
+        self.tick_s = max(type(self).tick_s, interval_s)  # the bar need not check more often than it may print
         self._printed_at_s = time.monotonic()
 
     def draw(self, snapshot: Snapshot) -> None:

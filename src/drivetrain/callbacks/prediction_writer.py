@@ -46,7 +46,7 @@ class BasePredictionWriter(Callback):
         interval: the interval, with the properties ``on_batch`` and ``on_epoch``.
 
     Raises:
-        ConfigurationError: the interval is unknown; or, when a prediction begins, its method is missing.
+        ConfigurationError: the interval is unknown; or, when a prediction begins, the method for it is missing.
     """
 
     needs_batch_indices = True
@@ -75,9 +75,9 @@ class BasePredictionWriter(Callback):
 
         Args:
             trainer, pl_module: the Trainer and its module.
-            prediction: as it was returned, on its own device.
+            prediction: the output of ``predict_step``, on its own device.
             batch_indices: the indices of the batch's samples in the dataset; empty for an iterable-style one.
-            batch, batch_idx, dataloader_idx: which batch it was.
+            batch, batch_idx, dataloader_idx: the batch and its indices.
         """
 
     def write_on_epoch_end(

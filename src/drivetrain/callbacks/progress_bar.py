@@ -26,10 +26,10 @@ __all__ = ["ProgressBar", "Snapshot", "default_progress_bar"]
 class ProgressBar(Callback):
     """Base of the progress bars; a subclass shows a :class:`Snapshot` in :meth:`draw`.
 
-    It has no hook inside an epoch. A thread wakes every ``tick_s`` seconds and reads counters and the floats of the
-    last flush, never a tensor, so the display may be slightly late. The main thread draws the end of each epoch and
-    each evaluation, even of a short one. If drawing fails, the bar is switched off with a warning and the run
-    continues.
+    The bar has no hook inside an epoch, so it adds no work to a step. A thread wakes every ``tick_s`` seconds and reads
+    counters and the floats of the last flush, never a tensor, so the display may be slightly late. The main thread
+    draws the end of each epoch and each evaluation, even of a short one. If drawing fails, the bar is switched off with
+    a warning and the run continues.
 
     Args:
         refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
@@ -121,7 +121,7 @@ class ProgressBar(Callback):
         return self._of_loader(self.trainer.num_predict_batches)
 
     def has_dataloader_changed(self, dataloader_idx: int) -> bool:
-        """Return whether this loader differs from that of the last call, and make it the current one."""
+        """Return whether this loader differs from the loader of the last call, and make it the current one."""
         before, self._dataloader_idx = self._dataloader_idx, dataloader_idx
         return before != dataloader_idx
 
@@ -132,7 +132,7 @@ class ProgressBar(Callback):
     def _of_loader(self, counts: list[float]) -> int | float:
         return counts[self._dataloader_idx or 0] if counts else 0
 
-    # An override of these is shown instead of the default.
+    # The text of an override is shown instead of the default.
 
     @property
     def sanity_check_description(self) -> str:
@@ -168,7 +168,7 @@ class ProgressBar(Callback):
         self._enabled = False
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, int | str | float]:
-        """Return the values to show beside the bar: those logged with ``prog_bar=True``.
+        """Return the values to show beside the bar: the values that were logged with ``prog_bar=True``.
 
         A subclass that overrides it also gets the run's version as ``v_num``, which it may remove. An override runs in
         the bar's thread: read only plain numbers there, no tensors.
@@ -185,7 +185,7 @@ class ProgressBar(Callback):
             print(*args, **kwargs)
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Show ``snapshot``. Two threads may call it, never at the same time."""
+        """Show ``snapshot``. Two threads may call this method, but never at the same time."""
 
     def close(self) -> None:
         """Restore the terminal when the run is over. Called after the last :meth:`draw`."""
@@ -201,14 +201,14 @@ class ProgressBar(Callback):
         self._start(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show a new epoch, or one that is resumed in its middle."""
+        """Show a new epoch, or an epoch that is resumed in its middle."""
         self._enter(trainer, pl_module, RunningStage.TRAINING)
 
     on_train_epoch_start = on_train_start
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record the epoch's counts. Its metrics are flushed after all of these hooks, so it is drawn in the next
-        hook.
+        """Record the epoch's counts. The epoch's metrics are flushed after all of these hooks, so the bar is drawn in
+        the next hook.
         """
         if self._thread is not None:
             self._ended_epoch = self._thread.exit()
@@ -251,7 +251,7 @@ class ProgressBar(Callback):
     # ---- implementation ------------------------------------------------------------------------------------------
 
     def _start(self, trainer: Trainer, pl_module: LightningModule) -> ProgressThread | None:
-        self._trainer = weakref.ref(trainer)  # again, for a subclass whose setup() does not call super()
+        self._trainer = weakref.ref(trainer)  # set again, for a subclass whose setup() does not call super()
         if self._thread is None and self.is_enabled and trainer.is_global_zero:
             self._thread = ProgressThread(trainer, partial(self._draw_if_due, trainer, pl_module), self.tick_s)
             self._thread.start()

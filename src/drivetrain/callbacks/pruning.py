@@ -37,7 +37,7 @@ class ModelPruning(KeepsWeights):
 
     During training, a pruned ``weight`` is computed from the parameter ``weight_orig`` and the buffer ``weight_mask``.
     With ``make_pruning_permanent``, module and checkpoints have plain weights again after training: "state_dict" fits a
-    module that was never pruned. Beside it, "pruning" contains the state for resuming exactly.
+    module that was never pruned. The entry "pruning" contains the state for resuming exactly.
 
     Args:
         pruning_fn: a function of ``torch.nn.utils.prune`` by name, such as "l1_unstructured", or a class of your own
@@ -51,7 +51,7 @@ class ModelPruning(KeepsWeights):
         make_pruning_permanent: restore plain weights at the end.
         use_lottery_ticket_hypothesis: after pruning, set the remaining values to those before training; or a function
             of the epoch.
-        resample_parameters: in that case draw new values instead.
+        resample_parameters: with that argument, draw new values instead.
         pruning_dim: the dimension along which structured methods choose.
         pruning_norm: the norm by which "ln_structured" chooses.
         verbose: 1: log how much is pruned; 2: also for each parameter.
@@ -114,10 +114,11 @@ class ModelPruning(KeepsWeights):
         self.idle_hooks = frozenset({"on_validation_epoch_end" if prune_on_train_epoch_end else "on_train_epoch_end"})
         self._places: list[Place] = []
         self._initial: list[torch.Tensor] = []
-        self._used: dict[str, torch.Tensor | None] = {}  # from a checkpoint, until the model is on its device
+        # the used values from a checkpoint, until the model is on its device
+        self._used: dict[str, torch.Tensor | None] = {}
 
     def filter_parameters_to_prune(self, parameters_to_prune: Sequence[Place] = ()) -> Sequence[Place]:
-        """Return the pairs to prune. Override it to choose."""
+        """Return the pairs to prune. Override it to choose other parameters."""
         return parameters_to_prune
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -149,7 +150,8 @@ class ModelPruning(KeepsWeights):
             raise NotSupportedError(
                 'ModelPruning chooses among whole parameters, and this strategy shards them. Use strategy="ddp".'
             )
-        for name, used in self._used.items():  # torch's functions use it, and no state dict of the module contains it
+        # torch's pruning functions use this attribute, and no state dict of the module contains it
+        for name, used in self._used.items():
             module, parameter = _place_of(pl_module, name)
             orig, mask = getattr(module, f"{parameter}_orig").detach(), getattr(module, f"{parameter}_mask")
             setattr(module, parameter, orig * mask if used is None else used.to(orig.device))

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Requeue(Callback):
     """On the cluster's signal in a fit: save a checkpoint, requeue the job, end the run.
 
-    The Trainer adds it if the cluster environment requeues: ``SLURMEnvironment(auto_requeue=True)``. The signal's
-    handler only sets a request. After the training or validation batch on which all ranks agree (see
+    The Trainer adds it if the cluster environment requeues: ``SLURMEnvironment(auto_requeue=True)``. The handler of the
+    signal only stores a request. After the training or validation batch on which all ranks agree (see
     :mod:`drivetrain.loops.stop`), ``hpc_ckpt_<n>.ckpt`` is written to ``default_root_dir``, and rank 0 requeues the
     job; the restarted job resumes from its own highest such file, in the fit that wrote it. A signal during the set-up
     takes effect at the first training batch.
@@ -40,9 +40,9 @@ class Requeue(Callback):
         environment: provides this process's rank, and requeues the job.
     """
 
-    position = "last"  # its checkpoint is complete
+    position = "last"  # run last, so that the checkpoint is complete
 
-    _fits = 0  # number of fits begun in this process: a program may have several, and a file belongs to one of them
+    _fits = 0  # number of fits begun in this process: a program may have several fits, and a file belongs to one fit
 
     def __init__(self, environment: ClusterEnvironment) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Requeue(Callback):
         self._saves = True
         try:
             path = self._next_path(trainer)
-            while not save_new(trainer, path):  # another job has meanwhile used the number
+            while not save_new(trainer, path):  # another job has used the number meanwhile
                 path = self._next_path(trainer)
             wait_for(trainer.strategy.checkpoint_io, path)
         finally:

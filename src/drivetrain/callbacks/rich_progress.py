@@ -20,12 +20,12 @@ class RichProgressBarTheme:
     """Styles of rich for the parts of a :class:`RichProgressBar`; an empty one is rich's own.
 
     Attributes:
-        description: of the stage's name.
-        progress_bar, progress_bar_finished, progress_bar_pulse: of the bar, as it runs, when it is complete, and where
-            the number of batches is unknown.
-        batch_progress, time, processing_speed, metrics: of the texts beside it.
-        metrics_text_delimiter: between two metrics.
-        metrics_format: of a metric that is a float, as for ``format``.
+        description: style of the stage's name.
+        progress_bar, progress_bar_finished, progress_bar_pulse: styles of the bar while it runs, when it is complete,
+            and if the number of batches is unknown.
+        batch_progress, time, processing_speed, metrics: styles of the texts beside the bar.
+        metrics_text_delimiter: the text between two metrics.
+        metrics_format: the format of a metric that is a float, as for ``format``.
     """
 
     description: str = ""
@@ -46,7 +46,7 @@ class RichProgressBar(ProgressBar):
     Args:
         refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
         leave: keep each finished epoch's bar, and each evaluation's.
-        theme: styles of its parts.
+        theme: styles of the bar's parts.
         console_kwargs: arguments for a new ``rich.console.Console``; by default it draws on rich's global one.
 
     Raises:
@@ -65,7 +65,8 @@ class RichProgressBar(ProgressBar):
         self.theme = RichProgressBarTheme() if theme is None else theme
         self._console_kwargs = console_kwargs
         self.progress: Progress | None = None
-        self._tasks: dict[bool, tuple[TaskID, str]] = {}  # by whether it is training: the current bar and its text
+        # key: whether the stage is training; value: the current bar and its text
+        self._tasks: dict[bool, tuple[TaskID, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "progress": None, "_tasks": {}}

@@ -86,7 +86,7 @@ class LossWatch:
 
         Args:
             batch_idx: the batch of the spike.
-            place: the file for all such batches, or its folder.
+            place: the file for the batches to leave out, or its folder.
             writes: whether this rank writes the file.
 
         Returns:
@@ -125,9 +125,9 @@ class SpikeDetection(LossWatch, Callback):
     """Stops training when any rank's loss has a spike, and records the batches to leave out.
 
     A loss is a spike if it is worse than the one before, and differs from the mean of the last ``window`` losses by at
-    least ``atol`` and by at least ``rtol`` times that mean. The indices of the batch and of the one before it are added
-    to a JSON list, because either may have caused it, and the run ends with a :class:`TrainingSpikeException`. The
-    optimizer has already stepped: resume from an earlier checkpoint. Each batch waits for the device.
+    least ``atol`` and by at least ``rtol`` times that mean. The indices of the batch and of the one before it, either
+    of which may have caused the spike, are added to a JSON list. The run ends with a :class:`TrainingSpikeException`.
+    The optimizer has already stepped: resume from an earlier checkpoint. Checking a batch waits for the device.
 
     Args:
         mode: "min": larger is worse; "max": smaller is worse.
@@ -136,7 +136,7 @@ class SpikeDetection(LossWatch, Callback):
         atol, rtol: the smallest differences of a spike; ``None``: any difference.
         exclude_batches_path: the file, or the folder for ``skip_batches.json``; ``None``: the Trainer's
             ``default_root_dir``.
-        finite_only: treat a non-finite loss as a spike too; otherwise it is ignored.
+        finite_only: treat a non-finite loss as a spike too; otherwise a non-finite loss is ignored.
 
     Raises:
         ConfigurationError: an argument is invalid.

@@ -39,8 +39,8 @@ class StochasticWeightAveraging(WeightAveraging):
     norm layers, their statistics are computed for the average in another pass over the training data: ``training_step``
     is called without gradients, and its logged values are discarded.
 
-    Validation runs with the trained weights. Checkpoints are as with :class:`WeightAveraging`. In a run that resumes,
-    the statistics of batch norm are computed at its end.
+    Validation runs with the trained weights. Checkpoints contain the same entries as those of :class:`WeightAveraging`.
+    In a run that resumes, the statistics of batch norm are computed at its end.
 
     Args:
         swa_lrs: the constant learning rate, or one for each parameter group.
@@ -51,8 +51,8 @@ class StochasticWeightAveraging(WeightAveraging):
         device: the device of the average; ``None``: the parameters' device.
 
     Raises:
-        ConfigurationError: an argument is invalid; or, when a fit begins, it uses manual optimization or does not have
-            exactly one optimizer, or a fraction was passed and ``max_epochs`` is unlimited.
+        ConfigurationError: an argument is invalid; or, when a fit begins, the module uses manual optimization or does
+            not have exactly one optimizer, or a fraction was passed and ``max_epochs`` is unlimited.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class StochasticWeightAveraging(WeightAveraging):
         if self.n_averaged and layers and not (self._early and endless):
             _compute_statistics(trainer, pl_module, layers)
             if self._early:
-                trainer.optimizers[0].step()  # with the gradients of the last window
+                trainer.optimizers[0].step()  # a step with the gradients of the last window
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "began": self.began}
@@ -190,12 +190,13 @@ def _compute_statistics(trainer: Trainer, module: LightningModule, layers: list[
         module.train()
         for layer in layers:
             layer.reset_running_stats()
-            layer.momentum = None  # the mean over all batches
+            layer.momentum = None  # None: batch norm computes the mean over all batches
         try:
             for batch_idx, given in enumerate(loader):
                 if batch_idx >= limit:
                     break
-                batch = given[0] if isinstance(loader, CombinedLoader) else given  # a tuple with the indices
+                # a combined loader yields a tuple with the indices
+                batch = given[0] if isinstance(loader, CombinedLoader) else given
                 strategy.training_step(*training_step_arguments(module, strategy.batch_to_device(batch), batch_idx))
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):

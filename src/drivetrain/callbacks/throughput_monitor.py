@@ -24,10 +24,11 @@ _TOTALS = ("batches", "samples", "lengths")
 class ThroughputMonitor(Callback):
     """Logs how fast a run is, under ``train/``, ``validate/``, ``test/`` and ``predict/``.
 
-    In training it logs on the steps on which the loggers are written; in an evaluation, at its end. Only then does it
-    wait for the device. The time of validations does not count as training. Names are those of :class:`Throughput`, as
-    in ``train/device/samples_per_sec``. If the module has ``flops_per_batch``, the operations of one batch on one
-    device, it also logs ``train/device/flops_per_sec`` and ``train/device/mfu``. A run that resumes continues to count.
+    In training it logs on the steps on which the loggers are written; in an evaluation, at its end. Only at these
+    points does it wait for the device. The time of validations does not count as training. The logged names are those
+    of :class:`Throughput`, as in ``train/device/samples_per_sec``. If the module has ``flops_per_batch``, the
+    operations of one batch on one device, it also logs ``train/device/flops_per_sec`` and ``train/device/mfu``. A run
+    that resumes continues to count.
 
     Args:
         batch_size_fn: returns the number of samples in a batch.
@@ -37,7 +38,7 @@ class ThroughputMonitor(Callback):
         separator: the string between the parts of a name.
 
     Raises:
-        ConfigurationError: a function is not callable; or, when a run begins, it has no logger.
+        ConfigurationError: a function is not callable; or, when a run begins, the run has no logger.
     """
 
     def __init__(
@@ -61,8 +62,8 @@ class ThroughputMonitor(Callback):
         self._stages: dict[str, Throughput] = {}
         self._totals: dict[str, dict[str, int]] = {}
         self._starts: dict[str, float] = {}
-        self._batches_before: dict[str, int] = {}  # at the last update
-        self._earlier_s = 0.0  # the time of the runs that this one resumes
+        self._batches_before: dict[str, int] = {}  # the totals at the last update
+        self._earlier_s = 0.0  # the seconds of the runs that this run resumes
         self._paused_at = 0.0
         self._told = False
 
@@ -178,6 +179,6 @@ class ThroughputMonitor(Callback):
 
 
 def _stage(trainer: Any) -> str:
-    """Return the running stage, as in the names of the curves."""
+    """Return the running stage, as in the logged names."""
     stage: str = trainer.progress.loop_stage.value
     return stage

@@ -25,7 +25,7 @@ _STAGES = ("train", "validate", "test", "predict")
 
 
 class Timer(Callback):
-    """Measures the time of training, validation, testing and prediction, and limits that of training.
+    """Measures the time of training, validation, testing and prediction, and limits the time of training.
 
     Args:
         duration: the maximum training time, including validation: "DD:HH:MM:SS", a timedelta or a dictionary of its
@@ -55,7 +55,7 @@ class Timer(Callback):
         self._asked = False  # whether the running fit was asked to end
         self._starts: dict[str, float] = {}
         self._ends: dict[str, float] = {}
-        self._earlier_s = dict.fromkeys(_STAGES, 0.0)  # the time of the runs that this one resumes
+        self._earlier_s = dict.fromkeys(_STAGES, 0.0)  # the seconds of the runs that this run resumes
         wanted = {"on_train_batch_end": interval == "step", "on_train_epoch_end": interval == "epoch"}
         self.idle_hooks = frozenset(
             hook
@@ -84,7 +84,7 @@ class Timer(Callback):
         return None if self.duration_s is None else self.duration_s - self.time_elapsed(stage)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # a fit has its complete duration, unless a checkpoint contains used time
+        if stage == "fit":  # a new fit has its complete duration, unless a checkpoint contains used time
             self._asked = False
             self._starts.clear()
             self._ends.clear()
@@ -95,7 +95,7 @@ class Timer(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         stage = _name(trainer.progress.loop_stage)
-        if stage in self._ends:  # a second pass continues to count
+        if stage in self._ends:  # a second pass of a stage continues to count
             self._earlier_s[stage] = self.time_elapsed(stage)
             del self._ends[stage]
         self._starts[stage] = self._clock()

@@ -32,7 +32,8 @@ class TQDMProgressBar(ProgressBar):
         super().__init__(refresh_rate, leave)
         self.process_position = process_position
         self._transient = False  # whether the new bar is removed afterwards: an evaluation inside training
-        self._bars: dict[bool, tuple[Any, str]] = {}  # by whether it is training: the current bar and its text
+        # key: whether the stage is training; value: the current bar and its text
+        self._bars: dict[bool, tuple[Any, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_bars": {}}
@@ -47,7 +48,7 @@ class TQDMProgressBar(ProgressBar):
     # ---- for subclasses ------------------------------------------------------------------------------------------
 
     def init_train_tqdm(self) -> Any:
-        """Return the bar of the epochs; called when it is made."""
+        """Return the bar of the epochs; called when the bar is created."""
         return self._init()
 
     def init_sanity_tqdm(self) -> Any:
@@ -85,7 +86,7 @@ class TQDMProgressBar(ProgressBar):
 
     def _bar(self, training: bool) -> Any:
         if training and training not in self._bars and self._trainer is not None and self.trainer.sanity_checking:
-            return _new_bar(disable=True)  # exists, and shows nothing
+            return _new_bar(disable=True)  # a bar that exists and shows nothing
         if training not in self._bars and self._thread is not None:
             self._thread.show_now(training)  # user code may read it before the thread has drawn
         if training not in self._bars:

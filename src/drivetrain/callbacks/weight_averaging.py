@@ -78,13 +78,14 @@ class WeightAveraging(KeepsWeights):
         self.n_averaged = 0
         self.steps_done = 0  # number of optimizer steps at the last update
         self.epochs_done = 0
-        self._pairs: list[tuple[Tensor, Tensor]] = []  # pairs of an average and a tensor of the module, both local
+        # pairs of an average and a tensor of the module, both on this rank
+        self._pairs: list[tuple[Tensor, Tensor]] = []
         self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
         self._in_module = False  # whether the module holds the average, and ``_pairs`` the trained weights
         self._loaded: Mapping[str, Any] | None = None
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
-        """Return whether to update the average now. Override it to choose.
+        """Return whether to update the average now. Override it to choose other times.
 
         Args:
             step_idx: the last optimizer step, counted from 0; ``None`` at the end of an epoch.
@@ -99,7 +100,7 @@ class WeightAveraging(KeepsWeights):
             self._begin()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the average, or continue the checkpoint's."""
+        """Start the average, or continue the average of the checkpoint."""
         averaging = [type(each).__name__ for each in trainer.callbacks if isinstance(each, WeightAveraging)]
         if len(averaging) > 1:
             raise ConfigurationError(
@@ -128,7 +129,7 @@ class WeightAveraging(KeepsWeights):
             trained = [buffer.clone() for buffer in others]
             trainer.strategy.load_model_state_dict({"state_dict": self._loaded}, strict=is_strict(pl_module))
             self._exchange()
-            self._in_module = False  # the average was loaded through the module, which has the trained weights again
+            self._in_module = False  # the average was loaded through the module and swapped out again
             for buffer, value in zip(others, trained, strict=True):
                 buffer.data.copy_(value)
             self._loaded = None
@@ -191,10 +192,10 @@ class WeightAveraging(KeepsWeights):
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        """Swap the values of the module with those kept beside it.
+        """Swap the values of the module with those in ``_pairs``.
 
-        It writes through ``.data``, so that the swap does not count as a change of the parameters: autograd, and the
-        checkpoint after an exception, read that count.
+        The swap writes through ``.data``, so that the parameters' version counters do not change: autograd, and the
+        checkpoint after an exception, read those counters.
         """
         for kept, own in self._pairs:
             values = own.data.clone()
@@ -208,7 +209,7 @@ class WeightAveraging(KeepsWeights):
         return {name: getattr(self, name) for name in _COUNTS}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if "latest_update_step" in state_dict:  # a state of Lightning; the rest is in its "averaging_state"
+        if "latest_update_step" in state_dict:  # a state of Lightning, which keeps further entries in "averaging_state"
             self.steps_done = entry(state_dict, "latest_update_step", COUNT)
             return
         for name in _COUNTS:
@@ -305,7 +306,7 @@ def _equal_weights(averages: list[Tensor], values: list[Tensor], n_averaged: Ten
 
 
 def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:
-    """Yield this rank's part of each parameter, and of each floating-point buffer; tied ones once."""
+    """Yield this rank's part of each parameter and of each floating-point buffer; a tied tensor is yielded once."""
     for parameter in module.parameters():
         yield local_shard(parameter.data)
     for buffer in _averaged_buffers(module) if buffers else ():

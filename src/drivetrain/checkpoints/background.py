@@ -1,4 +1,4 @@
-"""A store that writes in a thread, through any other store."""
+"""A checkpoint store that writes in a thread, through any other store."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from drivetrain.errors import CheckpointError, ConfigurationError, shown
 class AsyncCheckpointIO(CheckpointIO):
     """Writes checkpoints one after the other in a thread, while training continues.
 
-    :meth:`save_checkpoint` returns when the checkpoint's tensors are copied to host memory, which needs room for two
-    copies. A ModelCheckpoint removes and ranks files when they are written, and the end of a run waits for them. If a
-    write fails, the next save or the end of the run raises its error.
+    :meth:`save_checkpoint` returns when the checkpoint's tensors are copied to host memory, which must have room for
+    two copies. A ModelCheckpoint removes and ranks files when they are written, and the end of a run waits for them. If
+    a write fails, the next save or the end of the run raises its error.
 
     Args:
         checkpoint_io: the store that writes and reads; ``None``: files, as by default.
@@ -37,7 +37,8 @@ class AsyncCheckpointIO(CheckpointIO):
             )
         self.checkpoint_io = TorchCheckpointIO() if checkpoint_io is None else checkpoint_io
         self._thread: ThreadPoolExecutor | None = None
-        self._writes: dict[str, Future[Any]] = {}  # by path: running, or failed and not waited for
+        # path -> a write that is running, or whose error was not raised yet
+        self._writes: dict[str, Future[Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_thread": None, "_writes": {}}  # a thread cannot be pickled
@@ -72,7 +73,9 @@ class AsyncCheckpointIO(CheckpointIO):
         return self.checkpoint_io.is_complete(path)
 
     def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
-        """Copy or link ``source``; if it is still being written, this happens afterwards, without waiting here."""
+        """Copy or link ``source``; if ``source`` is still being written, the thread does it afterwards, and this call
+        does not wait.
+        """
         if self.is_durable(source):
             return self.checkpoint_io.copy(source, path, link, replaces)
         if not replaces and self.exists(path):
@@ -80,7 +83,7 @@ class AsyncCheckpointIO(CheckpointIO):
         written = self._writes[str(source)]
 
         def copy_when_written() -> None:
-            written.result()  # raises its exception; the thread has already run it
+            written.result()  # raises the exception of a failed write; the thread has already run it
             self.checkpoint_io.copy(source, path, link)
 
         self._begin(path, copy_when_written)

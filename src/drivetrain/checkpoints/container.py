@@ -13,7 +13,8 @@ def write(value: Any, stream: IO[bytes], protocol: int = 2) -> None:
     """Write ``value`` for ``torch.load``, as ``torch.save`` does: a zip container with a checksum for each tensor.
 
     Each tensor is written directly from its memory, one after the other; tensors on a device are copied to the host
-    first. Views of one storage stay views; views with another dtype, which torch refuses, are written as copies.
+    first. Views of one storage stay views; views with another dtype, which ``torch.save`` refuses, are written as
+    copies.
 
     Args:
         value: any picklable value.
@@ -30,7 +31,7 @@ def write(value: Any, stream: IO[bytes], protocol: int = 2) -> None:
 class _Pickler(pickle.Pickler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._types: dict[int, torch.dtype] = {}  # of the storage at each address
+        self._types: dict[int, torch.dtype] = {}  # the dtype of the storage at each address
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not torch.Tensor:

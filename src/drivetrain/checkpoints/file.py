@@ -51,15 +51,16 @@ _refused: ContextVar[list[str] | None] = ContextVar("refused", default=None)
 class TorchCheckpointIO(CheckpointIO):
     """A file that ``torch.load(path, weights_only=True)`` reads, at a local path or at an address such as ``s3://...``.
 
-    It is written under a temporary name beside the target, fsynced, renamed to the target, and the directory is
-    fsynced: a reader sees the old file or the new one, never a part. For an address the file is written on this machine
+    The file is written under a temporary name beside the target, fsynced, renamed to the target, and the directory is
+    fsynced: a reader sees the old file or the new one, never a part. For an address, the file is written on this
+        machine
     and then uploaded as one object: see :mod:`drivetrain.base.remote`. On load the CRC-32 of each record in the zip
     container is checked, because torch silently accepts flipped bits.
 
-    Only plain data is read. Other objects in a checkpoint of another trainer are left out with a warning. torch's older
-    format, which has no checksums, is read too. With ``weights_only=False`` all objects are unpickled, and a file can
-    contain code that runs then. Use it only for your own files. ``parity.current().pickle`` makes it the default for
-    files with other data.
+    By default, only plain data is read. Other objects in a checkpoint of another trainer are left out with a warning.
+    torch's older format, which has no checksums, is read too. With ``weights_only=False`` all objects are unpickled,
+    and a file can contain code that runs then. Use it only for your own files. ``parity.current().pickle`` makes it the
+    default for files with other data.
     """
 
     @classmethod
@@ -118,7 +119,7 @@ class TorchCheckpointIO(CheckpointIO):
         except (OSError, RuntimeError) as error:
             number, why = getattr(error, "errno", None) or 0, getattr(error, "strerror", None) or str(error)
             cure = _CURES.get(number, "Free some space or choose another default_root_dir.")
-            if files.is_remote(target):  # first written to the temporary folder
+            if files.is_remote(target):  # an address: first written to the temporary folder
                 cure = "Check the address, the credentials and the connection."
                 if number == errno.ENOSPC:
                     cure = "Free some space, or set the variable TMPDIR to a folder with more."
@@ -130,7 +131,7 @@ class TorchCheckpointIO(CheckpointIO):
         """Return the checkpoint at ``path``, which may also be an open binary file.
 
         Raises:
-            CheckpointError: it does not exist, is damaged, or contains objects that may not be read.
+            CheckpointError: the file does not exist, is damaged, or contains objects that may not be read.
             ConfigurationError: ``path`` is an open file that cannot be read as bytes.
         """
         if not files.is_remote(path):
@@ -147,7 +148,8 @@ class TorchCheckpointIO(CheckpointIO):
 
             read: dict[str, Any] = move_to(sharded.read(source), map_location)
             return read
-        if isinstance(source, Path) and not os.path.isfile(source):  # unlike Path.is_file, it accepts any name
+        # unlike Path.is_file, os.path.isfile accepts any name
+        if isinstance(source, Path) and not os.path.isfile(source):
             if not name:
                 raise NoCheckpointError(f"There is no checkpoint at ''. {EMPTY_PATH}")
             if os.path.isdir(source):
@@ -184,7 +186,7 @@ class TorchCheckpointIO(CheckpointIO):
         """Context with a local copy of the checkpoint at ``address``.
 
         Raises:
-            CheckpointError: it does not exist, or the server cannot be reached.
+            CheckpointError: the checkpoint does not exist, or the server cannot be reached.
         """
         from drivetrain.base import remote
 
@@ -254,7 +256,8 @@ class TorchCheckpointIO(CheckpointIO):
 def entries(path: str | Path) -> dict[str, Any]:
     """Return the entries of the local checkpoint at ``path``; tensors are read from disk when they are used.
 
-    Only sizes are checked. If the checkpoint is not plain data, torch's or the file's error is raised.
+    Only the sizes are checked, not the checksums. If the checkpoint is not plain data, torch's or the file's error is
+    raised.
     """
     if os.path.isdir(path):
         from drivetrain.checkpoints import sharded
@@ -293,7 +296,7 @@ def _check_location(location: Any, name: str) -> None:
     """Check that tensors can be created on the device to which a file could not be read.
 
     Raises:
-        ConfigurationError: they cannot, so the device is the cause, not the file.
+        ConfigurationError: the tensors cannot be created, so the device is the cause of the failure, not the file.
     """
     if not isinstance(location, (str, torch.device)):
         return
@@ -314,10 +317,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _target(path: str | Path) -> Path | str:
-    """Return the file for ``path``, an address as text; ``~`` is the home folder.
+    """Return the file for ``path``, or an address as text; ``~`` is the home folder.
 
     Raises:
-        ConfigurationError: it cannot be a file name.
+        ConfigurationError: ``path`` cannot be a file name.
     """
     if isinstance(path, (str, os.PathLike)) and isinstance(name := os.fspath(path), str):
         if files.is_remote(name):
@@ -353,7 +356,7 @@ def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
     """Return ``path`` for torch and zipfile: a path, or an open file positioned at the checkpoint's beginning.
 
     Raises:
-        ConfigurationError: it is neither a path nor a readable file.
+        ConfigurationError: ``path`` is neither a path nor a readable file.
     """
     if isinstance(path, (str, os.PathLike)):
         return Path(files.spelled(path))
@@ -363,7 +366,7 @@ def opened(path: str | Path | IO[bytes]) -> Path | IO[bytes]:
         )
     try:
         start, nothing = path.tell(), path.read(0)
-    except (OSError, ValueError) as error:  # a pipe; a file that is closed, or open for writing only
+    except (OSError, ValueError) as error:  # a pipe, or a file that is closed or open for writing only
         raise ConfigurationError(
             f"The open file {name_of(path)} cannot be read from any place in it ({error}). Pass its path, or open it "
             'with open(path, "rb").'
@@ -384,7 +387,7 @@ def _verify(source: Path | IO[bytes], name: str) -> None:
     """Check the CRC-32 of each record.
 
     Raises:
-        CheckpointError: one is wrong, or the file is not a zip container.
+        CheckpointError: a checksum is wrong, or the file is not a zip container.
     """
     try:
         with zipfile.ZipFile(rewound(source)) as container:

@@ -1,15 +1,16 @@
 """Read checkpoints that contain objects, without importing or calling anything that they name.
 
-A pickle is a small program; this is Python's interpreter for it with only harmless instructions. It resolves the names
-in a file that torch's own weights-only reader resolves, and a few for plain data; every other name becomes a
-:class:`Placeholder`, which accepts all operations and does nothing. Why simpler solutions fail:
+A pickle is a small program; this module is Python's interpreter for it with only harmless instructions. The interpreter
+resolves the names that torch's own weights-only reader resolves, and a few more for plain data; every other name
+becomes a :class:`Placeholder`, which accepts all operations and does nothing. Why simpler solutions fail:
 
 - ``torch.load(weights_only=True)`` with placeholders in ``torch.serialization.safe_globals`` refuses operations on
   them: setting items on a subclass of ``dict`` or ``list``, in which other trainers stored hyperparameters, and any
   name in the modules ``os`` and ``sys``.
 - ``pickle.Unpickler`` with its own ``find_class`` would let a file set attributes of torch's classes and functions.
 
-torch still opens the container and creates the tensors: the interpreter is passed to it as ``pickle_module``.
+Torch still opens the container and creates the tensors: the interpreter is passed to ``torch.load`` as
+``pickle_module``.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ from torch import _weights_only_unpickler as torch_allows  # private, but the on
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import CheckpointError
 
-_LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"  # torch's, before it wrote zip files
+# how files in torch's format before zip begin
+_LEGACY_START = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19\x2e"
 _ZIP_START = b"PK\x03\x04"
-_MOST_NAMES = 12  # in the warning; a file may contain thousands of objects
+_MOST_NAMES = 12  # largest number of names in the warning; a file may contain thousands of objects
 
 
 class Placeholder:
@@ -52,7 +54,7 @@ class Placeholder:
 
 
 def is_legacy(source: Path | IO[bytes]) -> bool:
-    """Return whether it is in torch's format from before 1.6, which is not a zip file and has no checksums."""
+    """Return whether ``source`` is in torch's format from before 1.6, which is not a zip file and has no checksums."""
     return _starts_with(source, _LEGACY_START)
 
 
@@ -62,7 +64,7 @@ def _starts_with(source: Path | IO[bytes], start: bytes) -> bool:
             stream.seek(0)
             found = stream.read(len(start))
             stream.seek(0)
-    except OSError:  # reading the rest will report it
+    except OSError:  # reading the rest of the file will report the error
         return False
     return found == start
 
@@ -102,14 +104,14 @@ def read_foreign(
     Args:
         path: a file that torch wrote, in its present or its older format; or an open file.
         map_location: the device for tensors, as for ``torch.load``.
-        name: its name in messages; ``None``: its path.
+        name: the file's name in messages; ``None``: its path.
 
     Returns:
         ``None`` if it is not a checkpoint of another trainer: not a dictionary with a ``state_dict`` or Lightning's
         version, or one of drivetrain's.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the file cannot be read.
     """
     source = Path(path) if isinstance(path, (str, Path)) else path
     name = str(path) if name is None else name
@@ -125,7 +127,7 @@ def read_foreign(
         raise CheckpointError(f"{name} is no checkpoint, or was cut short ({error}). Use another one.") from error
     if not isinstance(loaded, dict) or not loaded.keys() & {"state_dict", "pytorch-lightning_version"}:
         return None
-    if "drivetrain_version" in loaded:  # a user who stored objects in drivetrain's file wants them back
+    if "drivetrain_version" in loaded:  # for a file of drivetrain, the user wants the stored objects, not placeholders
         return None
     _warn_of_placeholders(name, loaded)
     return loaded
@@ -135,7 +137,8 @@ def _container(source: Path | IO[bytes]) -> Any:
     """Return a file for ``torch.load`` that is certainly one of the two supported container formats."""
     if is_legacy(source):
         with _stream(source) as stream:
-            return io.BytesIO(stream.read())  # from memory: for a path, torch would first try to unpack a tar file
+            # read into memory first: for a path, torch would first try to unpack a tar file
+            return io.BytesIO(stream.read())
     if not _starts_with(source, _ZIP_START):
         raise ValueError("it is in no format of torch")
     # As an open file, because torch accepts only UTF-8 paths.
@@ -186,7 +189,7 @@ class _Unpickler(pickle._Unpickler):  # Python's own implementation in Python; t
         self._buildable = [value for value in users.values() if isinstance(value, type)]
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the object for a name in the file; never an object from the module of that name."""
+        """Return the object for a name in the file, without importing the module of that name."""
         path = f"{_RENAMED.get(module, module)}.{name}"
         if path not in self.known:
             is_known = path in self._objects
@@ -245,7 +248,7 @@ class _Unpickler(pickle._Unpickler):  # Python's own implementation in Python; t
             raise pickle.UnpicklingError(f"{type(function).__name__} is nothing to be called")
         for arg in args:
             if (kind := _placeholder_class(arg)) is not None:
-                return kind()  # for example a tensor of an unknown class, which needs missing data
+                return kind()  # an argument is a placeholder, for example a tensor of an unknown class
         return function(*args)
 
     def load_newobj(self) -> None:
@@ -276,7 +279,7 @@ class _Unpickler(pickle._Unpickler):  # Python's own implementation in Python; t
                     if value is target:
                         self.memo[key] = built
         elif _placeholder_class(target) is not None or kind is dict:
-            pass  # attributes of an object that is left out, or that is a plain dictionary here
+            pass  # attributes of an object that is left out, or that is only a plain dictionary here
         elif kind is OrderedDict or kind is argparse.Namespace:
             vars(target).update(state)
         elif kind is torch.Tensor:
@@ -322,13 +325,17 @@ _RENAMED = {"__builtin__": "builtins", "copy_reg": "copyreg"}  # Python 2's name
 
 
 def _placeholder_class(value: Any) -> type[Placeholder] | None:
-    """Return the class of a placeholder, if ``value`` is one or its object; ``None`` for everything else."""
+    """Return the class of ``value`` if it is a placeholder, or ``value`` itself if it is a placeholder's class;
+    otherwise ``None``.
+    """
     kind = value if isinstance(value, type) else type(value)
     return kind if issubclass(kind, Placeholder) else None
 
 
 def _is_old_sparse(kind: Any) -> bool:
-    """torch's oldest classes of sparse tensors: only torch's own unpickler checks their indices."""
+    """Whether ``kind`` is one of torch's oldest sparse tensor classes: only torch's own unpickler checks their
+    indices.
+    """
     return isinstance(kind, type) and kind.__module__.startswith("torch.") and "sparse" in kind.__module__
 
 
@@ -336,8 +343,8 @@ def _is_old_sparse(kind: Any) -> bool:
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Return bytes from a pickle protocol that has none; for other encodings Python would import a module of that
-    name.
+    """Return the bytes that an old pickle protocol has stored as text; for another encoding, Python would import a
+    module.
     """
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"bytes are encoded as latin1, not as {encoding!r}")

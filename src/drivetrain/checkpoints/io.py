@@ -20,7 +20,7 @@ from drivetrain.errors import CheckpointError
 class FileAnswers:
     """A store's answers about its checkpoints, for local files and for addresses of fsspec.
 
-    A store that keeps them elsewhere overrides some of these methods.
+    A store that keeps checkpoints elsewhere overrides some of these methods.
     """
 
     if TYPE_CHECKING:  # defined by the store
@@ -49,7 +49,7 @@ class FileAnswers:
         wait_for(self, path)
         try:
             files.touch(path)
-        except OSError:  # this store keeps it elsewhere
+        except OSError:  # this store keeps the checkpoint elsewhere
             self.save_checkpoint(self.load_checkpoint(path), path)
 
     def exists(self, path: str | Path) -> bool:
@@ -69,7 +69,7 @@ class FileAnswers:
         return [str(path) for path in Path(folder).glob(pattern)]
 
     def is_complete(self, path: str | Path) -> bool:
-        """Return whether the checkpoint at ``path`` can be read; this reads all of it."""
+        """Return whether the checkpoint at ``path`` can be read; the call reads the complete checkpoint."""
         try:
             self.load_checkpoint(path)
         except Exception:
@@ -89,7 +89,7 @@ class FileAnswers:
             False if ``replaces`` is False and there is a checkpoint.
 
         Raises:
-            CheckpointError: it could not be copied; the previous checkpoint at ``path`` is unchanged.
+            CheckpointError: the checkpoint could not be copied; the previous checkpoint at ``path`` is unchanged.
         """
         wait_for(self, source)
         if (remote := behind(source) or behind(path)) is not None:
@@ -101,7 +101,7 @@ class FileAnswers:
                     "that this process may write there."
                 ) from error
             return made
-        if not os.path.exists(source):  # this store keeps it elsewhere
+        if not os.path.exists(source):  # this store keeps the checkpoint elsewhere
             self.save_checkpoint(self.load_checkpoint(source), path)
             return True
         try:
@@ -133,25 +133,27 @@ class FileAnswers:
         """Wait until the last save to ``path`` is written; ``None``: all saves.
 
         Raises:
-            CheckpointError: it could not be written; the message names the file. Raised once for each failure.
+            CheckpointError: a checkpoint could not be written; the message names the file. Raised once for each
+                failure.
         """
 
 
 class CheckpointIO(FileAnswers, ABC):
     """Stores checkpoints under paths: writes, reads and removes them.
 
-    A subclass defines the first three methods. The other questions of the Trainer and its callbacks, such as whether a
-    path has a checkpoint, are answered by :class:`FileAnswers` for local files and for addresses that fsspec supports,
-    such as ``s3://bucket/run``; both are durable when :meth:`save_checkpoint` returns. A store that keeps checkpoints
-    elsewhere overrides ``written_at`` and ``find``; one that writes in the background overrides ``is_durable`` and
-    ``wait``. All access goes through these methods. Rank 0 saves, copies and removes.
+    A subclass defines the first three methods. The Trainer and its callbacks also ask a store other questions, such as
+    whether a path has a checkpoint. :class:`FileAnswers` answers them for local files and for addresses that fsspec
+    supports, such as ``s3://bucket/run``; both are durable when :meth:`save_checkpoint` returns. A store that keeps
+    checkpoints elsewhere overrides ``written_at`` and ``find``; a store that writes in the background overrides
+    ``is_durable`` and ``wait``. The Trainer and its callbacks access checkpoints only through these methods. Rank 0
+    saves, copies and removes.
     """
 
     @classmethod
     def register_checkpoint_ios(cls, checkpoint_registry: Registry[CheckpointIO]) -> None:
         """Give the class its names: ``checkpoint_registry.register("name", cls, description="...")``.
 
-        Called once, when a subclass that defines it is defined, so that no other line is needed.
+        Python calls it once, when a subclass that defines it is defined, so no other line is needed.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -160,13 +162,13 @@ class CheckpointIO(FileAnswers, ABC):
 
     @abstractmethod
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write ``checkpoint`` to ``path``, or start to: it is written when ``is_durable`` returns True.
+        """Write ``checkpoint`` to ``path``, or start to write it; it is written when ``is_durable`` returns True.
 
         Until then :meth:`load_checkpoint` and ``written_at`` refer to the previous checkpoint at ``path``. Training
-        changes the tensors of ``checkpoint`` in place, so a store that writes later copies them before it returns.
+        changes the tensors of ``checkpoint`` in place, so a store that writes later must copy them before it returns.
 
         Raises:
-            CheckpointError: it could not be written; the previous checkpoint at ``path`` is complete.
+            CheckpointError: the checkpoint could not be written; the previous checkpoint at ``path`` is complete.
         """
 
     @abstractmethod
@@ -176,12 +178,12 @@ class CheckpointIO(FileAnswers, ABC):
         """Return the checkpoint at ``path``.
 
         Args:
-            path: its name in this store.
+            path: the checkpoint's name in this store.
             map_location: the device for its tensors, as for ``torch.load``.
             weights_only: ``None`` or True: plain data only. False: everything, which runs code that the file contains.
 
         Raises:
-            CheckpointError: it does not exist, is damaged, or contains objects that may not be read.
+            CheckpointError: the checkpoint does not exist, is damaged, or contains objects that may not be read.
         """
 
     @abstractmethod
@@ -191,7 +193,7 @@ class CheckpointIO(FileAnswers, ABC):
     def is_sharded(self, path: str | Path) -> bool:
         """Return whether ``path`` is a folder with the shards of several ranks: see ``checkpoints/sharded.py``.
 
-        FSDP reads such a folder itself, each rank its own shards.
+        FSDP's strategy reads such a folder itself; each rank reads its own shards.
         """
         return False
 
@@ -199,8 +201,8 @@ class CheckpointIO(FileAnswers, ABC):
     def new_files(self) -> Iterator[list[str]]:
         """Context in which this thread's writes replace no existing checkpoint.
 
-        It yields a list of paths that were not written, because another process had put a file there. The list stays
-        empty in a store that cannot detect this.
+        The context yields a list, to which the paths are added that were not written because another process had put a
+        file there. The list stays empty in a store that cannot detect this.
         """
         yield []
 
@@ -248,8 +250,8 @@ def unreachable(path: str | Path) -> Iterator[None]:
     """Context for requests to the server of an address.
 
     Raises:
-        CheckpointError: the request fails. Treating this as "no checkpoint" would start the training from the
-            beginning.
+        CheckpointError: the request fails. An unreachable server must not count as "no checkpoint", which would start
+            the training from the beginning.
     """
     try:
         yield
@@ -264,8 +266,8 @@ def unreachable(path: str | Path) -> Iterator[None]:
 def newest_first(store: CheckpointIO, paths: Iterable[str]) -> list[str]:
     """Sort ``paths`` by the time when their checkpoints were written; missing ones come last.
 
-    Object stores record times in whole seconds. If times are equal, the later name comes first, with numbers compared
-    as numbers: "last-v1" before "last", "epoch=10" before "epoch=9".
+    Object stores record times in whole seconds. If times are equal, the later name comes first; numbers in names are
+    compared as numbers: "last-v1" before "last", "epoch=10" before "epoch=9".
     """
     times = {path: store.written_at(path) for path in paths}
 

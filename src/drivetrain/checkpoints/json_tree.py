@@ -34,7 +34,7 @@ def encode(value: Any, name_of: Callable[[tuple[Any, ...], Tensor], str], path: 
         path: the path of ``value`` in the checkpoint.
 
     Raises:
-        CheckpointError: it contains an object that JSON cannot represent.
+        CheckpointError: ``value`` contains an object that JSON cannot represent.
     """
     kind = type(value)
     if kind in _AS_IS or (kind is float and math.isfinite(value)):
@@ -68,7 +68,7 @@ def encode(value: Any, name_of: Callable[[tuple[Any, ...], Tensor], str], path: 
 def _encoded(
     items: Iterable[tuple[Any, Any]], name_of: Callable[[tuple[Any, ...], Tensor], str], path: tuple[Any, ...]
 ) -> list[Any]:
-    # A random state has hundreds of numbers, so there is no call for each.
+    # A random state has hundreds of numbers, so plain numbers are handled without a call for each.
     return [item if type(item) in _AS_IS else encode(item, name_of, (*path, key)) for key, item in items]
 
 

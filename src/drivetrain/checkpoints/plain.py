@@ -3,9 +3,9 @@
 Other values (a path, an enum, a numpy array) become a dictionary with two entries, ``{"__drivetrain__": kind, "value":
 data}``. Reading one imports nothing and calls nothing that the file names.
 
-Encoded values are readable by construction and are not tested: they consist of the types in ``_AS_IS``, of the
-containers that torch's restricted reader supports, and of tensors; only tensors of other classes or with their own
-attributes are tested, one for each combination.
+Encoded values are readable by construction: they consist of the types in ``_AS_IS``, of the containers that torch's
+restricted reader supports, and of tensors. Only tensors of other classes, or with attributes of their own, are tested,
+once for each combination.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from drivetrain.errors import CheckpointError, shown
 
 MARKER = "__drivetrain__"
 
-_LONGEST_TEXT = 200  # characters of a description
+_LONGEST_TEXT = 200  # largest number of characters in a description
 _MOST_BITS = 2000  # the restricted reader supports integers of up to 255 bytes
 _AS_IS = frozenset({type(None), bool, float, str, complex, bytearray, torch.device, torch.Size})
 _KEYS = frozenset({type(None), bool, float, str})
@@ -52,9 +52,11 @@ def encode(
 
     Args:
         value: any value.
-        where: its path in the checkpoint, for messages; "" if the keys of ``value`` are the beginning of paths.
-        describe: replace values that cannot be stored with descriptions, and warn once, naming all of them.
-        noted: a list for their paths, instead of a warning.
+        where: the path of ``value`` in the checkpoint, for messages; "" if the keys of ``value`` are the beginning of
+            paths.
+        describe: replace values that cannot be stored with descriptions, and issue one warning that names all of these
+            values.
+        noted: a list to which the paths of such values are added, instead of a warning.
         references: whether classes and functions may be stored by name.
 
     Raises:
@@ -76,16 +78,16 @@ def decode(value: Any, where: str, noted: list[str] | None = None, references: b
     """Reverse :func:`encode`. Containers are rebuilt, and tensors are returned unchanged.
 
     A class, a function or an enum is looked up in modules that are already imported. If it is not found, or only a
-    description was stored, it becomes a :class:`Described`, with one warning that names all of them.
+    description was stored, the value becomes a :class:`Described`, with one warning that names all such values.
 
     Args:
-        value: what was read.
-        where: its path in the checkpoint, for messages.
-        noted: a list for the paths of descriptions, instead of a warning.
+        value: the value that was read.
+        where: the path of ``value`` in the checkpoint, for messages.
+        noted: a list to which the paths of descriptions are added, instead of a warning.
         references: whether names of classes and functions are resolved.
 
     Raises:
-        CheckpointError: it is not a result of :func:`encode`, or a newer version wrote it.
+        CheckpointError: ``value`` is not a result of :func:`encode`, or a newer version wrote it.
     """
     decoder = _Decoder(where, references)
     decoded = decoder.run(value)
@@ -136,7 +138,8 @@ class _Walk:
         self.noted: list[str] = []
         self._where = where
         self._steps: list[str] = []
-        self._seen: dict[int, tuple[Any, Any]] = {}  # by identity; it keeps the objects alive, so that no id is reused
+        # object ids; the entries keep the objects alive, so that no id is reused
+        self._seen: dict[int, tuple[Any, Any]] = {}
 
     def run(self, value: Any) -> Any:
         try:
@@ -167,7 +170,7 @@ class _Walk:
     def place(self) -> str:
         """Return the current path: ``callbacks['Mine']['history'][3]``."""
         steps = self._steps
-        if not self._where and steps:  # a first step "['lr']" is shown as lr
+        if not self._where and steps:  # a first key such as "['lr']" is shown as lr
             return "".join([steps[0].removeprefix("['").removesuffix("']"), *steps[1:]])
         return self._where + "".join(steps) or "The value"
 
@@ -193,7 +196,9 @@ class _Walk:
 
 
 def _is_row_of_numbers(sequence: Iterable[Any]) -> bool:
-    """Whether they are 64-bit integers: a random state has 625, and a checkpoint has several random states."""
+    """Whether ``sequence`` consists of 64-bit integers: a random state has 625, and a checkpoint has several random
+    states.
+    """
     return {*map(type, sequence)} == {int} and min(sequence) >= -(2**63) and max(sequence) < 2**63
 
 
@@ -232,7 +237,7 @@ def _type_of(value: Any) -> str:
 
 
 def _loads_again(value: Any) -> bool:
-    """Return whether ``torch.load(weights_only=True)`` reads it."""
+    """Return whether ``torch.load(weights_only=True)`` reads ``value``."""
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
@@ -248,7 +253,7 @@ class _Encoder(_Walk):
         super().__init__(where, references)
         self._describe = describe
         self._tried: dict[Any, bool] = {}
-        self._sharded = dtensor()  # the strategy decides about them, when all ranks save
+        self._sharded = dtensor()  # the strategy checks sharded tensors when all ranks save
 
     def passes(self, value: Any) -> bool:
         kind = type(value)
@@ -263,7 +268,7 @@ class _Encoder(_Walk):
 
     def visit(self, value: Any) -> Any:
         kind = type(value)
-        if kind is dict or kind is OrderedDict:  # the most frequent types
+        if kind is dict or kind is OrderedDict:  # these types are the most frequent
             return self._mapping(value)
         if (found := values.ENCODERS.get(kind)) is not None:
             return _marked(found[0], found[1](value))
@@ -293,7 +298,7 @@ class _Encoder(_Walk):
 
     def _rest(self, value: Any) -> Any:
         if isinstance(value, (datetime, time)) and type(value) in (datetime, time):
-            if type(value.tzinfo) in (type(None), timezone):  # other time zones are objects with their own rules
+            if type(value.tzinfo) in (type(None), timezone):  # other time zones are objects that define their own rules
                 return _marked(type(value).__name__, (value.isoformat(), value.fold))
         elif isinstance(value, _NAMED_BY_TORCH):
             return value if self._loads(value, value) else _marked("torch", str(value).removeprefix("torch."))
@@ -352,7 +357,9 @@ class _Encoder(_Walk):
         return self._refused(collection)
 
     def _loads(self, value: Any, sort: Any) -> bool:
-        """Return whether torch reads ``value``. The test writes it to memory, once for values of one sort."""
+        """Return whether torch reads ``value``. The test writes ``value`` to memory, once for all values of one
+        sort.
+        """
         if sort not in self._tried:
             self._tried[sort] = _loads_again(value)
         return self._tried[sort]
@@ -368,7 +375,7 @@ def _enum(payload: Any) -> Any:
         if isinstance(label, str) and label in kind.__members__:
             return kind.__members__[label]
         if isinstance(label, int) and issubclass(kind, Flag):
-            with contextlib.suppress(ValueError):  # its members have changed
+            with contextlib.suppress(ValueError):  # the enum's members have changed
                 return kind(label)
     return Described(f"enum {name}", str(label))
 
@@ -377,7 +384,7 @@ def _namedtuple(payload: Any) -> Any:
     name, items = payload
     kind = find(name)
     if issubclass(type(kind), type) and issubclass(kind, tuple) and len(getattr(kind, "_fields", ())) == len(items):
-        return tuple.__new__(kind, items)  # bypasses the class's own __new__
+        return tuple.__new__(kind, items)  # tuple.__new__ bypasses the class's own __new__
     return Described(f"namedtuple {name}", _text_of(tuple(items)))
 
 
@@ -427,7 +434,7 @@ _WALKED = frozenset({dict, OrderedDict, Counter, list, tuple})
 
 
 class _Decoder(_Walk):
-    _inside = 0  # the number of enclosing marked values: their internal lists are not shown in paths
+    _inside = 0  # how many encoded values enclose the current one: paths do not show their internal lists
 
     def passes(self, value: Any) -> bool:
         return type(value) not in _WALKED

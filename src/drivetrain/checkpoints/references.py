@@ -6,9 +6,9 @@ import sys
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-# Libraries may call what a checkpoint names with arguments from the same checkpoint, optimizer_cls(**kwargs), and with
-# subprocess.Popen as the class a file would run a program after all. So of these packages, which contain such classes
-# and functions and are always available, only the modules below are allowed.
+# Libraries may call a class that a checkpoint names with arguments from the same checkpoint: optimizer_cls(**kwargs).
+# With subprocess.Popen as the class, the file would run a program. Of these packages, which contain such classes and
+# functions and are always available, only the modules below are allowed.
 _CLOSED = frozenset({*sys.stdlib_module_names, "drivetrain", "numpy", "torch"})
 _OPEN_MODULES = (
     "cmath", "collections", "datetime", "decimal", "fractions", "math", "pathlib", "uuid",
@@ -26,7 +26,7 @@ def find(name: str) -> Any:
     """Return the class or function for ``name``, "module:Outer.Inner"; ``None`` if no imported module defines it.
 
     Only dictionaries are read, so that no property or ``__getattr__`` of a module or metaclass runs, which could import
-    a lazy module. It must be defined in that module: a name that the module has only imported does not count.
+    a lazy module. The object must be defined in that module: a name that the module has only imported does not count.
     """
     module, _, qualname = name.partition(":")
     found: Any = sys.modules.get(module)
@@ -42,8 +42,8 @@ def find(name: str) -> Any:
 
 
 def find_open(name: str) -> Any:
-    """Do :func:`find` for an object that code may call later: ``None`` also for modules that are not allowed for
-    files.
+    """Do the work of :func:`find` for an object that code may call later; return ``None`` also for modules that files
+    may not name.
     """
     found = find(name)
     return found if found is not None and _is_open(name, found) else None
@@ -58,7 +58,7 @@ def name_of(obj: Any) -> str | None:
 
 
 def _is_class(obj: Any) -> bool:
-    return issubclass(type(obj), type)  # isinstance would call the object itself
+    return issubclass(type(obj), type)  # isinstance would call the object's own __class__
 
 
 def _is_open(name: str, found: Any) -> bool:

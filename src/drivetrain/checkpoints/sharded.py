@@ -9,9 +9,10 @@
 
 The folder may also be at an address such as ``s3://bucket/model.ckpt``: each process uploads its own files.
 
-Nothing in it is pickled. The eight digits are new in every save: the files of the last checkpoint stay until the new
-manifest has replaced the old one, so after a crash one of the two is complete. A folder without a manifest is not a
-checkpoint. Tensors have the names of ``torch.distributed.checkpoint``, from those of the module's parameters.
+No file of the checkpoint is pickled. The eight digits are new in every save: the files of the last checkpoint stay
+until the new manifest has replaced the old one, so after a crash one of the two is complete. A folder without a
+manifest is not a checkpoint. Tensors have the names that ``torch.distributed.checkpoint`` derives from the module's
+parameters.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from drivetrain.errors import CheckpointError
 MANIFEST = "manifest.json"
 _FORMAT = "drivetrain sharded checkpoint"
 _VERSION = 1
-_ALIGNMENT = 64  # bytes; so that a piece can be mapped into memory
+_ALIGNMENT = 64  # bytes; aligned so that a piece can be mapped into memory
 _CHUNK = 2**24  # bytes
 HOST = torch.device("cpu")
 
@@ -56,7 +57,8 @@ class Piece:
 
     Attributes:
         file: the file's name.
-        at: the offset of the bytes in it. crc32: their checksum. offsets, shape: which part of the tensor.
+        at: the offset of its bytes in the file. crc32: their checksum. offsets, shape: the position and shape of the
+            part in the tensor.
     """
 
     file: str
@@ -101,7 +103,7 @@ def prepare(path: Folder, new: bool) -> None:
 
     Raises:
         FileExistsError: ``new`` was requested, and the path exists.
-        OSError: it cannot be created, or a file has this name.
+        OSError: the folder cannot be created, or a file has this name.
     """
     if isinstance(path, str):
         if new and (files.is_file(path) or files.names(path)):
@@ -111,7 +113,7 @@ def prepare(path: Folder, new: bool) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     if not new and path.is_symlink():
-        path.unlink()  # a link to another checkpoint, which is kept
+        path.unlink()  # a link to another checkpoint, whose target is kept
     try:
         path.mkdir(exist_ok=not new)
     except FileExistsError:
@@ -126,15 +128,17 @@ def write_tensors(folder: Folder, name: str, parts: Iterable[tuple[str, Tensor, 
     Args:
         folder: the checkpoint's folder.
         name: the file's name.
-        parts: for each part, the tensor's name, the part on host or device, the complete shape, and the position.
+        parts: for each part, the tensor's name, the part on host or device, the complete shape, and the part's
+            position.
 
     Raises:
-        OSError: it could not be written.
+        OSError: the file could not be written.
     """
     written, at, total = Written(), 0, 0
     with files.replacing(_in(folder, name), durable=True) as stream:
         for tensor_name, part, whole, (offsets, shape) in parts:
-            on_host = part.detach().resolve_conj().resolve_neg().cpu().contiguous()  # copies only if necessary
+            # these calls copy only if necessary
+            on_host = part.detach().resolve_conj().resolve_neg().cpu().contiguous()
             content = _memory_of(on_host)
             padding = bytes(-at % _ALIGNMENT)
             stream.write(padding)
@@ -156,7 +160,7 @@ def list_all(written: Written, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _memory_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor in host memory, which must stay referenced while they are used."""
+    """Return the bytes of a tensor in host memory; the caller must keep the tensor alive while it uses them."""
     if not tensor.numel():
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
@@ -167,7 +171,7 @@ def commit(folder: Folder, save: str, tree: Any, everyones: Sequence[Written]) -
 
     Args:
         folder: the checkpoint's folder.
-        save: the digits of this save, the prefix of its file names.
+        save: the eight digits of this save, the prefix of its file names.
         tree: plain data, with references in place of tensors: see :mod:`json_tree`.
         everyones: the output of each process.
 
@@ -224,7 +228,7 @@ def _size(file: Path | str) -> int | None:
 
 
 def _remove_folder(folder: Folder) -> None:
-    """Remove an empty local folder; at an address, a folder ends with its last object, or stays empty."""
+    """Remove an empty local folder; at an address, a folder disappears with its last object, or stays empty."""
     if isinstance(folder, Path):
         folder.rmdir()
 
@@ -238,7 +242,7 @@ def _remove_others(folder: Folder, kept: Iterable[str]) -> None:
 
 
 def _own_files(folder: Folder) -> Iterator[str]:
-    """Return the names of files that look like those of any save."""
+    """Return the names of files whose names have the form that a save gives them."""
     for name in files.names(folder):
         digits, _, rest = name.partition(".")
         if len(digits) == 8 and rest.endswith((".bin", "state.json")) and set(digits) <= set("0123456789abcdef"):
@@ -348,7 +352,7 @@ def verify(path: Folder) -> None:
     """Read all files of the checkpoint.
 
     Raises:
-        CheckpointError: one is missing, or its size or checksum is wrong.
+        CheckpointError: a file is missing, or its size or checksum is wrong.
     """
     if isinstance(path, str):
         with fetched(path) as local:
@@ -424,7 +428,7 @@ class StoredTensor(Tensor):
         """Read the part that begins at ``offsets`` and has this ``shape``.
 
         Raises:
-            CheckpointError: a file is missing or damaged, or no process has written a part of it.
+            CheckpointError: a file is missing or damaged, or no process has written a part of this region.
         """
         found, filled = torch.empty(tuple(shape), dtype=self.dtype), 0
         for piece in self.stored.pieces:
@@ -464,7 +468,7 @@ class StoredTensor(Tensor):
 
 def remove(path: Folder) -> None:
     """Delete the checkpoint; other files in its folder stay."""
-    files.remove(_in(path, MANIFEST))  # first: without it, the rest is not a checkpoint
+    files.remove(_in(path, MANIFEST))  # removed first: without the manifest, the rest is not a checkpoint
     _remove_others(path, ())
     with contextlib.suppress(OSError):
         _remove_folder(path)

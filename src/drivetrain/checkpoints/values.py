@@ -1,7 +1,7 @@
 """Values that torch's restricted reader refuses, as data that it reads: paths, times, numbers, numpy arrays.
 
-``ENCODERS`` has an entry for each exact type: the kind under which its values are stored, and their data. ``DECODERS``
-creates the values again; on wrong data they raise Python's exceptions.
+``ENCODERS`` has an entry for each exact type: the kind under which values of this type are stored, and their data.
+``DECODERS`` rebuild the values; on wrong data they raise Python's exceptions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 @dataclass(frozen=True, repr=False)
 class Described:
-    """A description of a value that a checkpoint does not contain, or that cannot be found here.
+    """A description of a value that a checkpoint does not contain, or that this process cannot find.
 
     Attributes:
         type: the name of its class, or of the referenced object.
@@ -84,7 +84,7 @@ def encode_numpy(value: Any) -> tuple[str, list[Any]] | None:
         return None
     if isinstance(value, numpy.generic):
         return "numpy number", [value.dtype.str, int(value.view("i8")) if value.dtype.kind in _TIMES else value.item()]
-    if type(value) is not numpy.ndarray:  # a masked array or a matrix has more than its numbers
+    if type(value) is not numpy.ndarray:  # a masked array or a matrix contains more than its numbers
         return None
     flat = numpy.ascontiguousarray(value).reshape(-1)
     if not flat.flags.writeable:
@@ -100,7 +100,7 @@ def _is_storable(dtype: Any) -> bool:
 
 def _numpy_type(text: str) -> Any:
     dtype = sys.modules["numpy"].dtype(_typed(str, text))
-    if not _is_storable(dtype):  # especially no objects, whose addresses would come from the file
+    if not _is_storable(dtype):  # arrays of objects are refused: the addresses of the objects would come from the file
         raise TypeError(f"dtype {text} is not stored in checkpoints")
     return dtype
 

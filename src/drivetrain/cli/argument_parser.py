@@ -52,12 +52,12 @@ class LightningArgumentParser(ArgumentParser):
     Options must be written in full; for a wrong one, the error suggests a similar option.
 
     Args:
-        args, kwargs: for ``jsonargparse.ArgumentParser``. With ``default_env=True`` options may also come from the
-            environment: ``PL_FIT__TRAINER__MAX_EPOCHS`` is ``fit --trainer.max_epochs``.
+        args, kwargs: arguments of ``jsonargparse.ArgumentParser``. With ``default_env=True`` options may also come from
+            the environment: ``PL_FIT__TRAINER__MAX_EPOCHS`` is ``fit --trainer.max_epochs``.
 
     Attributes:
         callback_keys: the keys of callbacks that are always added.
-        optimizers, lr_schedulers: by key, the allowed classes, and the link.
+        optimizers, lr_schedulers: for each key, the allowed classes, and the option to which the object is linked.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -75,19 +75,20 @@ class LightningArgumentParser(ArgumentParser):
     ) -> list[str]:
         """Add the arguments of a Trainer, a module, a data module or a callback, as ``--<nested_key>.<argument>``.
 
-        A callback that is added this way is always present; its arguments can be set, but it cannot be removed.
+        A callback that is added with this method is always present; its arguments can be set, but the callback cannot
+        be removed.
 
         Args:
             lightning_class: the class, or a function with a return annotation.
             nested_key: the word before the dot.
             subclass_mode: accept any subclass, by its class path.
-            required: in that mode, whether one must be given.
+            required: with ``subclass_mode``, whether a class must be given.
 
         Returns:
             The added options, without their dashes; none in ``subclass_mode``, because the class is not known yet.
 
         Raises:
-            ConfigurationError: it is none of these classes.
+            ConfigurationError: ``lightning_class`` is none of these classes.
         """
         kinds = (Trainer, LightningModule, LightningDataModule, Callback)
         cls = class_of(lightning_class) if callable(lightning_class) else object
@@ -191,7 +192,9 @@ class LightningArgumentParser(ArgumentParser):
         return names
 
     def _add_described(self, offered: type | tuple[type, ...], key: str, skip: str, title: str) -> None:
-        """Add the arguments of a class that the parser does not create, because the argument ``skip`` is missing."""
+        """Add the arguments of a class, except ``skip``; the parser does not create the object, because that argument
+        is missing.
+        """
         if isinstance(offered, tuple):
             group = self.add_argument_group(title, name=key)
             group.add_subclass_arguments(
@@ -202,7 +205,7 @@ class LightningArgumentParser(ArgumentParser):
 
 
 def class_of(given: type | Callable[..., Any]) -> type:
-    """Return ``given``, or the return annotation of a function, created by calling it."""
+    """Return ``given`` if it is a class; for a function, its return annotation, created by calling the function."""
     return given if isinstance(given, type) else class_from_function(given)
 
 
@@ -214,7 +217,7 @@ def listed(value: Any) -> list[Any]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a configuration can contain it: plain data, or a class with arguments
+    """Whether a configuration can contain ``value``: plain data, or a class with arguments
     (``jsonargparse.lazy_instance``).
     """
     if isinstance(value, Mapping):

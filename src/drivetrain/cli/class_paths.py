@@ -37,7 +37,7 @@ def class_at(path: str) -> Any:
     """Return the class at ``"package.module.Class"``.
 
     Raises:
-        ConfigurationError: it does not exist.
+        ConfigurationError: the class does not exist.
     """
     module, _, name = path.rpartition(".")
     try:

@@ -1,7 +1,7 @@
 """The command ``drivetrain``: one subcommand per entry of :data:`COMMANDS`, imported when it is called.
 
-To add a subcommand, write a function with its arguments and its name for messages as parameters, which returns an exit
-code, and add a line here.
+To add a subcommand, write a function ``(arguments, prog)`` that returns an exit code, and add a line to
+:data:`COMMANDS`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Command(NamedTuple):
     """One subcommand.
 
     Attributes:
-        function: its location, as ``"module:name"``; called with ``(arguments, prog)``.
+        function: the function's location, as ``"module:name"``; it is called with ``(arguments, prog)``.
         help: one line for ``drivetrain --help``.
     """
 

@@ -21,13 +21,13 @@ class Row:
 
     Attributes:
         name: the value for ``accelerator``.
-        description: its registered description.
+        description: the accelerator's registered description.
         available: whether it can be used here.
-        reason: why not, or the error that it raised; empty if it can be used.
+        reason: why it cannot be used, or the error that it raised; empty if it can be used.
         devices: their number.
         total_memory: bytes of each device; ``None`` if unknown.
-        auto_priority: its priority in ``accelerator="auto"``; ``None``: not considered.
-        also: its other names.
+        auto_priority: the priority in ``accelerator="auto"``; ``None``: not considered.
+        also: the accelerator's other names.
     """
 
     name: str
@@ -120,7 +120,8 @@ def _shown(error: Exception) -> str:
 
 
 def _print(rows: Sequence[Row], absent: Sequence[str]) -> None:
-    firsts = [row for row in rows if all(row.name < other for other in row.also)]  # one line per accelerator
+    # show one line per accelerator, under its first name
+    firsts = [row for row in rows if all(row.name < other for other in row.also)]
     table = [
         ("accelerator", "here", "what it is"),
         *((", ".join([row.name, *row.also]), row.state, row.description) for row in firsts),

@@ -47,9 +47,8 @@ def hyperparameters(
         cls: its class.
         links: values from other objects, by the option that they replace.
 
-    Returns:
-        ``None`` if the configuration contains objects that a file cannot contain, or belongs to an object among this
-        class's arguments.
+    Returns: ``None`` if the configuration contains objects that a file cannot contain, or if it belongs to an object
+    among this class's arguments.
     """
     try:
         values: dict[str, Any] = as_plain(parser, config).get(key) or {}
@@ -83,13 +82,13 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
         any_class: whether the configuration names the model's class.
 
     Raises:
-        CheckpointError: they contain a name that a file may not use, or do not fit the model.
+        CheckpointError: the hyperparameters contain a name that a file may not use, or do not fit the model.
     """
     from drivetrain.module.loading import hyperparameters_in
 
     try:
         values = dict(hyperparameters_in(path))
-    except CheckpointError:  # the store of this run may read it; otherwise the Trainer reports why not
+    except CheckpointError:  # the run's store may be able to read it; otherwise the Trainer reports why not
         return config
     values.pop(INSTANTIATOR, None)
     class_path = values.pop(CLASS_PATH, None)
@@ -112,7 +111,7 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
                 model = {name: value for name, value in values.items() if name in before}
                 _check_groups(_options(parser, "model"), model)
             result: Namespace = parser.parse_object({"model": model}, config)
-    except Exception as error:  # from the parser, with values from the file
+    except Exception as error:  # an error of the parser, caused by values from the file
         raise CheckpointError(
             f"The hyperparameters in {path} do not fit the model of this command line: {', '.join(map(str, values))}. "
             "With --ckpt_path the model is configured as they say. Pass a checkpoint of this model, or leave "
@@ -139,7 +138,7 @@ def class_to_build(cls: type, saved: dict[str, Any]) -> type | None:
         ``None`` if they were not saved by LightningCLI.
 
     Raises:
-        CheckpointError: they name a class that is not imported, or not a subclass of ``cls``.
+        CheckpointError: the hyperparameters name a class that is not imported, or not a subclass of ``cls``.
     """
     if (instantiator := saved.pop(INSTANTIATOR, None)) is None:
         return None
@@ -168,7 +167,7 @@ def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict
         given: the names of arguments that the caller passes.
 
     Raises:
-        CheckpointError: they contain a name that is not allowed, or do not fit the class.
+        CheckpointError: the hyperparameters contain a name that is not allowed, or do not fit the class.
     """
     parser = _parser_of(cls, given)
     options = _options(parser, "module")
@@ -179,7 +178,7 @@ def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict
     try:
         with _nothing_imported():
             parsed = parser.parse_object({"module": config})
-    except Exception as error:  # from the parser, with values from the file
+    except Exception as error:  # an error of the parser, caused by values from the file
         raise CheckpointError(
             f"The hyperparameters, which LightningCLI has saved, do not fit {cls.__name__}: {error}. "
             f"Pass those that are wrong to {cls.__name__}.load_from_checkpoint."
@@ -283,7 +282,8 @@ class _Refuses:
 def _options(parser: ArgumentParser, key: str) -> set[str]:
     """Return the names of the options below ``key``; options of a dataclass argument contain a dot."""
     names = (action.dest.removeprefix(f"{key}.") for action in parser._actions)
-    return {name for name in names if not name.endswith(".help")}  # also exists for an argument that is an object
+    # a help option also exists for an argument that is an object
+    return {name for name in names if not name.endswith(".help")}
 
 
 def _of_class(class_path: str, values: Mapping[str, Any], is_described: bool) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
             (each for each, words in _MEANT_BY.items() if found[1] in words and each in subcommands), None
         ):
             yield f"Did you mean {close!r}?"
-        elif subcommands:  # it may be the value of an earlier option
+        elif subcommands:  # the word may be the value of an earlier option
             yield _first_the_subcommand(next(iter(subcommands)), "--trainer.max_epochs=3")
     elif found := _CLASS_NAME.search(message):
         if close := closest(found[1], {cls.__name__ for base in _NAMEABLE for cls in _subclasses(base)}):
@@ -63,7 +63,7 @@ def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
                     yield from _for_option(name, known, dashes="--")
                 elif owner := next((sub for sub, its in _subcommands(parser).items() if name in _options(its)), None):
                     yield _first_the_subcommand(owner, word)
-        for group, name in _OPTION.findall(message):  # in a file, or an argument of a class
+        for group, name in _OPTION.findall(message):  # an option in a file, or an argument of a class
             yield from _for_option(f"{group}.{name}" if group else name, known, dashes="")
 
 
@@ -86,7 +86,7 @@ def _for_option(name: str, known: set[str], dashes: str) -> Iterator[str]:
         yield f"Did you mean {' or '.join(dashes + option for option in owned)}?"  # --max_epochs, --lr
     elif parent == "trainer":
         try:
-            complete({leaf: "..."}, {})  # knows the arguments of earlier Trainers
+            complete({leaf: "..."}, {})  # raises with a hint if an earlier version's Trainer had this argument
         except UnknownArgumentError as error:
             yield str(error)
 

@@ -58,7 +58,7 @@ class LightningCLI:
         trainer_class: the Trainer, a subclass, or a function that returns one.
         trainer_defaults: other defaults for the Trainer's arguments. Objects among them are not part of the written
             configuration; callbacks among them are always added.
-        seed_everything_default: False: do not seed; True: seed as ``seed_everything()`` does; an int: the seed.
+        seed_everything_default: False: do not seed; True: seed as ``seed_everything()`` does; an int: this seed.
             ``--seed_everything`` overrides it.
         parser_kwargs: arguments of the parser, and under a subcommand's name those of its parser.
         parser_class: the parser, a subclass of :class:`LightningArgumentParser`.
@@ -73,7 +73,7 @@ class LightningCLI:
         parser: the parser of the complete command line.
         subcommand: the name of the running subcommand; ``None`` with ``run=False``.
         config: the parsed configuration.
-        config_init: the same with its objects created.
+        config_init: the parsed configuration with its objects created.
         model, datamodule, trainer: the objects.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Run a program like ``python program.py`` and ``python -m program``; shared by the commands that do so."""
+"""Run a program like ``python program.py`` and ``python -m program``; shared by the commands that run programs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run_program(given: argparse.Namespace, prog: str) -> int:
 def run_file(path: str, arguments: Sequence[str]) -> None:
     """Run the file, folder or archive at ``path`` as ``__main__``."""
     sys.argv = [path, *arguments]
-    full = os.path.join(os.getcwd(), path)  # not normalised, as in Python
+    full = os.path.join(os.getcwd(), path)  # the path is not normalised, as in Python
     if os.path.isdir(path) or pkgutil.get_importer(path) is not None:
         _put_first_on_path(full, always=True)
         _run(lambda main: runpy._run_module_as_main("__main__", False))  # type: ignore[attr-defined]
@@ -51,13 +51,13 @@ def run_file(path: str, arguments: Sequence[str]) -> None:
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
     """Run the module, or the package's ``__main__``, called ``name``, as ``__main__``."""
-    sys.argv = ["-m", *arguments]  # runpy, which ``python -m`` uses, puts the module's file first
+    sys.argv = ["-m", *arguments]  # as ``python -m`` does; runpy then puts the module's file first
     _put_first_on_path(os.getcwd())
     _run(lambda main: runpy._run_module_as_main(name))  # type: ignore[attr-defined]
 
 
 def _put_first_on_path(folder: str, always: bool = False) -> None:
-    """Replace the first entry of ``sys.path``; if Python was told to add none (-P, -I), only with ``always``."""
+    """Put ``folder`` first on ``sys.path``, in place of Python's own entry; with -P or -I, only if ``always``."""
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         sys.path[0] = folder
     elif always:
@@ -68,7 +68,7 @@ def _run_code(main: ModuleType, path: str) -> None:
     if path.endswith(".pyc"):
         loader: Any = SourcelessFileLoader("__main__", path)
         code = loader.get_code("__main__")
-    else:  # compiled here, because the loader would write a __pycache__ beside the program
+    else:  # compiled here: the import system would write a __pycache__ beside the program
         loader = SourceFileLoader("__main__", path)
         code = compile(loader.get_data(path), path, "exec", dont_inherit=True)
     vars(main).update(__file__=path, __loader__=loader, __cached__=None)

@@ -36,7 +36,7 @@ class SaveConfigCallback(Callback):
 
     Raises:
         ConfigurationError: ``save_to_log_dir`` is False and :meth:`save_config` is not overridden; or the file exists
-            and ``overwrite`` is False. Every process raises it, so that none waits.
+            and ``overwrite`` is False. Every process raises it, so that no process waits for another.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class SaveConfigCallback(Callback):
         """Called once on rank 0, after the file was written; does nothing by default."""
 
     def _write(self, trainer: Trainer) -> None:
-        folder = trainer.log_dir or trainer.default_root_dir  # on every rank: reading it may be a collective
+        # on every rank, because reading log_dir may be a collective
+        folder = trainer.log_dir or trainer.default_root_dir
         path = os.path.join(folder, self.config_filename)
         taken = not self.overwrite and trainer.is_global_zero and files.is_file(path)
         if trainer.strategy.broadcast(taken):

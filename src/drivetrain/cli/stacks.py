@@ -15,7 +15,7 @@ from drivetrain.launchers.watch import now_of
 
 
 def main(arguments: Sequence[str], prog: str = "drivetrain stacks") -> int:
-    """Print them; return 1 if no such job runs on this machine."""
+    """Print the positions and collectives of a job's ranks; return 1 if no such job runs on this machine."""
     parser = argparse.ArgumentParser(
         prog, description="Print what the ranks of a job on this machine do now: the phase, the line of your code and "
         "the collective in which each waits, which rank is missing there, and the stacks of all threads.",
@@ -47,7 +47,7 @@ def _boards() -> Iterator[Board]:
                 continue
             board = Board.found(folder)
             pids = [board.pid(each) for each in range(len(board.ranks))]
-        except (OSError, ValueError):  # another user's, or removed meanwhile
+        except (OSError, ValueError):  # the board belongs to another user, or was removed meanwhile
             continue
         if any(pid and not process(pid).is_dead for pid in pids):
             yield board

@@ -39,7 +39,8 @@ class ClusterEnvironment:
     variable is not set, the caller gets a ConfigurationError.
 
     Args:
-        environ: the variables; ``None``: those of the current process, also after the object is pickled to another one.
+        environ: the variables; ``None``: the variables of the current process, also after the object was pickled to
+            another process.
     """
 
     detect_priority: ClassVar[int | None] = None
@@ -82,12 +83,16 @@ class ClusterEnvironment:
 
     @property
     def main_address(self) -> str:
-        """The host name or IP address of global rank 0's machine: ``MASTER_ADDR``, otherwise what the cluster says."""
+        """The host name or IP address of global rank 0's machine: ``MASTER_ADDR``, otherwise the address from the
+        cluster.
+        """
         return self.environ.get("MASTER_ADDR") or self._address_of_cluster()
 
     @property
     def main_port(self) -> int:
-        """A port on that machine for rank 0, free until then: ``MASTER_PORT``, otherwise what the cluster says."""
+        """A port on rank 0's machine, free until rank 0 listens on it: ``MASTER_PORT``, otherwise the port from the
+        cluster.
+        """
         return self.number("MASTER_PORT") if "MASTER_PORT" in self.environ else self._port_of_cluster()
 
     def _address_of_cluster(self) -> str:
@@ -100,14 +105,14 @@ class ClusterEnvironment:
 
     _world_size: int | None = None
     _global_rank: int | None = None
-    _is_single_machine = False  # from the settings, after the comparison with the cluster
+    _is_single_machine = False  # set after the user's settings were compared with the cluster
 
     def world_size(self) -> int:
         """The number of processes in the job."""
         return self.number("WORLD_SIZE", self._world_size)
 
     def set_world_size(self, size: int) -> None:
-        """Set it, if this process starts the others; ignored if the cluster defines it."""
+        """Set the number of processes, if this process starts the others; ignored if the cluster defines the number."""
         if not self.creates_processes_externally:
             self._world_size = size
 
@@ -118,7 +123,7 @@ class ClusterEnvironment:
         return self.number("RANK", self._global_rank)
 
     def set_global_rank(self, rank: int) -> None:
-        """Set it, if this process starts the others; ignored if the cluster defines it."""
+        """Set the global rank, if this process starts the others; ignored if the cluster defines the rank."""
         if not self.creates_processes_externally:
             self._global_rank = rank
 
@@ -151,7 +156,7 @@ class ClusterEnvironment:
         return None
 
     def restart_count(self) -> int:
-        """How often the job was requeued."""
+        """The number of times that the job was requeued."""
         return 0
 
     def requeue(self) -> str | None:
@@ -168,7 +173,7 @@ class ClusterEnvironment:
             num_nodes: the number of machines.
 
         Raises:
-            ConfigurationError: they differ, so the job would wait forever.
+            ConfigurationError: the settings differ from the cluster, so the ranks would wait forever.
         """
         if not self.creates_processes_externally:
             return
@@ -205,7 +210,7 @@ class ClusterEnvironment:
         """Return the variable ``name`` as an int.
 
         Raises:
-            ConfigurationError: it is not an integer, or is not set and there is no default.
+            ConfigurationError: the variable is not an integer, or is not set and has no default.
         """
         text = self.environ.get(name)
         if text is None and default is not None:
@@ -231,7 +236,7 @@ def _check_answers(cls: type[ClusterEnvironment], name: str) -> None:
     """Wrap the member ``name``, defined by ``cls`` or its mixin, so that it returns the contract's type or raises."""
     owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
     if owner is not cls and issubclass(owner, ClusterEnvironment):
-        return  # wrapped where it is defined
+        return  # already wrapped in the class that defines it
     member: Any = vars(owner).get(name)
 
     def answer(self: ClusterEnvironment) -> Any:
@@ -249,7 +254,7 @@ def _in_type(environment: ClusterEnvironment, name: str, given: Any, member: Any
     """Return the value of the member ``name`` in the contract's type.
 
     Raises:
-        ConfigurationError: it is ``None``, or not an integer where one is expected.
+        ConfigurationError: the value is ``None``, or not an integer where an integer is expected.
     """
     shown_name = f"{type(environment).__name__}.{name}{'' if name in _NAMES_OF_1 else '()'}"
     if name in _FACTS:
@@ -305,7 +310,7 @@ def detect(
     """Return the environment of this process, and the reason as text.
 
     Args:
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
         given: the environment that the user passed, which is used if it is not ``None``. Otherwise the detected
             environment with the highest ``detect_priority`` is used.
     """

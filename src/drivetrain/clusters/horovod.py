@@ -29,7 +29,7 @@ class HorovodEnvironment(ClusterEnvironment):
     example; every machine must have the same number of processes.
 
     Args:
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
     """
 
     detect_priority = 250

@@ -23,13 +23,15 @@ class HTCondorEnvironment(ClusterEnvironment):
     """Rank and size are ``_CONDOR_PROCNO`` and ``_CONDOR_NPROCS``; every slot counts as a machine with one process.
 
     HTCondor does not provide rank 0's address, so rank 0 writes its address and a free port to a file that all slots
-    see, and the others wait for it. They accept it only if a process listens there, because the file may remain from an
-    earlier run of the same job. ``MASTER_ADDR`` and ``MASTER_PORT``, if both are set, are used instead of the file.
+    see, and the other ranks wait for this file. They accept the address only if a process listens there, because the
+    file may remain from an earlier run of the same job. ``MASTER_ADDR`` and ``MASTER_PORT``, if both are set, are used
+    instead of the file.
 
     Args:
-        contact_file: a path on a file system that all slots share; ``None``: in the job's folder, named after the job.
-        timeout_s: how long the others wait.
-        environ: the variables; ``None``: those of this process.
+        contact_file: a path on a file system that all slots share; ``None``: a file in the job's folder, named after
+            the job.
+        timeout_s: how many seconds the other slots wait.
+        environ: the environment variables; ``None``: the variables of this process.
     """
 
     detect_priority = 100
@@ -62,7 +64,8 @@ class HTCondorEnvironment(ClusterEnvironment):
         return self._meeting()[1]
 
     def _meeting(self) -> tuple[str, int]:
-        """Return address and port. Rank 0 publishes them at the first call; the others wait for it.
+        """Return the address and the port of the rendezvous. Rank 0 publishes both at the first call; the others wait
+        for them.
 
         Raises:
             ConfigurationError: rank 0 was not reached in time, or there is no folder for the file.

@@ -8,10 +8,10 @@ from drivetrain.clusters.environment import ClusterEnvironment
 class KubeflowEnvironment(ClusterEnvironment):
     """Reads ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE`` and ``RANK``. Every pod is a machine with one process.
 
-    It is never detected, because these variables alone are ambiguous: pass it in ``Trainer(plugins=[...])``.
+    The Trainer never detects it, because these variables alone are ambiguous: pass it in ``Trainer(plugins=[...])``.
 
     Args:
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
     """
 
     def local_rank(self) -> int:

@@ -12,13 +12,13 @@ from drivetrain.errors import ConfigurationError
 
 
 class LocalEnvironment(ClusterEnvironment):
-    """A program that starts the other processes of its machine itself, unless ``LOCAL_RANK`` shows that it was started
-    so.
+    """A program that starts the other processes of its machine itself, unless ``LOCAL_RANK`` is set: then it is such a
+    process.
 
     On several machines the program is started once on each, with ``MASTER_ADDR``, ``MASTER_PORT`` and ``NODE_RANK``.
 
     Args:
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
     """
 
     detect_priority = 0
@@ -38,7 +38,7 @@ class LocalEnvironment(ClusterEnvironment):
         return DEFAULT_ADDRESS
 
     def _port_of_cluster(self) -> int:
-        """A port that was free at the first call; the other processes must get it."""
+        """A port that was free at the first call; the other processes get this port."""
         if self._main_port is None:
             self._main_port = free_port()
         return self._main_port
@@ -60,8 +60,7 @@ class LocalEnvironment(ClusterEnvironment):
         return self.number("NODE_RANK" if "NODE_RANK" in self.environ else "GROUP_RANK", 0)
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Nothing is started yet: only check that several machines have their addresses, and a started process its
-        rank.
+        """Check that several machines have their addresses, and a started process its rank; others are not started yet.
 
         Raises:
             ConfigurationError: a variable is missing.

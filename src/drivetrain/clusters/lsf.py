@@ -17,7 +17,7 @@ class LSFEnvironment(ClusterEnvironment):
     """One task per process. ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over values from the job.
 
     Args:
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
     """
 
     detect_priority = 300
@@ -47,7 +47,7 @@ class LSFEnvironment(ClusterEnvironment):
         """The index of this machine in the job's list of hosts.
 
         Raises:
-            ConfigurationError: it is not in the list.
+            ConfigurationError: this machine is not in the list.
         """
         hosts, own = self._hosts(), socket.gethostname()
         for rank, host in enumerate(hosts):

@@ -14,13 +14,13 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.local import free_port
 
 # Variables that the launchers of Open MPI, of MPICH and Intel, and of MVAPICH set. MPI itself is imported only if one
-# of them is set, because importing it in a process without a launcher may end that process.
+# of these variables is set, because importing it in a process without a launcher may end that process.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 @dataclass(frozen=True)
 class _Job:
-    """The machine of each rank, in order; and the address and port."""
+    """The machine of each rank, in order, and the address and port of rank 0."""
 
     rank: int
     hosts: tuple[str, ...]
@@ -33,7 +33,7 @@ class MPIEnvironment(ClusterEnvironment):
     The first access is a collective: all ranks must make it together.
 
     Args:
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
     """
 
     detect_priority = 200
@@ -81,7 +81,7 @@ class MPIEnvironment(ClusterEnvironment):
         return job.hosts[: job.rank].count(job.hosts[job.rank])
 
     def node_rank(self) -> int:
-        """The index of this machine among all, sorted by name."""
+        """The index of this machine among all machines, sorted by name."""
         job = self._job
         return sorted(set(job.hosts)).index(job.hosts[job.rank])
 

@@ -16,19 +16,19 @@ from drivetrain.errors import ConfigurationError
 _INTERACTIVE = ("bash", "interactive")  # job names of srun --pty bash and salloc
 _PATIENCE_S = 60
 _PORTS = range(15_000, 25_000)
-_BETWEEN_STEPS = 6_181  # about 0.618 of the range, so that its first multiples are far from each other and from 0
+_BETWEEN_STEPS = 6_181  # about 0.618 of the range, so that the first multiples are far from each other and from 0
 
 
 class SLURMEnvironment(ClusterEnvironment):
     """One task per process: ``srun python train.py`` with ``--ntasks-per-node`` equal to ``devices``.
 
     ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over values from the job. In an interactive job (named "bash" or
-    "interactive") the program counts as started by hand.
+    "interactive"), the program counts as started by hand.
 
     Args:
         auto_requeue: whether to requeue the job when SLURM announces its end.
         requeue_signal: the signal of that announcement; ``None``: SIGUSR1.
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
     """
 
     detect_priority = 400
@@ -46,7 +46,8 @@ class SLURMEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether this is a task of a job. Warns if ``srun`` is available but not used, or used without effect.
+        """Whether this is a task of a job. The method warns if ``srun`` is available but not used, or is used without
+        effect.
 
         A process that Open MPI's ``mpirun`` starts inside a job is not a task, although it inherits a task's variables.
         """
@@ -83,7 +84,7 @@ class SLURMEnvironment(ClusterEnvironment):
     def _port_of_cluster(self) -> int:
         """A port that every task derives from the job's id.
 
-        It is 15000 plus the id's last four digits; later steps of a job get other ports, so that they can run at
+        The port is 15000 plus the id's last four digits; later steps of a job get other ports, so that they can run at
         the same time.
         """
         if (job := self.job_id()) is None:
@@ -113,7 +114,7 @@ class SLURMEnvironment(ClusterEnvironment):
         return self.environ.get("SLURM_JOB_NAME")
 
     def job_id(self) -> int | None:
-        """The job's id; in a job array, this element's own. ``None`` in an interactive job."""
+        """The job's id; in a job array, the id of this element. ``None`` in an interactive job."""
         if self.job_name() in _INTERACTIVE or "SLURM_JOB_ID" not in self.environ:
             return None
         return self.number("SLURM_JOB_ID")
@@ -141,7 +142,7 @@ class SLURMEnvironment(ClusterEnvironment):
         )
 
     def restart_count(self) -> int:
-        """How often the job was requeued."""
+        """The number of times that the job was requeued."""
         return self.number("SLURM_RESTART_COUNT", 0)
 
     # ---- the user's settings ----------------------------------------------------------------------------------------
@@ -150,7 +151,8 @@ class SLURMEnvironment(ClusterEnvironment):
         """Compare the tasks with ``devices`` and ``num_nodes``.
 
         Raises:
-            ConfigurationError: they differ, the number of tasks per node is not set, or ``srun`` was not used.
+            ConfigurationError: the settings differ from the tasks, the number of tasks per node is not set, or ``srun``
+                was not used.
         """
         tasks = self.world_size()
         if tasks > 1 and "SLURM_NTASKS_PER_NODE" not in self.environ:

@@ -12,7 +12,7 @@ class TorchElasticEnvironment(ClusterEnvironment):
     """A process started by ``torchrun``, which exports the variables that the base class reads.
 
     Args:
-        environ: the variables; ``None``: those of this process.
+        environ: the environment variables; ``None``: the variables of this process.
     """
 
     detect_priority = 500

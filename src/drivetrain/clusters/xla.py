@@ -15,7 +15,7 @@ class XLAEnvironment(ClusterEnvironment):
     """The ranks of a job whose processes torch_xla's ``xmp.spawn`` starts, from torch_xla's runtime.
 
     Reading a rank starts the runtime in this process. The replicas find each other without an address. ``XLAStrategy``
-    creates it; it is never detected.
+    creates this environment; it is never detected.
 
     Args:
         environ: ignored.
@@ -44,7 +44,7 @@ class XLAEnvironment(ClusterEnvironment):
         return int(runtime.world_size())
 
     def set_world_size(self, size: int) -> None:
-        """Do nothing: the runtime defines it."""
+        """Do nothing: the runtime defines the world size."""
 
     def global_rank(self) -> int:
         from torch_xla import runtime
@@ -52,7 +52,7 @@ class XLAEnvironment(ClusterEnvironment):
         return int(runtime.global_ordinal())
 
     def set_global_rank(self, rank: int) -> None:
-        """Do nothing: the runtime defines it."""
+        """Do nothing: the runtime defines the rank."""
 
     def local_rank(self) -> int:
         from torch_xla import runtime

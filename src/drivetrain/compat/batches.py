@@ -45,7 +45,7 @@ def extract_batch_size(batch: Any) -> int:
     """Return the first dimension of the first tensor in a batch; warn if tensors differ.
 
     Raises:
-        ConfigurationError: it contains no tensor.
+        ConfigurationError: the batch contains no tensor.
     """
     sizes = list(batch_sizes(batch))
     if not sizes:
@@ -64,7 +64,7 @@ def sized_len(dataloader: object) -> int | None:
 
 
 def has_len(dataloader: object) -> bool:
-    """Return whether it has a length; warn if the length is 0."""
+    """Return whether the loader has a length; warn if the length is 0."""
     length = sized_len(dataloader)
     if length == 0:
         rank_zero_warn(f"{type(dataloader).__name__} has the length 0: it gives no batch.")
@@ -84,7 +84,7 @@ def has_len_all_ranks(
         allow_zero_length_dataloader_with_multiple_devices: whether this rank may have no batch while another has some.
 
     Raises:
-        NoBatchError: this rank has none, and another has some.
+        NoBatchError: this rank has no batch, and another rank has some.
     """
     length = sized_len(dataloader)
     if length is None:
@@ -119,11 +119,11 @@ def suggested_max_num_workers(local_world_size: int) -> int:
         local_world_size: the number of processes on this machine.
 
     Raises:
-        ValueError: it is less than 1.
+        ValueError: ``local_world_size`` is less than 1.
     """
     if local_world_size < 1:
         raise ValueError(f"local_world_size={local_world_size}: there is at least one process. Write 1.")
-    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    affinity = getattr(os, "sched_getaffinity", None)  # some systems do not have this function
     processors = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     return max(1, processors // local_world_size - 1)
 

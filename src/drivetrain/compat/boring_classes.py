@@ -32,7 +32,7 @@ class RandomDataset(Dataset[Tensor]):
 
 
 class RandomDictDataset(RandomDataset):
-    """The same vectors as "a" in a dictionary, with "b", which is "a" plus 2."""
+    """The vectors of :class:`RandomDataset` as "a" in a dictionary, with "b", which is "a" plus 2."""
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:  # type: ignore[override]
         return {"a": self.data[index], "b": self.data[index] + 2}
@@ -50,7 +50,7 @@ class RandomIterableDataset(IterableDataset[Tensor]):
 
 
 class RandomIterableDatasetWithLen(RandomIterableDataset):
-    """The same with a length."""
+    """:class:`RandomIterableDataset` with a length."""
 
     def __len__(self) -> int:
         return self.count
@@ -95,7 +95,7 @@ class BoringModel(LightningModule):
 
 
 class ManualOptimBoringModel(BoringModel):
-    """The same with manual optimization."""
+    """:class:`BoringModel` with manual optimization."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ _STREAMED = {"train": 512, "val": 128, "test": 256, "predict": 64}  # samples by
 
 
 class _DataPerStage(LightningDataModule):
-    """A loader for each stage over the data set, or one for each of the data sets, that ``setup`` has made for it."""
+    """A loader for each stage, or for each of its data sets, over the data that ``setup`` has created for the stage."""
 
     _attribute: str
 

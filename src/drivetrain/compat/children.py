@@ -1,8 +1,8 @@
 """Processes that a program starts inherit drivetrain.compat, through two environment variables.
 
 ``PYTHONPATH`` begins with the folder ``startup``, whose ``sitecustomize.py`` every Python imports at its start: the
-children of multiprocessing with "spawn" and "forkserver", and ``subprocess.run([sys.executable, ...])``. There it reads
-:data:`VARIABLE` and installs.
+children of multiprocessing with "spawn" and "forkserver", and ``subprocess.run([sys.executable, ...])``. This file
+reads :data:`VARIABLE` and installs drivetrain.compat.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Collective(ABC):
         """The group.
 
         Raises:
-            RuntimeError: it does not exist yet.
+            RuntimeError: the group does not exist yet.
         """
         if self._group is None:
             raise RuntimeError(
@@ -118,7 +118,7 @@ class Collective(ABC):
         """Create the group of this object; ``kwargs`` are passed to :meth:`new_group`.
 
         Raises:
-            RuntimeError: it already has one.
+            RuntimeError: the object already has a group.
         """
         if self._group is not None:
             raise RuntimeError(f"{type(self).__name__} has a group already. Make another object for another group.")
@@ -158,7 +158,7 @@ class TorchCollective(Collective):
 
     @property
     def group(self) -> Any:
-        """The group; that of the complete job if :meth:`create_group` was not called."""
+        """The group of this object; the group of the complete job if :meth:`create_group` was not called."""
         return dist.GroupMember.WORLD if self._group is None else self._group
 
     @property

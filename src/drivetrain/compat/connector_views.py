@@ -43,7 +43,8 @@ class AcceleratorView:
         is_distributed: whether there are several processes.
         use_distributed_sampler: the Trainer's argument.
 
-    Setting one of them raises NotSupportedError: they are decided when the Trainer is created.
+    Setting one of these attributes raises NotSupportedError, because the Trainer decides their values when it is
+    created.
     """
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
@@ -80,7 +81,7 @@ class CheckpointView:
     """Restores parts of a checkpoint into a running run, each with a separate call.
 
     To resume a fit from a file, pass ``ckpt_path``: this also restores the position in training, and checks that
-    everything fits. Here only torch's own checks apply.
+    everything fits. With these methods, only torch's own checks apply.
 
     Attributes:
         _loaded_checkpoint: the checkpoint read by :meth:`resume_start`, until :meth:`resume_end`; it may be replaced.
@@ -98,7 +99,7 @@ class CheckpointView:
         """Read the checkpoint, if a path is given.
 
         Raises:
-            CheckpointError: it cannot be read.
+            CheckpointError: the checkpoint cannot be read.
         """
         self._path = None if not checkpoint_path else files.spelled(checkpoint_path)
         if self._path is not None:
@@ -215,7 +216,7 @@ class LoaderSource:
         the ranks.
 
         Raises:
-            ConfigurationError: there are none; or, in ``setup``, only those of a hook.
+            ConfigurationError: there are no loaders; or, in ``setup``, only a hook's.
         """
         trainer, hook = self._trainer, LOADER_HOOKS[self._stage]
         if trainer.current_run is not None:
@@ -233,7 +234,8 @@ class DataView:
     """The sources of a Trainer's data.
 
     Attributes:
-        _train_dataloader_source, _val_dataloader_source, _test_dataloader_source, _predict_dataloader_source: by stage.
+        _train_dataloader_source, _val_dataloader_source, _test_dataloader_source, _predict_dataloader_source: the
+            :class:`LoaderSource` of each stage.
         _datahook_selector: with ``model`` and ``datamodule``.
     """
 
@@ -268,7 +270,7 @@ class ResultView:
     """One logged name.
 
     Attributes:
-        meta: how it was logged: ``name``, ``on_step``, ``on_epoch``, ``prog_bar``, and ``sync.should``.
+        meta: how the value was logged: ``name``, ``on_step``, ``on_epoch``, ``prog_bar``, and ``sync.should``.
         is_tensor: whether numbers were logged, not a metric object.
     """
 

@@ -47,7 +47,7 @@ def _get_full_state_dict_context(*_: Any, **__: Any) -> NoReturn:
 
 
 def _setup_activation_checkpointing(*_: Any, **__: Any) -> NoReturn:
-    """Not supported, for the same reason."""
+    """Not supported: FSDP1's wrappers do not exist here."""
     raise _only_fsdp2("_setup_activation_checkpointing", "FSDPStrategy(activation_checkpointing_policy=...)")
 
 

@@ -1,4 +1,4 @@
-"""Properties and methods of a class that are those of another object, given by the path to it."""
+"""Properties and methods of a class that delegate to another object, which is given by its path."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from drivetrain.errors import WrongTypeError
 from drivetrain.module.module import LightningModule
 
-_WORDS = 33278  # different words in WikiText-2, including the end of a line
+_WORDS = 33278  # number of different words in WikiText-2, including the end of a line
 _URL = "https://raw.githubusercontent.com/pytorch/examples/main/word_language_model/data/wikitext-2/train.txt"
 _END_OF_LINE = "<eos>"
 
@@ -104,7 +104,7 @@ class SequenceSampler(Sampler[list[int]]):
 
     Args:
         dataset: a dataset of consecutive samples.
-        batch_size: the number of parts into which it is cut; each batch has one sample of each part.
+        batch_size: the number of parts into which the dataset is cut; each batch has one sample of each part.
     """
 
     def __init__(self, dataset: Sized, batch_size: int) -> None:
@@ -124,7 +124,7 @@ class SequenceSampler(Sampler[list[int]]):
 
 
 class PositionalEncoding(nn.Module):
-    """Adds sines and cosines of its length to each sample, followed by dropout.
+    """Adds sines and cosines of a sample's length to the sample, followed by dropout.
 
     Args:
         dim: number of features, even.

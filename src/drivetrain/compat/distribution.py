@@ -1,4 +1,4 @@
-"""The answers of ``importlib.metadata`` for the original's names: a version, and that drivetrain provides it."""
+"""What ``importlib.metadata`` reports for the original's names: a version, and that drivetrain provides it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ServedDistribution(Distribution):
         return f"{self._name.replace('-', '_')}\n" if filename == "top_level.txt" else None
 
     def locate_file(self, path: str | os.PathLike[str]) -> Path:
-        """Return the path that a file of it would have."""
+        """Return the path that a file of this distribution would have."""
         return Path(__file__).parent / path
 
 

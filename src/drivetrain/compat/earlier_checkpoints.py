@@ -6,7 +6,7 @@ Such a file describes the position in training as follows::
                                 ready, started, processed and completed, in this run (current) and in all (total)
     1.0 to 1.5                  epoch and global_step only, both counted as if the epoch were over
 
-None of them contains the random state, or the finished batches of an epoch.
+No such file contains the random state, or the finished batches of an epoch.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def migrate(checkpoint: State, resuming: bool = False) -> State:
         # A function in a scheduler's state is replaced by the function with which the scheduler was built.
         migrated["lr_schedulers"] = [_known(state) for state in migrated["lr_schedulers"]]
     fit_loop = loops.get("fit_loop")
-    with contextlib.suppress(KeyError, TypeError):  # from a user's own loops, whose position is unknown
+    with contextlib.suppress(KeyError, TypeError):  # the state of a user's own loops has no known position
         progress = _progress_of_epochs(migrated) if fit_loop is None else _progress(fit_loop, migrated)
         migrated["loops"] = {**loops, "drivetrain": progress}
     migrated["restart"] = {"callback_metrics": _monitored(migrated.get("callbacks", {}))}
@@ -99,7 +99,7 @@ def _migrate_hparams(checkpoint: State) -> None:
             hparams = checkpoint.pop(old)
             if "hyper_parameters" not in checkpoint:
                 checkpoint["hyper_parameters"] = hparams
-                if old == "hparams":  # __init__ had them as one argument of this name
+                if old == "hparams":  # __init__ had the hyperparameters as one argument of this name
                     checkpoint.setdefault("hparams_name", "hparams")
     for key in ("hyper_parameters", "datamodule_hyper_parameters"):
         hparams = checkpoint.get(key)
@@ -118,13 +118,13 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
     """Return the counters in a ``fit_loop`` of 1.6 and later."""
     epochs, batches = fit_loop["epoch_progress"]["current"], fit_loop["epoch_loop.batch_progress"]
     now, ever = batches["current"], batches["total"]
-    over = epochs["processed"] >= epochs["ready"]  # after the epoch's last batch; its end hooks come after
+    over = epochs["processed"] >= epochs["ready"]  # saved after the epoch's last batch; the end hooks come after that
     ending = over and epochs["completed"] < epochs["processed"]
     begun = epochs["started"] >= epochs["ready"]
     done = now["processed"] if begun and (ending or not over) else 0
     steps, manual = _optimizer_steps(fit_loop, checkpoint)
     stepped = fit_loop.get("epoch_loop.state_dict", {}).get("_batches_that_stepped", steps)  # since 1.6.5
-    if not over:  # counted after the batch's hooks and validation, both of which may save
+    if not over:  # counted after the batch's hooks and after validation, both of which may save
         stepped += now["processed"] - now["completed"] if manual else 1
     return {
         **_fresh_progress(),
@@ -143,7 +143,7 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
 def _validation(fit_loop: State, batches: State) -> str:
     """Return the state of the validation after the last batch: not begun, "running" or "done"."""
     if batches["completed"] < batches["processed"]:
-        return ""  # the batch's own hooks had not ended
+        return ""  # the hooks of the batch itself had not ended
     names = ("epoch_loop.val_loop.batch_progress", "epoch_loop.val_loop.epoch_loop.batch_progress")
     progress = next((fit_loop[name] for name in names if name in fit_loop), None)
     if progress is None or progress["total"]["ready"] == 0:  # in this epoch
@@ -180,7 +180,8 @@ def _progress_of_epochs(checkpoint: State) -> State:
 def _fresh_progress() -> State:
     """Return the counters of a fit that has not begun, which is not inside a window.
 
-    No epoch is cut: one that a limit or a request has cut short counts as complete; its other batches are never run.
+    No epoch is marked as cut: an epoch that a limit or a request has cut short counts as complete, and its other
+    batches are never run.
     """
     return {**Progress().state_dict(), **Window().place()}
 
@@ -193,7 +194,7 @@ def _migrate_precision(checkpoint: State) -> None:
         if old in checkpoint:
             state = checkpoint.pop(old)
             checkpoint.setdefault("MixedPrecision", state)
-    checkpoint.pop("amp_scaling_state", None)  # for NVIDIA's apex, which is not supported any more
+    checkpoint.pop("amp_scaling_state", None)  # the state of NVIDIA's apex, which is not supported any more
 
 
 def _callbacks(checkpoint: State) -> dict[str, State]:
@@ -217,7 +218,7 @@ def _callbacks(checkpoint: State) -> dict[str, State]:
 
 def _state_key(key: Any) -> str:
     """Return the key of the same callback's state in drivetrain's checkpoints."""
-    if isinstance(key, type) and issubclass(key, Placeholder):  # before 1.5 the class itself was the key
+    if isinstance(key, type) and issubclass(key, Placeholder):  # before 1.5, the class itself was the key
         return key.path.rpartition(".")[2]
     if isinstance(key, type):
         return key.__qualname__
@@ -250,7 +251,7 @@ def _callback_state(state: Any, checkpoint: State) -> Any:
     if "wait_count" in state and "patience" in state:
         if "best_score" not in state:
             return None
-        reasons = ("stopping_reason", "stopping_reason_message")  # numbered differently, and not about this run
+        reasons = ("stopping_reason", "stopping_reason_message")  # numbered differently, and about the earlier run
         return {
             **{name: value for name, value in state.items() if name not in reasons},
             "stopped_epoch": state.get("stopped_epoch", 0),

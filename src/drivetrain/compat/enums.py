@@ -24,7 +24,7 @@ class LightningEnum(str, Enum):
 
     @classmethod
     def try_from_str(cls: type[E], value: str, source: str = "key") -> E | None:
-        """Return the same; ``None`` if there is none."""
+        """Return the result of :meth:`from_str`; ``None`` if there is none."""
         for member in cls:
             candidates = {"key": [member.name], "value": [member.value]}.get(source, [member.name, member.value])
             if value.lower() in map(str.lower, candidates):

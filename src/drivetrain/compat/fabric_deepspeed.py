@@ -60,14 +60,15 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     Args:
         accelerator, parallel_devices, cluster_environment, precision, process_group_backend, timeout: as for DDP.
-        stage: what is spread over the ranks. 1: optimizer states; 2: gradients too; 3: parameters too.
+        stage: what is sharded over the ranks. 1: optimizer states; 2: gradients too; 3: parameters too.
         remote_device: where ``fabric.init_module`` makes parameters with stage 3.
         logging_batch_size_per_gpu: the batch size in DeepSpeed's messages.
         config: DeepSpeed's configuration, or the path of its JSON file, in the place of all arguments that describe
             one; ``None``: the file that the environment variable ``PL_DEEPSPEED_CONFIG_PATH`` names, if there is one.
-        logging_level: of DeepSpeed's own logger.
-        loss_scale, initial_scale_power, loss_scale_window, hysteresis, min_loss_scale: with precision "16-true".
-        load_full_weights: no effect: files are read as files, and folders as folders.
+        logging_level: the level of DeepSpeed's own logger.
+        loss_scale, initial_scale_power, loss_scale_window, hysteresis, min_loss_scale: the loss scaling with precision
+            "16-true".
+        load_full_weights: ignored: files are read as files, and folders as folders.
         exclude_frozen_parameters: leave parameters that are not trained out of checkpoints.
         zero_optimization: must be True. The other arguments are entries of DeepSpeed's configuration.
 
@@ -228,7 +229,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
 
     @contextmanager
     def _for(self, module: nn.Module, engine: Any = None) -> Iterator[None]:
-        """Context in which the base class's single module and engine are ``module`` and ``engine``."""
+        """Context in which ``module`` and ``engine`` take the place of the base class's single module and engine."""
         before = self.lightning_module, self._engine
         self.lightning_module, self._engine = module, engine
         try:
@@ -285,7 +286,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
     @contextmanager
     def accumulating(self, model: Any) -> Iterator[None]:
         if (one := self._of(model)) is None or one.engine.gradient_accumulation_steps() > 1:
-            yield  # the engine counts batches itself
+            yield  # the engine counts batches itself, so the context does nothing
             return
         one.engine.set_gradient_accumulation_boundary(False)
         try:

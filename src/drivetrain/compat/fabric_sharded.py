@@ -73,9 +73,9 @@ class _Sharded(Strategy):
         """Read a file or a folder into the objects of ``state``, each rank its own shards; return the other entries.
 
         Raises:
-            CheckpointError: it does not fit, or is a folder that Lightning has written.
+            CheckpointError: the checkpoint does not fit, or is a folder that Lightning has written.
         """
-        if Path(path, ".metadata").is_file():  # torch.distributed.checkpoint's, which unpickles it
+        if Path(path, ".metadata").is_file():  # a folder of torch.distributed.checkpoint, which unpickles this file
             raise CheckpointNameError(
                 f"{path} is a folder that Lightning has written, and drivetrain's folders have another format. Run "
                 f"python -m lightning.fabric.utilities.consolidate_checkpoint {path} where Lightning is installed, and "
@@ -240,7 +240,7 @@ class FabricModelParallelStrategy(  # type: ignore[misc]  # as above
         parallelize_fn: called with the module and the device mesh; returns the module to train. Parameters that it
             leaves complete are sharded over the dimension "data_parallel" of the mesh.
         data_parallel_size, tensor_parallel_size, save_distributed_checkpoint, process_group_backend, timeout: as for
-            drivetrain's.
+            drivetrain's strategy.
     """
 
     _plain: type = plain.ModelParallelStrategy

@@ -114,7 +114,7 @@ class FabricVerbs(Verbs):
         if move_to_device:
             strategy.module_to_device(converted)
         follow(optimizers, before, module)
-        # setup_module() of the base then finds it converted
+        # the base's setup_module() then finds the module converted
         with standing_for(strategy, lightning_module=converted, _converted=converted):
             if optimizers:
                 given = () if scheduler is None else (scheduler,)
@@ -175,7 +175,7 @@ class FabricVerbs(Verbs):
 
     def load(self, path: str | Path, state: Any, strict: bool, weights_only: bool | None) -> dict[str, Any]:
         if not isinstance(state, MutableMapping):
-            return super().load(path, state, strict, weights_only)  # reads everything, or reports the error
+            return super().load(path, state, strict, weights_only)  # the base reads everything, or reports the error
         given = {name: _bare(value) for name, value in state.items()}
         rest = self.strategy.load_checkpoint(path=path, state=given, strict=strict, **reading(weights_only))
         for name in given:
@@ -206,7 +206,7 @@ class States:
         return self._strategy.get_optimizer_state(optimizer)
 
     def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        raise NotImplementedError  # not called: optimizers load their states themselves
+        raise NotImplementedError  # never called, because optimizers load their states themselves
 
 
 class _BackwardSyncControl(ABC):
@@ -227,7 +227,7 @@ class _HeldBackByDDP(_BackwardSyncControl):
 
 @contextmanager
 def entered(*contexts: AbstractContextManager[Any] | None) -> Iterator[None]:
-    """Context that enters all of these in order; ``None`` entries are skipped."""
+    """Context that enters these contexts in order; ``None`` entries are skipped."""
     with ExitStack() as stack:
         for context in filter(None, contexts):
             stack.enter_context(context)
@@ -274,7 +274,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         super().__init__(accelerator, checkpoint_io, precision)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        if "_plain" in vars(cls):  # the same facts as that class, except for the caller of the methods
+        if "_plain" in vars(cls):  # the facts of the plain class, except for the object that calls the methods
             cls.facts = cls._plain.facts.but(engine_verbs=FabricVerbs, engine_class=None)  # type: ignore[attr-defined]
         super().__init_subclass__(**kwargs)
 
@@ -319,7 +319,9 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return super().tensor_init_context()
 
     def module_init_context(self, empty_init: bool | None = None) -> AbstractContextManager[Any]:
-        """The same for the layers of a module; ``empty_init``: parameters are not initialised."""
+        """Context in which new layers are created on the device and in the precision; ``empty_init``: their parameters
+        are not initialised.
+        """
         of_tensors, of_layers = super().tensor_init_context(), self.precision_plugin.module_init_context()
         return entered(of_tensors, of_layers, not_drawn(empty_init))
 
@@ -355,7 +357,7 @@ class Strategy(plain.Strategy, metaclass=_Served):
         return super().reduce(tensor, group, reduce_op)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """The same, under the name that the Engine uses."""
+        """Return the reduction of ``tensor`` over the ranks; the Engine calls it by this name."""
         return self.all_reduce(tensor, group=group, reduce_op=reduce_op)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
@@ -408,7 +410,7 @@ class FabricSingleDeviceStrategy(Strategy, plain.SingleDeviceStrategy):
     """One device, one process.
 
     Args:
-        device: where the model lives; ``None`` takes the accelerator's first device.
+        device: the device of the model; ``None``: the accelerator's first device.
         accelerator, checkpoint_io, precision: as for :class:`Strategy`.
     """
 
@@ -430,7 +432,7 @@ class FabricParallelStrategy(Strategy, plain.ParallelStrategy):
     Args:
         accelerator, checkpoint_io, precision: as for :class:`Strategy`.
         parallel_devices: this machine's devices in rank order; ``None``: as the Engine decides.
-        cluster_environment: who this process is in the job; ``None``: as the Engine detects.
+        cluster_environment: provides the ranks of this process; ``None``: the environment that the Engine detects.
     """
 
     _plain: type = plain.ParallelStrategy
@@ -452,8 +454,9 @@ class FabricDDPStrategy(FabricParallelStrategy, plain.DDPStrategy):  # type: ign
     """The complete model on every device; see :class:`drivetrain.strategies.DDPStrategy`.
 
     Args:
-        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision: as for the one above.
-        process_group_backend, timeout, start_method, ddp_arguments: as for drivetrain's.
+        accelerator, parallel_devices, cluster_environment, checkpoint_io, precision: as for
+            :class:`FabricParallelStrategy`.
+        process_group_backend, timeout, start_method, ddp_arguments: as for drivetrain's strategy.
     """
 
     _plain: type = plain.DDPStrategy

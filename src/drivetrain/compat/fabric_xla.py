@@ -68,7 +68,7 @@ class FabricXLAStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpos
 
     Args:
         accelerator, parallel_devices, checkpoint_io, precision: as for every strategy.
-        sync_module_states: give all replicas the parameters and buffers of rank 0 before training.
+        sync_module_states: broadcast the parameters and buffers of rank 0 to all replicas before training.
     """
 
     _plain: type = plain.XLAStrategy
@@ -163,7 +163,8 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
             arguments["auto_wrap_policy"] = policy
         if self._checkpointed:
             arguments["auto_wrapper_callable"] = partial(_computed_again, self._checkpointed)
-        wrapped: nn.Module = XlaFullyShardedDataParallel(module.float(), **arguments)  # the only dtype that it shards
+        # torch_xla shards only float32 parameters
+        wrapped: nn.Module = XlaFullyShardedDataParallel(module.float(), **arguments)
         return wrapped
 
     def setup_module_and_optimizers(
@@ -179,7 +180,7 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         """Return ``optimizer`` itself.
 
         Raises:
-            ValueError: none of its parameters is a shard.
+            ValueError: no parameter of the optimizer is a shard.
         """
         if not any(getattr(each, "_is_sharded", False) for group in optimizer.param_groups for each in group["params"]):
             raise ValueError(

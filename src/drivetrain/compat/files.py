@@ -44,7 +44,7 @@ def get_filesystem(path: str | Path, **kwargs: Any) -> Any:
 def is_shared_filesystem(strategy: Any, path: str | Path | None = None, timeout: float = 3) -> bool:
     """Return whether all ranks see the same files at ``path``; every rank must call this.
 
-    Rank 0 writes a file there, and the others check for it.
+    Rank 0 writes a file there, and the other ranks look for this file.
 
     Args:
         strategy: a Trainer's or Fabric's.
@@ -68,7 +68,7 @@ def is_shared_filesystem(strategy: Any, path: str | Path | None = None, timeout:
     if strategy.is_global_zero:
         mark = str(folder / f".shared-{uuid.uuid4().hex}")
         Path(mark).touch(exist_ok=False)
-    name = strategy.broadcast(mark)  # the file exists before the others get its name
+    name = strategy.broadcast(mark)  # the file exists before the other ranks get its name
     found, deadline = os.path.exists(name), time.monotonic() + timeout
     while not found and time.monotonic() < deadline:
         time.sleep(0.05)  # a network file system may show another machine's files with a delay

@@ -40,7 +40,7 @@ class ServedModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
             return sorted(name for name in names(self._compat_path) if not name.startswith("_"))
-        if name.startswith("__"):  # import, inspect and warnings read many of these
+        if name.startswith("__"):  # import, inspect and warnings read many such names
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if (found := find(self._compat_path, name)) is not None:
             value = getattr(importlib.import_module(found[0]), found[1])
@@ -62,8 +62,8 @@ class ServedModule(ModuleType):
 class CompatFinder:
     """The first entry in ``sys.meta_path``.
 
-    It and its loader implement the protocol of ``importlib.abc`` without importing it, which would cost every child
-    process as much as everything else.
+    It and its loader implement the protocol of ``importlib.abc`` without importing that module, which would cost every
+    child process as much time as everything else.
     """
 
     def find_spec(
@@ -72,7 +72,7 @@ class CompatFinder:
         """Return the spec of a replaced module; ``None`` for modules that do not belong to the original.
 
         Raises:
-            ModuleNotFoundError: it belongs to the original and is not available.
+            ModuleNotFoundError: the module belongs to the original and is not available.
         """
         if fullname == _TOLD_THE_RANK:
             return _telling_rank(fullname, path)
@@ -123,8 +123,8 @@ class _TableLoader:
         return ServedModule(spec.name, self.path)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: the module is complete when it is created. The first one enables deprecation warnings, also in
-        imported modules.
+        """Do nothing: the module is complete when it is created. The first executed module enables deprecation
+        warnings, also in imported modules.
         """
         if module.__name__ in table.in_use().roots:
             from drivetrain.base.rank_zero import LightningDeprecationWarning
@@ -152,7 +152,7 @@ def _run_program() -> None:
 
 
 def program_of(path: str) -> tuple[str, str] | None:
-    """Return drivetrain's module and name for a replaced module that is a program; ``None`` if it is none."""
+    """Return drivetrain's module and name for a replaced module that is a program; ``None`` for any other module."""
     return find(path, "main") if path in table.in_use().served else None
 
 

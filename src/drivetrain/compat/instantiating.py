@@ -16,8 +16,8 @@ ModuleType = TypeVar("ModuleType")
 def instantiate_module(class_type: type[ModuleType], config: Mapping[str, Any]) -> ModuleType:
     """Return an object of ``class_type``, or of the subclass named in ``config``, with the arguments in ``config``.
 
-    It imports and calls what ``config`` names: use it only for data that you trust. ``load_from_checkpoint`` does not
-    use it.
+    This function imports and calls what ``config`` names: use it only for data that you trust. ``load_from_checkpoint``
+    does not use it.
 
     Args:
         class_type: the class.

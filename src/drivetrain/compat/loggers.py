@@ -37,7 +37,7 @@ def _scan_checkpoints(
 
     Args:
         checkpoint_callback: the callback.
-        logged_model_time: by path, the modification time of files that were already uploaded.
+        logged_model_time: the modification time of each file that was already uploaded, by path.
 
     Returns:
         The modification time, the path, its score, and "latest", "best" or "best_k"; the oldest first.

@@ -31,8 +31,8 @@ class Counts(NamedTuple):
     """The number of begun and of finished items.
 
     Attributes:
-        ready, started: begun; both are equal, because nothing happens in between here.
-        processed, completed: finished, including all hooks.
+        ready, started: the number of begun items; both are equal, because this library does nothing in between.
+        processed, completed: the number of finished items, including all hooks.
     """
 
     ready: int
@@ -47,7 +47,7 @@ class Counts(NamedTuple):
 
 
 class ProgressView(NamedTuple):
-    """Counts over the complete run, and over the current epoch or pass; and whether that is at its last item."""
+    """Counts over the complete run, and over the current epoch or pass, and whether its last item has begun."""
 
     total: Counts
     current: Counts
@@ -123,7 +123,7 @@ class TrainingEpochView(_LoopView):
 class StepCounts:
     """Optimizer steps; programs that call an optimizer without its wrapper write their own steps here.
 
-    ``trainer.global_step`` is the sum of the Trainer's and the module's steps. Setting ``completed`` changes it.
+    ``trainer.global_step`` is the sum of the Trainer's and the module's steps. Setting ``completed`` changes that sum.
     """
 
     def __init__(self, trainer: Trainer, by_hand: bool) -> None:
@@ -132,7 +132,7 @@ class StepCounts:
 
     @property
     def completed(self) -> int:
-        """The number of finished steps; 0 for the kind of optimization that the module does not use."""
+        """The number of finished steps; 0 for the mode of optimization that the module does not use."""
         module = self._trainer.lightning_module
         by_hand = module is not None and not module.automatic_optimization
         return self._trainer.progress.global_step if by_hand is self._by_hand else 0
@@ -159,7 +159,9 @@ class StepProgress:
 
 
 class OptimizationView:
-    """``epoch_loop.automatic_optimization`` and ``epoch_loop.manual_optimization``: the optimizer steps of either."""
+    """``epoch_loop.automatic_optimization`` and ``epoch_loop.manual_optimization``: the optimizer steps of this
+    mode.
+    """
 
     def __init__(self, trainer: Trainer, by_hand: bool) -> None:
         self.optim_step_progress = StepProgress(trainer, by_hand)
@@ -213,7 +215,7 @@ class FitView(_LoopView):
 class EvaluationView(_LoopView):
     """``trainer.validate_loop`` and ``trainer.test_loop``: the running or last pass.
 
-    Set either of them to an object of a subclass whose ``_print_results`` shows the results in another form.
+    Set one of these attributes to an object of a subclass whose ``_print_results`` shows the results in another form.
 
     Args:
         trainer: the Trainer.

@@ -1,7 +1,7 @@
 """Members of Lightning's classes whose overrides are not called here: refused with a cure, or harmless.
 
-Every other member of a contract is called; the contracts follow from the classes themselves. The names are those of
-Lightning 2.6, including private ones that subclasses override; for strategies those of ``Strategy``,
+The library calls every other member of a contract; the classes themselves define the contracts. The names are the names
+of Lightning 2.6, including private ones that subclasses override; for strategies those of ``Strategy``,
 ``ParallelStrategy`` and ``DDPStrategy``, for environments also those of the subclasses.
 """
 

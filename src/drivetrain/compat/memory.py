@@ -25,7 +25,7 @@ def is_cuda_out_of_memory(exception: BaseException) -> bool:
 
 
 def is_cudnn_snafu(exception: BaseException) -> bool:
-    """Return whether it is cuDNN's error for a workspace that cannot be allocated."""
+    """Return whether ``exception`` is cuDNN's error for a workspace that cannot be allocated."""
     return _says(exception, _OF_CUDNN)
 
 

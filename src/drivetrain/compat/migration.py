@@ -27,7 +27,7 @@ def migrate_checkpoint(
 ) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Convert a checkpoint of an earlier version to this version's layout, in place.
 
-    Its position in training is converted to drivetrain's counters.
+    The checkpoint's position in training is converted to drivetrain's counters.
 
     Args:
         checkpoint: the data that was read; its version is set.
@@ -67,7 +67,7 @@ def _pl_migrate_checkpoint(checkpoint: dict[str, Any], checkpoint_path: Any = No
 class pl_legacy_patch:
     """Context in which ``torch.load`` and ``pickle`` find the names in checkpoints of Lightning 1.x.
 
-    These are functions that later versions do not have. Other names are always found.
+    These names are functions that later versions do not have. Other names are always found.
     """
 
     _lock = threading.Lock()
@@ -128,6 +128,6 @@ def _upgrade(file: Path, location: str | None) -> None:
     if _KEY not in checkpoint:
         sys.exit(f"{file} says no version of Lightning, so it is no checkpoint of a Trainer. Leave it out.")
     kept = file.with_suffix(".bak")
-    if not kept.exists():  # an earlier upgrade has kept the original
+    if not kept.exists():  # an earlier upgrade has kept the original file
         shutil.copyfile(file, kept)
     store.save_checkpoint(migrate_checkpoint(checkpoint)[0], file)

@@ -49,7 +49,7 @@ def is_param_in_hook_signature(
     Args:
         hook_fx: a method, bound or not: its first parameter is the instance and does not count.
         param: the argument's name.
-        explicit: it must be named; otherwise ``*args`` counts too.
+        explicit: ``param`` must be a named parameter; otherwise ``*args`` is enough.
         min_args: this many parameters are enough, whatever their names.
     """
     (_, *names), rest, *_ = inspect.getfullargspec(hook_fx)
@@ -72,7 +72,8 @@ def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
 def get_init_args(frame: types.FrameType) -> dict[str, Any]:
     """Return the arguments of the ``__init__`` that runs in ``frame``, by name, including its ``**kwargs``.
 
-    Empty if the frame is not an ``__init__`` that uses ``super()`` or ``__class__``, because the class is then unknown.
+    The result is empty if the frame is not an ``__init__`` that uses ``super()`` or ``__class__``, because the class is
+    then unknown.
     """
     code, values = frame.f_code, frame.f_locals
     if "__class__" not in values or code.co_name != "__init__":
@@ -85,12 +86,13 @@ def get_init_args(frame: types.FrameType) -> dict[str, Any]:
 def collect_init_args(
     frame: types.FrameType, path_args: list[dict[str, Any]], inside: bool = False, classes: tuple[type, ...] = ()
 ) -> list[dict[str, Any]]:
-    """Append the arguments of each constructor that calls the one of ``frame`` to ``path_args``, and return it.
+    """Append the arguments of the constructors in ``frame`` and its callers to ``path_args``; return ``path_args``.
 
     Args:
-        frame: of a constructor, or of a function that it calls.
+        frame: the frame of a constructor, or of a function that it calls.
         path_args: gets one dictionary per constructor; the most specific class's comes last.
-        inside: whether a constructor was already found; the first caller that is not one then ends the search.
+        inside: whether a constructor was already found; the search then ends at the first caller that is not a
+            constructor.
         classes: the only classes whose constructors count.
     """
     caller = frame.f_back
@@ -127,7 +129,7 @@ def save_hyperparameters(
 
 
 def is_picklable(obj: object) -> bool:
-    """Return whether ``pickle`` accepts it."""
+    """Return whether ``pickle`` accepts ``obj``."""
     try:
         pickle.dumps(obj)
     except Exception:  # a user's __reduce__ may raise anything
@@ -151,20 +153,20 @@ def lightning_hasattr(model: Any, attribute: str) -> bool:
 
 
 def lightning_getattr(model: Any, attribute: str) -> Any:
-    """Return ``attribute`` of the last of these three that has it.
+    """Return ``attribute`` of the last of these three objects that has it.
 
     Raises:
-        AttributeError: none has it.
+        AttributeError: none of the three objects has the attribute.
     """
     holder = list(_found(model, attribute))[-1]
     return holder[attribute] if isinstance(holder, Mapping) else getattr(holder, attribute)
 
 
 def lightning_setattr(model: Any, attribute: str, value: Any) -> None:
-    """Set ``attribute`` on each of these three that has it.
+    """Set ``attribute`` on each of these three objects that has it.
 
     Raises:
-        AttributeError: none has it.
+        AttributeError: no object has it.
     """
     for holder in _found(model, attribute):
         if isinstance(holder, MutableMapping):

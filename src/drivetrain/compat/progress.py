@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 if TYPE_CHECKING:
     from drivetrain import Trainer
 
-_WIDTH = 5  # characters of a number: with a constant width, the bar does not move
+_WIDTH = 5  # characters of a number; the constant width keeps the bar from moving
 
 
 class Tqdm(tqdm):  # type: ignore[type-arg]  # only the stubs have a type argument

@@ -81,13 +81,13 @@ class WarningCache(set[str]):
             rank_zero_warn(message, stacklevel=stacklevel, **kwargs)
 
     def deprecation(self, message: str, stacklevel: int | None = None, **_: Any) -> None:
-        """Do the same with a deprecation warning."""
+        """Issue a deprecation warning with ``message``, unless it was already issued."""
         if message not in self:
             self.add(message)
             rank_zero_deprecation(message, stacklevel=stacklevel)
 
     def info(self, message: str, stacklevel: int = 5, **_: Any) -> None:
-        """Do the same with a log line."""
+        """Log ``message`` at INFO, unless it was already issued."""
         if message not in self:
             self.add(message)
             rank_zero_info(message)

@@ -35,15 +35,16 @@ class _Drawn(Dataset[Any]):
 
 
 class DistributedSamplerWrapper(DistributedSampler[Any]):
-    """Gives each rank its part of the draws of ``sampler``; every rank draws all of them, from the same seed.
+    """Gives each rank its part of the draws of ``sampler``; every rank draws the complete order, from the same seed.
 
     The Trainer and the Engine do not change a loader with this sampler. In loaders without it they distribute the
     samples themselves, in the order that rank 0 draws.
 
     Args:
-        sampler: with a length.
-        args, kwargs: of torch's ``DistributedSampler``, after its dataset: ``num_replicas``, ``rank``, ``drop_last``,
-            and ``shuffle=False``, without which it shuffles once more what the sampler has drawn.
+        sampler: the sampler to distribute; it must have a length.
+        args, kwargs: arguments of torch's ``DistributedSampler``, after its dataset: ``num_replicas``, ``rank``,
+            ``drop_last``, and ``shuffle=False``; without the latter, the order that the sampler has drawn is shuffled
+            once more.
     """
 
     def __init__(self, sampler: Iterable[Any], *args: Any, **kwargs: Any) -> None:
@@ -91,8 +92,8 @@ class UnrepeatedDistributedSamplerWrapper(DistributedSamplerWrapper, UnrepeatedD
     """:class:`DistributedSamplerWrapper` without repeated samples.
 
     Args:
-        sampler: with a length.
-        args, kwargs: of :class:`UnrepeatedDistributedSampler`, after its dataset.
+        sampler: the sampler to distribute; it must have a length.
+        args, kwargs: arguments of :class:`UnrepeatedDistributedSampler`, after its dataset.
     """
 
 
@@ -109,5 +110,5 @@ def prepare_for_backward(model: DistributedDataParallel, output: Any) -> None:
         return
     searches = model.find_unused_parameters and not model.static_graph
     found = [leaf for _, leaf in leaves(output) if isinstance(leaf, Tensor)] if searches else []
-    model.reducer._rebuild_buckets()  # DDP does this before it prepares
+    model.reducer._rebuild_buckets()  # DDP rebuilds its buckets before it prepares a backward pass
     model.reducer.prepare_for_backward(found)

@@ -36,7 +36,7 @@ class FabricSpikeDetection(LossWatch):
         """Compare the loss of a batch with earlier ones; this waits for the device.
 
         Raises:
-            TrainingSpikeException: it is a spike on at least one rank.
+            TrainingSpikeException: the loss is a spike on at least one rank.
         """
         value = float(loss)
         is_spike = batch_idx >= self.warmup and self.is_spike(value)

@@ -1,4 +1,4 @@
-"""The tables of Lightning's available modules, one per generation, and which is in use.
+"""The tables of Lightning's available modules, one per generation, and which table this process uses.
 
 The tables' rows are in ``served.py``, here and in the folders of the earlier generations.
 """

@@ -9,7 +9,7 @@ from itertools import takewhile
 
 
 def _version(distribution: str) -> tuple[int, ...]:
-    """Return the leading numbers of the installed version; empty if it is not installed."""
+    """Return the leading numbers of the installed version; empty if the distribution is not installed."""
     try:
         text = metadata.version(distribution)
     except metadata.PackageNotFoundError:

@@ -20,7 +20,7 @@ class _EmptyInit(NoInit):
     """Create layers without initializing their parameters.
 
     Args:
-        enabled: whether to do so.
+        enabled: whether to leave parameters uninitialized.
     """
 
     def __init__(self, enabled: bool = True) -> None:
@@ -52,7 +52,7 @@ def _materialize_tensors(collection: Any) -> Any:
 def _move_state_into(
     source: MutableMapping[str, Any], destination: MutableMapping[str, Any], keys: set[str] | None = None
 ) -> None:
-    """Move entries with these names, by default all, from one dictionary to the other, whose objects load them."""
+    """Move the entries ``keys``, by default all, from one dictionary to the other, whose objects load them."""
     for key in list(source.keys() if keys is None else keys & source.keys()):
         state = source.pop(key)
         if key in destination and hasattr(destination[key], "load_state_dict"):
@@ -74,7 +74,7 @@ def _materialize(module: nn.Module, device: torch.device | str | int) -> None:
 
 
 def _materialize_meta_tensors(module: nn.Module, device: torch.device | str | int) -> None:
-    """Do so for each layer in ``module`` with a tensor on the meta device."""
+    """Do :func:`_materialize` for each layer in ``module`` with a tensor on the meta device."""
     for each in module.modules():
         if _has_meta_device_parameters_or_buffers(each, recurse=False):
             _materialize(each, device)

@@ -14,7 +14,7 @@ def is_wrapped(obj: object) -> bool:
 
 
 def _unwrap_objects(collection: Any) -> Any:
-    """Return ``collection``, an object or a tree of them, with wrapped objects replaced by the originals."""
+    """Return ``collection``, an object or a tree of objects, with wrapped objects replaced by the originals."""
     return map_leaves(_original, collection)
 
 

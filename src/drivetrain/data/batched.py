@@ -2,10 +2,10 @@
 
 [Note: which loaders]
 A ``DataLoader`` over a ``TensorDataset``, over a ``StackDataset`` of tensors, or over a ``Subset`` of these, with
-torch's default collate. Only torch's own unchanged classes, so that no user code is skipped. A batch then equals the
-stacked samples in values, dtype, strides and type. All other loaders are fetched sample by sample, as in torch; so is
-any single batch whose indices are not plain integers or are out of range, or if a tensor is not dense and contiguous in
-host memory.
+torch's default collate. Only torch's own unchanged classes are supported, so that no user code is skipped. A batch then
+equals the stacked samples in values, dtype, strides and type. All other loaders are fetched sample by sample, as in
+torch; so is any single batch with indices that are not plain integers or are out of range, or with a tensor that is not
+dense and contiguous in host memory.
 
 The user's loader and data set do not change. A copy of the loader is iterated; it shares the samplers and the
 generator, so the same random numbers are drawn.
@@ -33,7 +33,7 @@ L = TypeVar("L")
 def start_pass(loader: Any) -> Iterator[Any]:
     """Start a pass over any loader: ``iter(loader)``, with batches fetched as a whole if possible.
 
-    Persistent workers stay with the user's loader, as they do after ``iter(loader)``.
+    Persistent workers belong to the user's loader, as they do after ``iter(loader)``.
     """
     source = batched(loader)
     if source is loader:
@@ -88,7 +88,7 @@ def reason_for_samples(loader: DataLoader[Any]) -> str | None:
 
 
 class _Fetch:
-    """Replaces a data set; its method ``collate`` replaces ``default_collate``.
+    """Replaces a data set in a DataLoader; its method ``collate`` replaces ``default_collate``.
 
     A DataLoader calls ``collate(dataset.__getitems__(indices))``.
     """
@@ -115,7 +115,7 @@ class _SeesDataset:
         self._user, self._fetch = user, fetch
 
     def __call__(self, worker_id: int) -> None:
-        object.__setattr__(get_worker_info(), "dataset", self._fetch.dataset)  # its own __setattr__ raises
+        object.__setattr__(get_worker_info(), "dataset", self._fetch.dataset)  # __setattr__ of the worker's info raises
         self._user(worker_id)
 
 
@@ -140,7 +140,8 @@ def _whole(data: Any, indices: Any) -> Any:
             return None
         positions = torch.frombuffer(array("q", indices), dtype=torch.int64)
         parts = [tensor.index_select(0, positions) for tensor in tensors]
-    except (IndexError, OverflowError, NotImplementedError):  # negative or out of range, or torch has no such kernel
+    # an index is negative or out of range, or torch has no such kernel
+    except (IndexError, OverflowError, NotImplementedError):
         return None
     if type(data) is Tensor:
         return parts[0]
@@ -182,7 +183,7 @@ def _is_array(indices: Any) -> bool:
 
 
 def _is_unchanged(data: Any) -> bool:
-    """Whether the samples of ``data`` come from torch's own methods; programs may replace them on a class or an
+    """Whether the samples of ``data`` come from torch's own methods, which programs may replace on a class or an
     object.
     """
     kind, own = type(data), vars(data)

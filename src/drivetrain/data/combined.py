@@ -22,7 +22,7 @@ from drivetrain.data.batched import start_pass
 from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeError, described, did_you_mean, whose
 
 _INF = float("inf")
-_END = object()  # the default of next(): None may be a batch
+_END = object()  # the default of next(), because None may be a batch
 _LENGTHS: dict[str, Callable[[Iterable[float]], float]] = {
     "min_size": min,
     "max_size_cycle": max,
@@ -36,20 +36,21 @@ Starts = Sequence[Callable[[], Iterator[Any]]]
 class CombinedLoader:
     """Iterate a tree of loaders as one loader.
 
-    A pass yields ``(batch, batch_idx, dataloader_idx)``. Except in "sequential", the batch is the tree with a batch in
-    place of every loader, ``batch_idx`` counts them and ``dataloader_idx`` is 0. In "sequential" the batch is the
-    loader's own, with that loader's index, and ``batch_idx`` starts at 0 for each loader.
+    A pass yields ``(batch, batch_idx, dataloader_idx)``. In every mode except "sequential", the batch is the tree with
+    a batch in place of every loader, ``batch_idx`` counts these trees and ``dataloader_idx`` is 0. In "sequential" mode
+    the batch is one loader's batch, with the index of this loader, and ``batch_idx`` starts at 0 for each loader.
 
-    Nothing starts before the first batch is requested; then the iterators are created in order, and in "sequential"
-    mode each only after the previous loader has ended and its workers have stopped. Batches are also fetched in order,
-    so that random numbers are drawn in the same order in every run. A pass that is abandoned stops its workers.
+    No iterator is created before the first batch is requested. Then the iterators are created in order; in "sequential"
+    mode each is created only after the previous loader has ended and its workers have stopped. Batches are also fetched
+    in order, so that random numbers are drawn in the same order in every run. A pass that is abandoned stops its
+    workers.
 
     Args:
         iterables: a loader, or nested lists, tuples, named tuples, mappings and dataclasses of loaders. A list or tuple
             that contains only strings and numbers, nested or not, is one loader: its elements are the batches.
         mode: "min_size" ends with the first loader that ends. "max_size_cycle" ends when each loader has ended once,
-            and starts the shorter ones again until then. "max_size" ends with the last, and yields ``None`` for loaders
-            that have ended. "sequential" takes one loader after another.
+            and starts the shorter ones again until then. "max_size" ends with the last loader, and yields ``None`` in
+            place of batches of loaders that have ended. "sequential" iterates one loader after another.
 
     Raises:
         ConfigurationError: the mode is unknown, or a leaf of the tree is not iterable.
@@ -60,7 +61,7 @@ class CombinedLoader:
             raise ConfigurationError(f"CombinedLoader has no mode {mode!r}. {did_you_mean(str(mode), _LENGTHS)}")
         self._mode = mode
         self._limits: list[int | float] | None = None
-        self._ended: list[bool] = []  # which loaders had already ended once in the resumed pass
+        self._ended: list[bool] = []  # whether each loader had already ended once in the resumed pass
         self._passes: WeakSet[Generator[tuple[Any, int, int], None, None]] = WeakSet()
         self._iterables = iterables
         # The tree's structure is fixed: passes only replace its leaves.
@@ -81,10 +82,10 @@ class CombinedLoader:
 
     @property
     def flattened(self) -> list[Any]:
-        """The loaders in order. Set it to replace the loaders from the next pass on.
+        """The loaders in order. Assign a list to replace the loaders from the next pass on.
 
         Raises:
-            ConfigurationError: on setting, if the number differs or one is not iterable.
+            ConfigurationError: in an assignment, if the number differs or a loader is not iterable.
         """
         return list(self._flattened)
 
@@ -102,11 +103,12 @@ class CombinedLoader:
     def limits(self) -> list[int | float] | None:
         """The maximum number of batches of each loader; ``None``: all.
 
-        Set it to ``None``, to one number for all loaders, or to one per loader: whole numbers, or ``inf``. A loader
-        ends at its limit as at its end, and with 0 it is not started. A change takes effect at the next pass.
+        Assign ``None``, one number for all loaders, or one number per loader: whole numbers, or ``inf``. A loader ends
+        at its limit as at its own end; with the limit 0 it is not started. A change takes effect at the next pass.
 
         Raises:
-            ConfigurationError: on setting, if the number of limits differs, or one is not a number of batches.
+            ConfigurationError: in an assignment, if the number of limits differs, or a limit is not a number of
+                batches.
         """
         return None if self._limits is None else list(self._limits)
 
@@ -131,19 +133,20 @@ class CombinedLoader:
 
     @property
     def sampler(self) -> Any:
-        """The tree with each loader's sampler instead of the loader, ``None`` for a loader without one."""
+        """The tree with each loader's sampler in place of the loader, or ``None`` for a loader without a sampler."""
         return _fill(self._tree, [getattr(loader, "sampler", None) for loader in self._flattened])
 
     @property
     def batch_sampler(self) -> Any:
-        """The tree with each loader's batch sampler instead of the loader, ``None`` for a loader without one."""
+        """The tree with each loader's batch sampler in place of the loader, or ``None`` for a loader without one."""
         return _fill(self._tree, [getattr(loader, "batch_sampler", None) for loader in self._flattened])
 
     def __len__(self) -> int:
         """Number of batches of a pass, with the current limits.
 
         Raises:
-            TypeError: a loader has no length. A limit does not replace it: the loader may end before.
+            TypeError: a loader has no length. A limit does not replace the length, because the loader may end before
+                its limit.
         """
         lengths: list[float] = []
         for index, (loader, limit) in enumerate(self._limited()):
@@ -166,22 +169,22 @@ class CombinedLoader:
         """Let the next pass resume in its middle, with loaders at their saved positions.
 
         Args:
-            ended: for each loader, whether it has already ended once ("max_size_cycle" ends when all have).
+            ended: for each loader, whether it has already ended once ("max_size_cycle" ends when all loaders have).
         """
         self._ended = list(ended)
 
     def reset(self) -> None:
-        """End the running passes and stop their workers, also persistent ones."""
+        """End the running passes and stop their workers, including persistent ones."""
         for batches in list(self._passes):
             batches.close()
         for loader in self._flattened:
             if isinstance(loader, DataLoader):
-                loader._iterator = None  # only set with persistent workers, which stop when it is dropped
+                loader._iterator = None  # set only with persistent workers, which stop when the iterator is dropped
 
     def state_dict(self) -> list[Any]:
         """Return the state of each loader that has a ``state_dict``, in order, ``None`` for the others.
 
-        It contains the position of each loader, but not how often "max_size_cycle" has restarted it.
+        The state contains the position of each loader, but not how often "max_size_cycle" has restarted it.
         """
         return [loader.state_dict() if _has(loader, "state_dict") else None for loader in self._flattened]
 
@@ -244,8 +247,8 @@ def _max_size(starts: Starts, ended: Sequence[bool]) -> Iterable[Sequence[Any]]:
 
 
 def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[Any]]:
-    """Each round first fetches from the loaders that have not ended yet: when the last of them ends, nothing was
-    fetched for an unused round, and no loader was restarted for it.
+    """Each round first fetches from the loaders that have not ended yet. So when the last of these loaders ends, no
+    batch was fetched and no loader was restarted for the incomplete round.
     """
     iterators = [start() for start in starts]
     unended = [index for index, once in enumerate(ended) if not once]
@@ -263,7 +266,7 @@ def _max_size_cycle(starts: Starts, ended: Sequence[bool]) -> Iterator[Sequence[
                 if batches[index] is _END:
                     batches[index] = next(iterators[index], _END)
                 if batches[index] is _END:
-                    iterators[index] = iter(())  # first, so that two sets of workers are never alive together
+                    iterators[index] = iter(())  # dropped first, so that two sets of workers never run together
                     iterators[index] = start()
                     batches[index] = next(iterators[index], _END)
                 if batches[index] is _END:
@@ -295,8 +298,8 @@ def _start(loader: Any, limit: int | float) -> Iterator[Any]:
 def without_restart(iterator: Iterator[Any]) -> Iterator[Any]:
     """Return ``iterator`` wrapped so that its ``__iter__`` does nothing.
 
-    ``for``, ``zip`` and ``islice`` call ``__iter__`` of an iterator. A loader that returns itself from ``__iter__``
-    would start another pass, and draw another order.
+    ``for``, ``zip`` and ``islice`` call ``__iter__`` of an iterator. Called again, ``__iter__`` of a loader that
+    returns itself would start another pass, and draw another order.
     """
     if isinstance(iterator, (GeneratorType, _BaseDataLoaderIter)):
         return iterator
@@ -333,7 +336,8 @@ def _holds_values(node: Any) -> bool:
 
 
 def _is_value(leaf: Any) -> bool:
-    return isinstance(leaf, (str, bytes, Number)) or getattr(leaf, "ndim", None) == 0  # a tensor with one number
+    # a tensor with one number counts as a number
+    return isinstance(leaf, (str, bytes, Number)) or getattr(leaf, "ndim", None) == 0
 
 
 def _checked(loaders: list[Any]) -> list[Any]:
@@ -355,7 +359,7 @@ def _has(loader: Any, method: str) -> bool:
 
 
 class BatchList:
-    """Marks a list of batches as one loader in a tree, where a plain list is a branch."""
+    """Marks a list of batches as one loader in a tree; a plain list is several loaders."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self.batches = batches
@@ -371,7 +375,7 @@ def check_iterable(loader: Any, start: str) -> None:
     """Check that ``loader`` yields batches. ``start`` begins the error message.
 
     Raises:
-        ConfigurationError: it is not iterable, is a string, or is Lightning's CombinedLoader, which also yields
+        ConfigurationError: the loader is not iterable, is a string, or is Lightning's CombinedLoader, which also yields
             indices.
     """
     if any(cls.__name__ == "CombinedLoader" and whose(cls) for cls in type(loader).__mro__):  # Lightning's
@@ -408,14 +412,14 @@ def has_data_loader(given: Any) -> bool:
 def arranged(given: Any, start: str) -> Any:
     """Return a user's loaders as a tree with one loader at each leaf.
 
-    A list or tuple is several loaders if each of its elements is one (:func:`is_loader`), otherwise one loader of
+    A list or tuple is several loaders if each of its elements is a loader (:func:`is_loader`), otherwise one loader of
     batches, which becomes a :class:`BatchList`. A mapping is always several loaders, by name; each value is treated as
     if it were passed alone. Lists that contain a DataLoader may be nested; every leaf must then be a loader. Any other
     object is one loader.
 
     Args:
         given: an argument of the Trainer's methods, or the result of a loader hook.
-        start: begins the messages, for example "train_dataloader gave".
+        start: the beginning of error messages, for example "train_dataloader gave".
 
     Raises:
         ConfigurationError: a loader is not iterable, or another object is in its place.

@@ -55,7 +55,9 @@ def count_batches(loader: Any, limit: int | float, argument: str) -> float:
 
 
 def count_of(length: int | None, limit: int | float, argument: str, name: str) -> float:
-    """Do :func:`count_batches` for a loader with this ``length`` (``None``: none) and class ``name``."""
+    """Do the work of :func:`count_batches` for a loader with this ``length`` (``None``: no length) and the class name
+    ``name``.
+    """
     if limit == 0:
         return 0
     if isinstance(limit, int):
@@ -85,9 +87,10 @@ def _at_least_one_of(length: int) -> float:
 def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
     """Return whether the next batch is fetched before the current one is processed.
 
-    Only with workers, or if nothing else shows which batch is the last. Never with ``num_workers=0`` and a known
-    length: it would change the order of draws from the global random generators, compared with a plain loop. With the
-    switch ``early_iterators``, a pass that a limit of ``num_batches`` ends also has a known length.
+    The next batch is fetched early only with workers, or if nothing else shows which batch is the last. It is never
+    fetched early with ``num_workers=0`` and a known length: that would change the order of draws from the global random
+    generators, compared with a plain loop. With the
+        switch ``early_iterators``, the length is also known if a limit of ``num_batches`` ends the pass.
     """
     if any(getattr(part, "num_workers", 0) > 0 for part in parts_of(loader)):
         return True
@@ -95,7 +98,7 @@ def fetches_ahead(loader: Any, num_batches: float = float("inf")) -> bool:
         return num_batches == float("inf")
     if sized_length(loader) is None:
         return True
-    # The length of an iterable-style dataset may be wrong.
+    # For an iterable-style dataset, the length of the loader may be wrong.
     return any(isinstance(getattr(part, "dataset", None), IterableDataset) for part in parts_of(loader))
 
 
@@ -110,17 +113,18 @@ def feed(
     """Yield ``(batch, is_last)``.
 
     A pass that no limit cuts short exhausts the loader, as a ``for`` loop does: code after the last batch runs, and
-    samplers draw their last random numbers. This happens when the next batch after the last one is requested.
+    samplers draw their last random numbers. The loader is exhausted when the next batch after the last one is
+    requested.
 
     Args:
         batches: a loader, or the passes over one; its iterator is created here, once.
         num_batches: the maximum number of batches, or ``inf``.
-        move: moves a batch to the device as soon as it is fetched; ``None`` if an overridden transfer hook does it
-            later. If the first batch is already on the device, the loader's other batches are too, and ``move`` is not
-            called again in this pass.
+        move: moves a batch to the device as soon as it is fetched; ``None`` if an overridden transfer hook moves it
+            later. If the first batch is already on the device, the loader's other batches are assumed to be there too,
+            and ``move`` is not called again in this pass.
         ahead: the result of :func:`fetches_ahead`.
-        resumed: the position of a resumed pass, whose iterator already exists.
-        started: the iterator over ``batches``, if it was created before.
+        resumed: the position of a resumed pass, whose iterator exists already.
+        started: the iterator over ``batches``, if it was created early.
     """
     done = 0 if resumed is None else resumed.done
     items = without_restart(start_pass(batches)) if started is None else started
@@ -155,7 +159,7 @@ def feed(
 
 
 def _behind(batches: Any) -> Any:
-    """Return the user's loader behind ``batches``."""
+    """Return the user's loader of a pass over ``batches``."""
     return batches.loader if isinstance(batches, (Passes, CombinedPasses, RecordedIndices)) else batches
 
 
@@ -198,11 +202,12 @@ def gives_up(loader: Any, num_batches: float) -> bool:
 def position_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) -> dict[str, Any]:
     """Return the position of ``passes`` after a loader that was resumed at ``before`` was exhausted.
 
-    A stateful loader that yielded no further batch keeps its earlier state: it may not have one yet.
+    If a stateful loader yielded no further batch, its earlier state is kept, because the loader may not have a state
+    yet.
     """
     ended = [part["ended"] for part in before.get("parts", [before])]
     if any(ended) if getattr(passes.loader, "mode", None) == "min_size" else all(ended):
-        return before  # it was already exhausted
+        return before  # the loader was already exhausted
     position = passes.position(states=False)
     parts = zip(position.get("parts", [position]), before.get("parts", [before]), parts_of(passes.loader), strict=True)
     for part, old, loader in parts:
@@ -212,7 +217,9 @@ def position_after_end(passes: Passes | CombinedPasses, before: dict[str, Any]) 
 
 
 def _is_its_own_iterator(loader: Any) -> bool:
-    """Whether a loader, or one of those in a CombinedLoader, continues at its position when it is iterated again."""
+    """Whether iterating ``loader`` again, or a loader in a CombinedLoader, continues at its position instead of
+    starting a new pass.
+    """
     parts = parts_of(loader)
     return any(hasattr(each, "__next__") for each in (*parts, *(getattr(part, "dataset", None) for part in parts)))
 
@@ -223,7 +230,7 @@ class Resumed:
 
     Attributes:
         done: the number of finished batches of the pass.
-        caught_up: called after all batches were fetched that the interrupted pass had fetched.
+        caught_up: called when all batches are fetched that the interrupted pass had fetched.
     """
 
     done: int
@@ -242,7 +249,7 @@ def _ahead(
             position = passes.position()
             if passes.fetches_here:
                 position["rng"] = rng_state()
-            passes.flight = position  # kept if the pass is abandoned: the batch fetched ahead was not processed
+            passes.flight = position  # kept if the pass is abandoned, because the batch fetched ahead was not processed
         for batch in source:
             following = batch if move is None else move(batch)
             break
@@ -274,7 +281,7 @@ class BatchIterator:
         dataloader_idx: the loader's index in an evaluation over several loaders.
 
     Attributes:
-        taken: the number of batches that the running or last step has fetched.
+        taken: the number of batches that the current or last step has fetched.
     """
 
     source: Iterator[tuple[Any, bool]]
@@ -290,7 +297,7 @@ class BatchIterator:
         return self
 
     def bound(self, step: Callable[..., Any]) -> Callable[[Any, int], Any]:
-        """Return ``step`` in the form that the loop calls. A step that requests more batches than there are is
+        """Return ``step`` in the form that the loop calls. If a step requests more batches than there are, it is
         discarded.
         """
 
@@ -318,12 +325,12 @@ class BatchIterator:
 
 def seed_workers(loader: Any, rank: int | None = None) -> None:
     """After ``seed_everything(workers=True)``: seed python and numpy in each worker, unless the user's
-    ``worker_init_fn`` does.
+    ``worker_init_fn`` does that.
 
     Args:
         loader: a loader; only a DataLoader is changed.
-        rank: the index of this process's part of the data, if it differs from its rank: the ranks of one model must
-            augment samples identically.
+        rank: the index of this process's part of the data. This index may differ from the rank: the ranks of one model
+            must augment samples identically.
     """
     wanted = os.environ.get("PL_SEED_WORKERS") == "1"
     if wanted and getattr(loader, "num_workers", 0) > 0 and getattr(loader, "worker_init_fn", True) is None:
@@ -335,7 +342,8 @@ def make_room_for_sockets(loader: Any) -> None:
     """Choose a folder for the sockets of the loader's workers if the path of the temporary folder is too long for them.
 
     Workers send tensors through sockets that ``multiprocessing`` creates in that folder. If the path is too long, the
-    loader would wait for its first batch forever. Nothing is changed in versions of Python that handle this themselves.
+    loader would wait for its first batch forever. With versions of Python that handle long paths themselves, nothing is
+    changed.
     """
     config = getattr(current_process(), "_config", None)
     if not getattr(loader, "num_workers", 0) or not isinstance(config, dict) or config.get("tempdir"):

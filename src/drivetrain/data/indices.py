@@ -18,8 +18,8 @@ from drivetrain.errors import ConfigurationError
 class RecordedIndices:
     """A loader's batches, and the dataset indices of each batch's samples, for callbacks that write predictions.
 
-    Workers fetch ahead, so the sampler draws long before a batch arrives: each draw is recorded, and read as the
-    batches arrive, in the order of the draws. (A loader with ``in_order=False`` is iterated in order here.)
+    Workers fetch ahead, so the sampler draws long before a batch arrives. Each draw is recorded, and the records are
+    used in the same order as the batches arrive. (A loader with ``in_order=False`` is iterated in order here.)
 
     The user's loader does not change; a copy is iterated that shares its dataset, samplers and generator. With
     ``persistent_workers`` the copy has its own workers, which live as long as this object.
@@ -27,8 +27,8 @@ class RecordedIndices:
     Only one pass at a time is possible. A subclass whose ``__iter__`` drops or splits batches is not supported.
 
     Args:
-        loader: a DataLoader over a map-style dataset; for any other loader the lists are empty. A CombinedLoader yields
-            its batches without their indices.
+        loader: a DataLoader over a map-style dataset; for any other loader the lists of indices are empty. A
+            CombinedLoader yields its batches without their indices.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -60,7 +60,8 @@ class RecordedIndices:
             yield batch[0] if isinstance(self.loader, CombinedLoader) else batch
 
     def pop(self) -> list[Any]:
-        """Return the indices of the oldest batch that was yielded and not yet popped: call it once per batch.
+        """Return the indices of the oldest batch that was yielded and whose indices were not returned yet; call it once
+        per batch.
 
         With ``batch_size=None`` a sample is a batch, and the list holds its index.
 
@@ -86,13 +87,13 @@ class _Recorder(SamplerProxy):
         self.drawn.clear()  # indices that workers had fetched ahead in an abandoned pass
         return self._record(
             without_restart(iter(self._sampler))
-        )  # started here, as the loader starts it: it may draw random numbers
+        )  # created here, as the loader does, because creating it may draw a random number
 
     def _record(self, draws: Iterator[Any]) -> Iterator[Any]:
         for indices in draws:
             if self._batched and isinstance(indices, Iterator):
-                indices = list(indices)  # it can be read only once, and the dataset reads it too
-            several = self._batched or isinstance(indices, list)  # without batch_size a tuple may be one index
+                indices = list(indices)  # an iterator can be read only once, and the dataset reads it too
+            several = self._batched or isinstance(indices, list)  # without batch_size, a tuple may be one index
             self.drawn.append([_plain(index) for index in (indices if several else [indices])])
             yield indices
 

@@ -36,7 +36,9 @@ def generators_kept(loaders: Iterable[Any]) -> Iterator[None]:
 
 @contextmanager
 def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
-    """Context in which ``loaders`` start separate workers; at its end the persistent ones are back."""
+    """Context in which ``loaders`` start separate workers; at its end, the loaders have their persistent workers
+    again.
+    """
     parts = [part for loader in loaders for part in parts_of(loader)]
     kept = [(part, part._iterator) for part in parts if isinstance(part, DataLoader) and part.persistent_workers]
     for part, _ in kept:
@@ -48,8 +50,8 @@ def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
             part._iterator = iterator
 
 
-_LARGE = 1000  # larger containers are treated as data: their items are not saved
-_LARGEST = 100_000  # larger containers are not saved at all
+_LARGE = 1000  # larger containers are treated as data: the objects in them are not saved
+_LARGEST = 100_000  # of containers larger than this, nothing is saved
 
 
 @contextmanager
@@ -57,7 +59,7 @@ def objects_kept(roots: Iterable[Any]) -> Iterator[None]:
     """Context that restores everything reachable from ``roots`` at its end: attributes, small containers, random
     generators.
 
-    Tensors, modules, drivetrain's own objects and those of the standard library are not followed. A running generator
+    Tensors, modules, and objects of drivetrain and of the standard library are not followed. A running generator
     function cannot be restored.
     """
     seen: dict[int, Any] = {}
@@ -78,7 +80,7 @@ def objects_kept(roots: Iterable[Any]) -> Iterator[None]:
 
 
 def _kept(value: Any) -> tuple[Callable[[], None] | None, list[Any]]:
-    """Return a function that restores ``value``, or ``None``, and the objects in it."""
+    """Return a function that restores ``value`` (``None``: nothing to restore), and the objects in ``value``."""
     if isinstance(value, random.Random):
         return functools.partial(value.setstate, value.getstate()), []
     source = getattr(value, "bit_generator", None)
@@ -131,7 +133,7 @@ def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]
 
     Args:
         loaders: new loaders; a loader without a state is not changed.
-        states: of the form :data:`LOADER_STATES`.
+        states: the states, of the form :data:`LOADER_STATES`.
 
     Raises:
         CheckpointError: a generator refuses its state.
@@ -181,8 +183,8 @@ def set_generator_states(generators: Iterable[torch.Generator], states: Iterable
 
 
 def worker_state() -> tuple[Any, ...]:
-    """Return the states of Python's, torch's and, if it is loaded, numpy's generators, in a form that is cheap to
-    compare and send.
+    """Return the states of Python's, torch's and, if imported, numpy's generators, in a form that is cheap to compare
+    and send.
     """
     state = torch.get_rng_state()
     words = ctypes.string_at(state.data_ptr(), state.numel())
@@ -207,7 +209,7 @@ def check_worker_state(state: Any, place: str) -> None:
     """Check a checkpoint's copy of a result of :func:`worker_state`.
 
     Raises:
-        WrongForm: a part is missing or has another type, or a generator refuses it.
+        WrongForm: a part is missing or has another type, or a generator rejects it.
     """
     python, words, numpy = of_length(3, state, place)
     if not expect(words, bytes, f"{place}[1]"):

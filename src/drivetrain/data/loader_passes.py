@@ -38,8 +38,8 @@ POSITION: Form = {
 class Passes:
     """One loader that is iterated once per epoch, or more often inside a CombinedLoader.
 
-    Each subclass resumes a pass differently; this class iterates the loader again from its start and discards the
-    finished batches. That is exact if the loader's batches depend only on its own draws.
+    Each subclass resumes a pass in its own way; this class iterates the loader again from its start and discards the
+    finished batches. That is exact if the loader's batches depend only on random numbers that it draws itself.
 
     Args:
         loader: any re-iterable object.
@@ -48,7 +48,7 @@ class Passes:
         loader: the user's loader.
         limit: the maximum number of batches in a pass.
         fetches_here: whether fetching a batch may draw from this process's random generators.
-        flight: the position before a batch that is fetched ahead; ``None`` if there is none.
+        flight: the position before the batch that is fetched ahead; ``None`` if no batch is.
         can_repeat: whether :meth:`last_batch` works.
     """
 
@@ -101,7 +101,7 @@ class Passes:
         self._prepared = chain(list(islice(source, int(takes_first))), source)
 
     def _leave(self) -> None:
-        """Called before another pass begins; the previous pass may have been abandoned."""
+        """Called before another pass begins, because the previous pass may have been abandoned."""
 
     def _start(self) -> Iterator[Any]:
         """Start a pass of the loader."""
@@ -117,7 +117,7 @@ class Passes:
     # ---- its position ------------------------------------------------------------------------------------------------
 
     def position(self, states: bool = True) -> Position:
-        """Return the position of the pass; without ``states``, loaders are not asked for their state."""
+        """Return the position of the pass; without ``states``, the loaders' own states are left out."""
         return {
             "given": self._given,
             "begun": self._begun,
@@ -127,8 +127,10 @@ class Passes:
         }
 
     def carry_over(self, position: Position) -> None:
-        """Restore state from ``position`` that outlives a pass: the user's generators, and persistent workers."""
-        # otherwise it is a CombinedLoader's position, whose states do not belong to this loader
+        """Restore the state in ``position`` that lasts longer than a pass: the user's generators, and persistent
+        workers.
+        """
+        # otherwise the position belongs to a CombinedLoader, and its states to other loaders
         if "given" in position:
             set_generator_states(self._generators, position["generators"])
             self._carry_over(position)
@@ -137,8 +139,8 @@ class Passes:
         """The part of :meth:`carry_over` that subclasses override."""
 
     def resume(self, position: Position) -> None:
-        """Let the next iteration continue at ``position``. Set the random generators afterwards, because this call
-        advances them.
+        """Let the next iteration continue at ``position``. Set the random generators after this call, which advances
+        them.
 
         Raises:
             CheckpointError: the loader yields fewer batches than were done, or cannot restore a state.
@@ -168,12 +170,12 @@ class Passes:
         return "loader" not in position
 
     def _resume(self, position: Position) -> None:
-        """Prepare the rest of the pass, in the random state in which the pass was started."""
+        """Prepare the rest of the pass, in the random state in which the pass was originally started."""
         self._prepared = without_restart(iter(self.loader))
         self._discard(self._prepared, 0, position["given"])
 
     def _discard(self, source: Iterator[Any], given: int, done: int) -> None:
-        """Fetch the batches from ``given`` to ``done`` of ``source`` again, and discard them."""
+        """Fetch the batches of ``source`` from number ``given`` to ``done`` again, and discard them."""
         self._given = given
         for item in islice(source, done - given):
             self._discarded(item)
@@ -190,7 +192,7 @@ class Passes:
     def last_batch(self, position: Position) -> Any:
         """Return the last batch before ``position``, fetched again; no random generator is advanced.
 
-        A worker may have used other random numbers for it.
+        A worker may have used other random numbers for the original batch.
         """
         with isolate_rng():
             self.resume({**position, "given": position["given"] - 1, "ended": False})
@@ -202,7 +204,7 @@ class Passes:
 class StatefulPasses(Passes):
     """A loader with ``state_dict`` and ``load_state_dict``, which saves its position itself."""
 
-    can_repeat = False  # it cannot go back by one batch
+    can_repeat = False  # a stateful loader cannot go back by one batch
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
@@ -223,7 +225,7 @@ class StatefulPasses(Passes):
     def _carry_over(self, position: Position) -> None:
         if "loader" not in position:
             return
-        # A file saved before the next pass begins describes the previous pass just as this position does.
+        # A file saved before the next pass begins contains this position of the previous pass again.
         self._given, self._ended, self._before = position["given"], position["ended"], position["before"]
         given, ended = self._given, self._ended
         whole = given >= length_of(self.loader) or (ended and given < self.limit)
@@ -242,7 +244,7 @@ class StatefulPasses(Passes):
 
 
 def length_of(loader: Any) -> float:
-    """Return its number of batches; ``inf`` if it has no length."""
+    """Return the loader's number of batches; ``inf`` if it has no length."""
     try:
         return len(loader)
     except (TypeError, NotImplementedError):
@@ -250,7 +252,7 @@ def length_of(loader: Any) -> float:
 
 
 def num_workers(loader: Any) -> int:
-    """Return its number of worker processes."""
+    """Return the loader's number of worker processes."""
     workers = getattr(loader, "num_workers", 0)
     return workers if isinstance(workers, int) else 0
 

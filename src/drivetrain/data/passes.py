@@ -4,7 +4,7 @@
 A loader with ``state_dict`` and ``load_state_dict`` saves its position itself. A torch DataLoader over a map-style
 dataset starts in the random state in which the interrupted pass was started, so that its sampler draws the same order;
 finished batches are skipped in the sampler, without fetching them. Any other loader is iterated again from its start,
-and finished batches are discarded: that is exact if its batches depend only on its own draws.
+and finished batches are discarded: that is exact if its batches depend only on random numbers that it draws itself.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def is_replayed(loader: Any) -> bool:
 
 
 class CombinedPasses:
-    """The passes over a CombinedLoader: every loader in it is resumed at its position. They yield batches without
-    indices.
+    """The passes over a CombinedLoader: each loader in the CombinedLoader is resumed at its position. A pass yields
+    batches without indices.
     """
 
     def __init__(self, loader: CombinedLoader) -> None:
@@ -52,11 +52,11 @@ class CombinedPasses:
         self._combined = copy.copy(loader)
         self._combined.flattened = self._parts
         self._combined.limits = None
-        self._over = False  # the next pass only ends the resumed one
-        self.fetches_here = True  # restarting a shorter loader draws numbers in this process
+        self._over = False  # True: the resumed pass has no batches left, and the next iteration ends it
+        self.fetches_here = True  # restarting a shorter loader draws random numbers in this process
         self._limit_parts()
 
-    can_repeat = False  # its loaders may have restarted since the last batch
+    can_repeat = False  # one of the loaders may have restarted since the last batch
 
     def last_batch(self, position: Position) -> Any:
         raise NotImplementedError  # see can_repeat
@@ -72,7 +72,7 @@ class CombinedPasses:
             part.start_epoch()
 
     def _limit_parts(self) -> None:
-        """Give each part its own limit: it knows how many batches a resumed pass has had."""
+        """Pass each part its own limit: a part knows how many batches it has yielded before a resume."""
         limits = self.loader.limits or [_INF] * len(self._parts)
         for part, limit in zip(self._parts, limits, strict=True):
             part.limit = limit
@@ -96,7 +96,7 @@ class CombinedPasses:
         return {"parts": [part.position(states) for part in self._parts]}
 
     def carry_over(self, position: Position) -> None:
-        """Restore state from ``position`` that outlives a pass."""
+        """Restore the state in ``position`` that lasts longer than a pass."""
         for part, its_position in zip(self._parts, position.get("parts", ()), strict=False):
             part.carry_over(its_position)
 
@@ -109,7 +109,7 @@ class CombinedPasses:
                 "Resume with the loaders it was saved with."
             )
         if self.loader.mode == "min_size" and any(its_position["ended"] for its_position in parts):
-            self.carry_over(position)  # exhausting it again would fetch a further batch of a longer loader
+            self.carry_over(position)  # exhausting the loaders again would fetch a further batch of a longer loader
             self._over = True
             return
         for part, its_position in zip(self._parts, parts, strict=True):

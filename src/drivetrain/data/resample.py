@@ -16,7 +16,7 @@ L = TypeVar("L", bound=DataLoader[Any])
 
 
 class SamplerProxy:
-    """Replaces a sampler or batch sampler, and behaves like it except for iteration."""
+    """Replaces a sampler or batch sampler, and behaves like the original except for iteration."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -26,7 +26,7 @@ class SamplerProxy:
 
     def __getattr__(self, name: str) -> Any:
         if name == "_sampler":
-            raise AttributeError(name)  # missing while this object is being copied
+            raise AttributeError(name)  # the attributes are missing while this object is being copied
         return getattr(self._sampler, name)
 
 
@@ -38,12 +38,13 @@ def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
     original, which does not change; running workers are not shared.
 
     Args:
-        loader: a DataLoader over a map-style dataset. A batch sampler is copied, with ``sampler`` as its ``sampler``;
-            so is a batch sampler that was passed as ``sampler`` together with ``batch_size=None``.
+        loader: a DataLoader over a map-style dataset. A batch sampler is copied, and ``sampler`` becomes the
+            ``sampler`` of the copy; the same is done with a batch sampler that was passed as ``sampler`` together with
+            ``batch_size=None``.
         sampler: yields indices of single samples.
 
     Raises:
-        ConfigurationError: its batch sampler has no ``sampler`` that can be set.
+        ConfigurationError: the loader's batch sampler has no ``sampler`` that can be set.
     """
     if loader.batch_sampler is not None:
         return replaced(loader, sampler=sampler, batch_sampler=_drawing_from(loader.batch_sampler, sampler))
@@ -53,14 +54,14 @@ def with_sampler(loader: L, sampler: Sampler[Any] | Iterable[Any]) -> L:
 
 
 def without_shuffle(loader: Any) -> Any:
-    """Return ``loader`` if it draws its samples in a fixed order, else a copy that does, with a warning.
+    """Return ``loader`` if it draws its samples in a fixed order; otherwise warn, and return a copy that does.
 
-    A DistributedSampler keeps its part of the data and stops shuffling; every other sampler, RandomSampler or a user's
-    own, is replaced by a SequentialSampler over the complete dataset. A list of indices already has an order. Other
-    loaders, and those with an iterable-style dataset, have no sampler and are returned unchanged.
+    A DistributedSampler keeps its part of the data and stops shuffling; any other sampler, RandomSampler or a user's
+    own, is replaced by a SequentialSampler over the complete dataset. A sampler that is a list of indices already has a
+    fixed order. Other loaders, and those with an iterable-style dataset, have no sampler and are returned unchanged.
 
     Raises:
-        ConfigurationError: the order comes from a batch sampler without a ``sampler``.
+        ConfigurationError: a batch sampler without a ``sampler`` determines the order.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return loader
@@ -84,9 +85,10 @@ def without_shuffle(loader: Any) -> Any:
 
 
 def with_every_sample(loader: Any) -> Any:
-    """Return ``loader``, or, if it drops an incomplete last batch, a copy that does not.
+    """Return ``loader``; if it drops an incomplete last batch, return a copy that yields this batch.
 
-    Only a DataLoader's batch sampler can be changed so. Loaders with an iterable-style dataset are returned unchanged.
+    Only the batch sampler of a DataLoader can be changed in this way. Loaders with an iterable-style dataset are
+    returned unchanged.
     """
     if not isinstance(loader, DataLoader) or not getattr(loader.batch_sampler, "drop_last", False):
         return loader

@@ -5,9 +5,9 @@ Each batch carries the state of its worker's random generators, if that has chan
 workers in turn, so a pass with W workers is resumed at the start of a round of W batches: every worker begins with its
 state at that point, and the few finished batches of the round are fetched again and discarded.
 
-Persistent workers keep their generators in the next pass. If a pass is abandoned, they have fetched ahead, and their
-draws for those batches come before the next pass: so these batches are received for their states, and discarded. A run
-that resumes between the two passes lets its workers fetch the same batches.
+Persistent workers continue with the same generators in the next pass. If a pass is abandoned, its persistent workers
+have fetched ahead, and their draws for those batches come before the next pass. So these batches are received for the
+workers' states, and discarded. A run that resumes between the two passes lets its workers fetch the same batches.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ class SampledPasses(Passes):
             self._seeds = _Seeds(source.worker_init_fn)
             changes |= {"collate_fn": _Carrying(source.collate_fn), "worker_init_fn": self._seeds}
         self._source = replaced(source, **changes)
-        self._states: dict[int, tuple[Any, Any]] = {}  # by worker: after the last batch but one, and after the last
+        # worker -> its states after its last batch but one, and after its last batch
+        self._states: dict[int, tuple[Any, Any]] = {}
         self._running: Iterator[Any] | None = None  # the loader's own iterator of this pass
-        self._carries_over = False  # whether the next workers begin with a checkpoint's states
+        self._carries_over = False  # whether the next workers start with the states in a checkpoint
 
     def close(self) -> None:
         for iterator in (self._running, self._source._iterator):
             if isinstance(iterator, _MultiProcessingDataLoaderIter):
                 iterator._shutdown_workers()
                 for worker in iterator._workers:
-                    worker.kill()  # a worker that hangs has not received the request to end
+                    worker.kill()  # a hanging worker has not received the request to end
         self._source._iterator = self._running = None
 
     def _leave(self) -> None:
@@ -71,12 +72,12 @@ class SampledPasses(Passes):
             except StopIteration:
                 break
             except Exception:
-                pass  # an error of an unused batch
+                pass  # an error in a batch that is not used
             self._given += 1
         self._draws.over = False
 
     def _start(self) -> Iterator[Any]:
-        # Persistent workers keep their random state; others are seeded again.
+        # Persistent workers keep their random state; new workers are seeded again.
         self._states = {w: (last, last) for w, (_, last) in self._states.items()} if self._persists else {}
         if self._carries_over:
             self._draws.started = self._before
@@ -105,7 +106,7 @@ class SampledPasses(Passes):
     def position(self, states: bool = True) -> Position:
         position = {**super().position(states), "drawing": self._draws.drawing}
         if self._seeds is not None:
-            inside = self._given % self._workers  # workers that have finished their batch of this round
+            inside = self._given % self._workers  # the workers that have yielded their batch of this round
             position["workers"] = {
                 worker: before if worker < inside else last for worker, (before, last) in self._states.items()
             }
@@ -120,7 +121,8 @@ class SampledPasses(Passes):
         if self._seeds is None or not self._persists:
             return
         if 0 < position["given"] < length_of(self._source) and not position["ended"]:
-            # The pass was abandoned after its workers had fetched ahead: these workers must fetch the same batches.
+            # The pass was abandoned after its workers had fetched ahead, so the new workers must fetch the same
+            # batches.
             with isolate_rng():
                 self.resume(position)
             self._prepared = None
@@ -133,7 +135,8 @@ class SampledPasses(Passes):
 
     def resume(self, position: Position) -> None:
         super().resume(position)
-        self._draws.drawing = position["drawing"]  # also for a pass that has ended: its position may be saved again
+        # also set for a pass that has ended, because its position may be saved again
+        self._draws.drawing = position["drawing"]
 
     def _resume(self, position: Position) -> None:
         done = position["given"]
@@ -149,7 +152,7 @@ class SampledPasses(Passes):
         self._draws.skip(0, position["drawing"])
         self._draws.started = None
         if self._seeds is not None:
-            self._seeds.states = {}  # the workers have their copy, and later workers start as torch seeds them
+            self._seeds.states = {}  # the running workers have their copy; later workers start with torch's seeds
         self._discard(self._prepared, skipped, done)
 
     def _discarded(self, item: Any) -> None:
@@ -158,7 +161,7 @@ class SampledPasses(Passes):
 
 
 def draws_samples(loader: Any) -> bool:
-    """Whether it is a DataLoader whose iteration is torch's own and uses a sampler."""
+    """Whether ``loader`` is a DataLoader that iterates with torch's own methods and uses a sampler."""
     return (
         isinstance(loader, DataLoader)
         and not isinstance(loader.dataset, IterableDataset)
@@ -171,8 +174,8 @@ class _Draws(SamplerProxy):
 
     Attributes:
         drawing: the random state before the first draw of a sample in the pass. It differs from ``started`` because a
-            DataLoader draws its workers' seed in between, except for persistent workers.
-        started: the state when the pass was started, if the workers' seed is drawn now but was not drawn originally:
+            DataLoader draws its workers' seed in between, unless the workers are persistent.
+        started: the state when the pass was started, if the workers' seed is drawn now but was not drawn originally;
             that draw is undone.
         over: running iterations need no further draws.
     """
@@ -186,11 +189,11 @@ class _Draws(SamplerProxy):
         self.over = False
 
     def skip(self, count: int, drawing: dict[str, Any]) -> None:
-        """Let iterations begin after ``count`` draws, of which the first is made in the state ``drawing``."""
+        """Skip the first ``count`` draws of an iteration, of which the first is made in the state ``drawing``."""
         self._skip, self.drawing = count, drawing
 
     def __iter__(self) -> Iterator[Any]:  # a DataLoader with workers calls this twice, and uses the second iterator
-        draws = iter(self._sampler)  # started here, as the loader starts it: it may draw random numbers
+        draws = iter(self._sampler)  # created here, as the loader does, because creating it may draw a random number
         if not self._skip:
             return self._until_over(draws, self._begin)
         started = random_state(self._generators)
@@ -219,14 +222,14 @@ class _Draws(SamplerProxy):
 class _Carried:
     """A worker's random state after one of its batches; ``None`` if it has not changed."""
 
-    __slots__ = ("state",)  # not a tuple: memory pinning would traverse its hundreds of numbers
+    __slots__ = ("state",)  # not a tuple, because memory pinning would traverse its hundreds of numbers
 
     def __init__(self, state: Any) -> None:
         self.state = state
 
 
 class _Carrying:
-    """A ``collate_fn`` whose batches carry the random state of their worker."""
+    """A ``collate_fn`` whose batches contain the random state of their worker."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
@@ -245,9 +248,10 @@ _fits = [0]  # number of fits that run in this process
 
 
 def workers_outlive_sigterm(outlive: bool) -> None:
-    """Let this process's workers ignore SIGTERM, which they also get if it is sent to the process group.
+    """Let this process's workers ignore SIGTERM, which they get too if it is sent to the process group.
 
-    Their rank, which gets it too, needs batches until it has saved. Ctrl-C never ends a worker directly: its rank does.
+    Their rank also gets SIGTERM, and needs batches until it has saved. Ctrl-C never ends a worker directly; its rank
+    ends it.
     """
     _fits[0] += 1 if outlive else -1
     for byte in _outlives:

@@ -2,12 +2,12 @@
 
 [Note: one order]
 All ranks draw the *same* order, which rank 0 would draw alone: with its random state, from the user's own sampler. A
-*global batch* is processed by all ranks together; each rank takes its slice of it. So the sequence of global batches
-depends only on their size, not on the number of ranks. A user's ``shuffle=False`` is kept.
+*global batch* is one batch of all ranks together; each rank processes a slice of it. So the sequence of global batches
+depends only on the global batch size, not on the number of ranks. A loader with ``shuffle=False`` keeps its order.
 
 [Note: uneven ends]
-All ranks yield the same number of batches. If the last global batch does not divide evenly, slices differ by one sample
-at most; a rank without a sample repeats its last batch, with weight 0.
+All ranks yield the same number of batches. If the last global batch does not divide evenly, the slices differ by at
+most one sample; a rank without a sample repeats its last batch, with weight 0.
 """
 
 from __future__ import annotations
@@ -54,20 +54,23 @@ def share(
     pads: bool = False,
     draws: bool | None = None,
 ) -> DataLoader[Any] | None:
-    """Return a copy of ``loader`` that yields this rank's part of each global batch; ``None`` if it is not split.
+    """Return a copy of ``loader`` that yields this rank's part of each global batch; ``None`` if the loader is not
+    split.
 
-    These are not split: a loader that is not a DataLoader, an iterable-style data set, a loader with a
-    DistributedSampler, and a loader that this function has returned.
+    Not split are a loader that is not a DataLoader, one with an iterable-style data set or a DistributedSampler, and a
+    loader that this function has returned.
 
     Args:
         loader: the user's loader, which does not change.
         rank: the index of this process's part: its index in the strategy's data group.
         world_size: the number of parts.
         agree: broadcasts rank 0's value to all processes.
-        splits: the loader's batch size is that of the global batch; otherwise that of each rank's part.
-        pads: every rank gets equally many samples, by repeating the first ones of the order (``drivetrain.parity``).
-        draws: whether this process is rank 0 of the job, whose random state draws the order; ``None``: if ``rank`` is
-            0. If one model uses several processes, several get part 0.
+        splits: whether the loader's batch size is the size of the global batch; otherwise it is the size of each rank's
+            part.
+        pads: whether every rank gets equally many samples, by repeating the first samples of the order
+            (``drivetrain.parity``).
+        draws: whether this process is rank 0 of the job, whose random state determines the order; ``None``: it is if
+            ``rank`` is 0. If one model uses several processes, several processes get part 0.
 
     Raises:
         ConfigurationError: the order has no length, so its end is unknown.
@@ -94,7 +97,7 @@ def share(
             f"split_batches splits batches of a known size, and this loader's come from {type(drawn).__name__}. "
             "Give the DataLoader a batch_size, or leave split_batches out."
         )
-    else:  # lists from a user's batch sampler, or single samples of a loader without batches
+    else:  # the order yields lists from a user's batch sampler, or single samples of a loader without batches
         batches = DealtBatches(drawn, rank, world_size, agree)
     if draws is not None:
         batches.draws = draws
@@ -105,11 +108,12 @@ def samples_in(loader: Any, batches: int) -> int | None:
     """Return how many samples all ranks together have in the first ``batches`` batches of ``loader``.
 
     Args:
-        loader: the loader of one rank. If it was not returned by :func:`share`, only this rank's samples are counted.
+        loader: the loader of one rank. If :func:`share` has not returned this loader, only this rank's samples are
+            counted.
         batches: the number of batches on this rank.
 
     Returns:
-        ``None`` if it is unknown: for a user's own batch sampler, and for loaders that are not DataLoaders.
+        ``None`` if the number is unknown: for a user's own batch sampler, and for loaders that are not DataLoaders.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
@@ -127,10 +131,10 @@ def samples_in(loader: Any, batches: int) -> int | None:
 def order_of(loader: Any) -> dict[str, Any] | None:
     """Return a description of the order in which a loader draws its samples, to compare it with another loader's.
 
-    Returns:
-        ``sampler``, the class's name; ``samples``, the number of samples that it draws, and ``dataset``, the number in
-        the dataset, each ``None`` if unknown; ``options``, its attributes that determine the order. ``None`` unless it
-        is a DataLoader over a map-style dataset.
+    Returns: ``sampler``, the name of its class; ``samples``, the number of samples that it draws, and ``dataset``, the
+    number in the dataset, each ``None`` if unknown; ``options``, the sampler's attributes that determine the order. The
+    result is
+        ``None`` unless the loader is a DataLoader over a map-style dataset.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
@@ -152,8 +156,8 @@ class RankBatches(SamplerProxy, ABC):
     """This rank's batches, as a batch sampler; see the notes above.
 
     Args:
-        order: yields what the ranks divide, samples or complete batches; with a length.
-        size: the number of these in a global batch.
+        order: an iterable with a length of what the ranks divide: samples or complete batches.
+        size: the number of samples or complete batches in a global batch.
         rank, world_size, agree: as for :func:`share`.
     """
 
@@ -191,7 +195,9 @@ class RankBatches(SamplerProxy, ABC):
         return (share.indices for share in self.shares())
 
     def _order(self) -> Iterator[Any] | Tensor | range:
-        """Return the order that rank 0 draws; a range or a tensor of indices where a slice of it can be taken."""
+        """Return the order that rank 0 draws: a range or a tensor of indices if the caller can slice it, otherwise an
+        iterator.
+        """
         if type(self._sampler) is SequentialSampler:
             return range(len(self._sampler))
         if isinstance(self._sampler, (list, tuple, range)):
@@ -201,8 +207,8 @@ class RankBatches(SamplerProxy, ABC):
         if self.draws:
             return self._drawn()
         own = rng_state()
-        # A rank with another part of rank 0's model draws what rank 0 draws if both were seeded alike, so that their
-        # random states stay equal, for example to seed workers.
+        # A rank that is not rank 0 but has part 0 of the data draws what rank 0 draws if both were seeded alike, so
+        # that their random states stay equal, for example to seed workers.
         in_step = self._rank == 0 and _alike(own, state)
         set_rng_state(state)
         set_generator_states(generators, drawing)
@@ -217,13 +223,14 @@ class RankBatches(SamplerProxy, ABC):
             return permutation
         order = without_restart(iter(self._sampler))
         if type(self._sampler) is RandomSampler:
-            first = list(itertools.islice(order, 1))  # draws the seed; the rest comes from the sampler's own generator
+            # the first index draws the seed; the others come from the sampler's own generator
+            first = list(itertools.islice(order, 1))
             return itertools.chain(first, order)
         return iter(list(order))  # the sampler may draw at any time, so it is exhausted now, in rank 0's random state
 
 
 def _alike(state: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether two states of the host's generators give the same numbers."""
+    """Return whether two states of the host's generators yield the same numbers."""
     same = torch.equal(state["torch"], other["torch"])
     return same and all(state.get(name) == other.get(name) for name in ("python", "numpy"))
 
@@ -234,7 +241,7 @@ class SlicedBatches(RankBatches):
     Args:
         order: a sampler of single samples, with a length.
         size: samples in a global batch.
-        drop_last: leave out the last global batch if it is smaller.
+        drop_last: whether to leave out a smaller last global batch.
         rank, world_size, agree, pads: as for :func:`share`.
     """
 
@@ -271,7 +278,7 @@ class SlicedBatches(RankBatches):
         last: list[Any] = []
         batch: list[Any] | Tensor | range
         for number in range(len(self)):
-            if isinstance(order, (Tensor, range)):  # the indices of the other ranks are not looked at
+            if isinstance(order, (Tensor, range)):  # the other ranks' indices are not read
                 batch = order[number * self._size : (number + 1) * self._size]
             else:
                 batch = list(itertools.islice(order, self._size))
@@ -288,7 +295,7 @@ class DealtBatches(RankBatches):
     """Complete batches of a user's batch sampler, distributed to the ranks in turn.
 
     Args:
-        order: gives lists of indices, or single indices to a loader without batches; with a length.
+        order: an iterable with a length of lists of indices, or of single indices for a loader without batches.
         rank, world_size, agree: as for :func:`share`.
     """
 
@@ -305,16 +312,17 @@ class DealtBatches(RankBatches):
 
 
 def _permutation(sampler: Any) -> Tensor | None:
-    """Return what torch's own RandomSampler draws, in one tensor; ``None`` for other samplers, or with options.
+    """Return the order of torch's own RandomSampler as one tensor; ``None`` for other samplers, or with options.
 
-    The sampler itself makes a number of Python of each index, also of those of the other ranks.
+    The sampler itself would create a Python number for each index, including those of the other ranks.
     """
     if type(sampler) is not RandomSampler or sampler.generator is not None or sampler.replacement:
         return None
     if sampler.num_samples != len(sampler.data_source):
         return None
     generator = torch.Generator()
-    generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))  # as the sampler does
+    # the sampler draws its seed in the same way
+    generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
     return torch.randperm(len(sampler.data_source), generator=generator)
 
 
@@ -334,6 +342,6 @@ def slice_of(count: int, rank: int, world_size: int) -> tuple[int, int]:
 
 
 def _padded(order: Iterator[Any], total: int) -> Iterator[Any]:
-    """Yield ``order`` and then its beginning again, ``total`` items in all."""
+    """Yield the items of ``order``, and then its first items again, until ``total`` items are yielded."""
     kept = list(order)
     return itertools.islice(itertools.cycle(kept), total) if kept else iter(())

@@ -26,7 +26,7 @@ def rest_of_pass(loader: Any, state: Any, whole: bool) -> Iterator[Any]:
     loader.load_state_dict(state)
     rest: Iterator[Any] = iter(loader)
     if whole and next(rest, _END) is not _END:
-        # Its state after the last batch may already belong to its next pass, which must not lose a batch.
+        # The loader's state after the last batch may already belong to its next pass, which must not lose a batch.
         loader.load_state_dict(state)
         return iter(())
     return rest
@@ -38,11 +38,11 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
     Args:
         loader: a stateful loader.
         state: a result of its ``state_dict``.
-        begun: whether a pass had yielded a batch or ended.
+        begun: whether a pass had yielded a batch or had ended.
         whole: as in :func:`rest_of_pass`.
 
-    Returns:
-        The rest of a pass that a limit or the user cut short, for :func:`leave` before the next pass.
+    Returns: The remaining batches of a pass that a limit or the user ended early; pass them to :func:`leave` before the
+    next pass.
     """
     if not begun or hasattr(loader, "__next__"):  # an object that is its own iterator continues at its position
         loader.load_state_dict(state)
@@ -52,7 +52,8 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
 
 
 def leave(rest: Iterator[Any]) -> None:
-    """Abandon ``rest``. The loader must start it first, otherwise its next pass would yield the rest again.
+    """Abandon ``rest``. The loader must start ``rest`` before, because otherwise its next pass would yield the rest
+    again.
 
     The body of a generator function only runs when its first batch is requested, so the loaded state has not been used
     yet.

@@ -22,7 +22,7 @@ class PaddedBatches:
 
     Attributes:
         factor: as in :class:`KeptTogether`.
-        batch: the last batch that was yielded. If a rank resumes after its own last batch, it must be set.
+        batch: the last batch that was yielded. Must be set if a rank resumes after its own last batch.
     """
 
     def __init__(self, source: Iterator[tuple[Any, bool]], counts: Sequence[float], rank: int, done: int = 0) -> None:
@@ -39,7 +39,7 @@ class PaddedBatches:
             if number < self._own:
                 item = next(self._source, None)
                 if item is None:
-                    return  # the loader yielded fewer batches than its length, and a warning was issued
+                    return  # the loader yielded fewer batches than its length; a warning was issued
                 self.batch = item[0]
                 self.factor = len(self._counts) / sum(count > number for count in self._counts)
             else:
@@ -53,9 +53,10 @@ class PaddedBatches:
 
 @dataclass(eq=False, repr=False)
 class KeptTogether:
-    """Yields ``(batch, is_last)`` while any rank has a batch; a rank with nothing left repeats its last one.
+    """Yields ``(batch, is_last)`` while any rank has a batch; a rank without further batches repeats its last one.
 
-    Each rank fetches one batch ahead, so that all know whether there is a next one before they process the current one.
+    Each rank fetches one batch ahead, so that all ranks know whether there is a next batch before they process the
+    current one.
 
     Args:
         source: this rank's batches, from :func:`drivetrain.data.feed.feed`.
@@ -63,8 +64,9 @@ class KeptTogether:
         ranks: the global ranks, for messages; ``None``: 0, 1, ...
 
     Attributes:
-        factor: the factor of the current batch that makes the mean over all ranks the mean over the ranks with a batch
-            of their own: 0 if it is repeated, otherwise the number of ranks divided by the number of such ranks.
+        factor: the factor of the current batch, with which the mean over all ranks becomes the mean over the ranks with
+            a batch of their own: 0 if the batch is repeated, otherwise the number of ranks divided by the number of
+            ranks with a batch of their own.
     """
 
     source: Iterator[tuple[Any, bool]]

@@ -17,7 +17,7 @@ def from_command_line(**chosen: Any) -> dict[str, Any]:
     """Return the arguments of an Engine, with exported values of ``drivetrain run`` in place of defaults.
 
     Raises:
-        ConfigurationError: the program and the command line contradict each other.
+        ConfigurationError: the program and the command line set an argument to different values.
     """
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
     for name, value in chosen.items():

@@ -105,12 +105,12 @@ class Engine(StateFiles):
         plan: Plan | None = None,
     ) -> None:
         if plan is None:
-            from drivetrain.engine.command_line import from_command_line  # unused by a Trainer
+            from drivetrain.engine.command_line import from_command_line  # a Trainer does not read the command line
 
             chosen = from_command_line(
                 accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
             )
-            given: Any = plugins  # a Trainer accepts one more type
+            given: Any = plugins  # a Trainer accepts one more type of plugin
             plan = for_engine(resolve(Settings(plugins=given, check_collectives=check_collectives, **chosen)))
             if plan.layer_sync is not None:
                 raise ConfigurationError(
@@ -142,7 +142,7 @@ class Engine(StateFiles):
 
             if name in ENGINE:
                 raise MissingAttributeError(f"An Engine has no attribute {name!r}. {ENGINE[name]}")
-            return object.__getattribute__(self, name)  # fails again, with Python's or the property's own message
+            return object.__getattribute__(self, name)  # raises again, with Python's or the property's own message
 
     # ---- parts ---------------------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Engine(StateFiles):
             optimizers: created from its parameters.
             scheduler: created from an optimizer; returned unchanged if the strategy does not step it.
             move_to_device: False leaves the module on its device.
-            _reapply_compile: no effect; some programs pass it. A module that ``torch.compile`` returned is always
+            _reapply_compile: ignored; some programs pass it. A module that ``torch.compile`` returned is always
                 compiled inside the strategy's wrapper.
 
         Returns:
@@ -225,7 +225,7 @@ class Engine(StateFiles):
         if callable(attach := getattr(module, "attach_engine", None)):
             attach(self, handles)
             if not any(each is module for each in self.callbacks):
-                self.callbacks.append(module)  # its hooks are called too
+                self.callbacks.append(module)  # the module's hooks are called too
         for callback in self.callbacks:
             if callable(hook := getattr(callback, "on_after_setup", None)):
                 hook(**taken(hook, {"engine": self, "fabric": self, "module": model}))
@@ -233,7 +233,7 @@ class Engine(StateFiles):
         return parts if len(parts) > 1 else model
 
     def _compare(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        """Compare the arguments with the other ranks'; a difference is an error on all of them."""
+        """Compare the arguments with those of the other ranks; a difference raises an error on all ranks."""
         from drivetrain.strategies.agreement import Facts, compare, of_module, of_optimizers, of_program, seed
 
         job = {"the method called": "Engine.setup", **of_program(self.strategy), "num_nodes": str(self.plan.num_nodes)}
@@ -249,7 +249,7 @@ class Engine(StateFiles):
     def setup_optimizers(self, *optimizers: Optimizer) -> Any:
         """Make the ``step`` of ``optimizers`` use precision and strategy.
 
-        Returns: the wrapped optimizer, or a tuple of them.
+        Returns: the wrapped optimizer, or a tuple of the wrapped optimizers.
         """
         self._check_optimizers(optimizers)
         handles = [self._handle(self._verbs.set_up_optimizer(optimizer)) for optimizer in optimizers]
@@ -273,11 +273,12 @@ class Engine(StateFiles):
 
         Args:
             loaders: DataLoaders or other re-iterable objects.
-            use_distributed_sampler: give each process its own part of the data, all with the same number of samples: if
-                they do not divide evenly, the first samples of an epoch are repeated. No effect with one process.
+            use_distributed_sampler: give each process its own part of the data, with the same number of samples on all:
+                if the data does not divide evenly, the first samples of an epoch are repeated. No effect with one
+                process.
             move_to_device: False leaves batches on their device.
 
-        Returns: the wrapped loader, or a tuple of them.
+        Returns: the wrapped loader, or a tuple of the wrapped loaders.
         """
         for loader in loaders:
             if isinstance(loader, EngineLoader) or not hasattr(loader, "__iter__"):
@@ -334,13 +335,15 @@ class Engine(StateFiles):
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
-        """Return a new forward context; ``None`` if the precision needs none or a Trainer's steps enter it."""
+        """Return a new forward context; ``None`` if the precision needs none, or if a Trainer's steps enter it."""
         if self.strategy.lightning_module is not None and familiar.enters_step_contexts(self.strategy):
             return None
         return self.precision.forward_context()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return that context for a ``with`` statement, for operations outside wrapped modules, such as a loss."""
+        """Return the forward context for a ``with`` statement, for operations outside wrapped modules, such as a
+        loss.
+        """
         return self.precision.forward_context() or nullcontext()
 
     calls_through_forward: bool = view(
@@ -366,7 +369,7 @@ class Engine(StateFiles):
 
         Args:
             tensor: the loss.
-            args, kwargs: for ``Tensor.backward``.
+            args, kwargs: arguments of ``Tensor.backward``.
             model: the model of the gradients, for strategies that need it.
         """
         own = self._verbs.backward
@@ -388,7 +391,7 @@ class Engine(StateFiles):
 
         Args:
             module: the module with the optimizer's parameters.
-            optimizer: only gradients of its parameters are clipped.
+            optimizer: the optimizer; only gradients of its parameters are clipped.
             clip_val: the largest absolute value of an element.
             max_norm: the largest norm of all gradients together; 0 or negative: nothing is clipped.
             norm_type: which norm; ``inf`` is the largest element.
@@ -399,7 +402,7 @@ class Engine(StateFiles):
             The norm before clipping; ``None`` if none was computed.
 
         Raises:
-            ConfigurationError: both or neither of ``clip_val`` and ``max_norm`` are given.
+            ConfigurationError: both or neither of ``clip_val`` and ``max_norm`` are passed.
         """
         if (clip_val is None) == (max_norm is None):
             both = "neither clip_val nor max_norm" if clip_val is None else f"{clip_val=} and {max_norm=}"
@@ -407,14 +410,14 @@ class Engine(StateFiles):
         plain, own = unwrapped(optimizer), module
         if isinstance(module, EngineModule):
             own = module._forward_module if self._verbs.takes_prepared else module.module
-        elif self._verbs.takes_prepared:  # a LightningModule passes itself
+        elif self._verbs.takes_prepared:  # a LightningModule passes itself, so use its wrapper
             own = self._verbs.prepared(module)
         if isinstance(optimizer, nn.Module) and not isinstance(module, EngineModule):
             raise ConfigurationError("Engine.clip_gradients got a module as the optimizer. Write (model, optimizer).")
         if clip_val is not None:
             self.strategy.clip_gradients_value(own, plain, clip_val=clip_val)
             return None
-        assert max_norm is not None  # one of the two is given
+        assert max_norm is not None  # one of clip_val and max_norm was passed
         strict = not self.precision.scales_loss if error_if_nonfinite is None else error_if_nonfinite
         return self.strategy.clip_gradients_norm(
             own, plain, max_norm=max_norm, norm_type=norm_type, error_if_nonfinite=strict

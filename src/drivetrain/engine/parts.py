@@ -61,7 +61,7 @@ def check_parts(plan: Plan) -> None:
 
 
 def check_pair(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
-    """Warn if an optimizer that is set up with ``module`` has none of its parameters: it belongs to another model."""
+    """Warn if an optimizer that is set up with ``module`` has none of its parameters, but another model's."""
     own = {id(parameter) for parameter in module.parameters()}
     for optimizer in optimizers:
         if own.isdisjoint(id(each) for group in optimizer.param_groups for each in group["params"]):

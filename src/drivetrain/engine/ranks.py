@@ -22,7 +22,7 @@ from drivetrain.strategies.strategy import Strategy
 R = TypeVar("R")
 
 
-def view(path: str, doc: str) -> Any:  # a property; the class body that uses it declares its type
+def view(path: str, doc: str) -> Any:  # a property; the class body that calls this declares its type
     """Return a read-only property: the attribute at ``path`` of the object, such as "strategy.global_rank"."""
     return property(attrgetter(path), doc=doc)
 
@@ -72,8 +72,8 @@ class Ranks(RankFacts):
         """Start the processes that this engine needs, and make the device current in each.
 
         Args:
-            function: runs in each of them, called with this engine and ``args``; ``None``: the program continues, which
-                is possible only with one process, or if a launcher has started all of them.
+            function: the function to run in each process, called with this engine and ``args``; ``None``: the program
+                continues, which is possible only with one process, or if a launcher has started all of them.
 
         Returns:
             The result of ``function``; if processes were started here, a copy of rank 0's result.
@@ -106,7 +106,7 @@ class Ranks(RankFacts):
         raise NotImplementedError(f"{type(self).__name__} has no method run. Define one, or use Engine.launch(main).")
 
     def start(self, function: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-        """Call ``function`` in every process of the job, here only if this process is one of them."""
+        """Call ``function`` in every process of the job; in this process only if it is a rank."""
         if self.launcher.is_external:
             return function(*args, **kwargs)
         try:
@@ -173,7 +173,7 @@ class Ranks(RankFacts):
         Raises:
             UnknownNameError: the operation is unknown.
         """
-        operation_of(reduce_op)  # also checked if ``data`` contains nothing to reduce
+        operation_of(reduce_op)  # the name is checked even if ``data`` contains nothing to reduce
         strategy = self.strategy
 
         def reduced(leaf: Any) -> Any:
@@ -194,10 +194,10 @@ class Ranks(RankFacts):
             self.barrier()
         try:
             yield
-        finally:  # the others must not wait for a rank that failed
+        finally:  # also after an exception, so that the other ranks do not wait for this one
             if first:
                 self.barrier()
-            self.barrier()  # no rank continues while others are still inside
+            self.barrier()  # no rank continues while others are still in the block
 
 
 def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any:
@@ -214,7 +214,7 @@ def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], k
     """Run ``function`` in a started process, with the engine that was sent to it."""
     from drivetrain.launchers.external import ExternalLauncher
 
-    engine.launcher = ExternalLauncher()  # this process has been started
+    engine.launcher = ExternalLauncher()  # this process was started, so it starts no others
     engine.strategy.set_ranks(engine.plan.environment, engine.plan.num_nodes)
     result = function(*args, **kwargs)
     engine.strategy.leave_process_group()
@@ -232,7 +232,9 @@ def _begun(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwa
 
 
 def _launching(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a subclass's ``run`` so that it is started by :meth:`Ranks.launch`, except inside of it."""
+    """Wrap a subclass's ``run``: a call starts the processes with :meth:`Ranks.launch`, except inside a launched
+    process.
+    """
 
     @functools.wraps(run)
     def launched(self: Ranks, *args: Any, **kwargs: Any) -> Any:

@@ -156,10 +156,10 @@ def _restore(
     path: str,
     states: States,
 ) -> None:
-    """Load each object's state; if one fails, restore those before it.
+    """Load each object's state; if loading fails for one object, restore the states of the objects before it.
 
     Modules and optimizers, which were already checked, come late and are not copied. A precision is loaded before them,
-    because only it can detect that its state is damaged, and again after them, as in a Trainer.
+    because only the precision can detect that its state is damaged, and again after them, as in a Trainer.
     """
     late = (Precision, Optimizer, nn.Module)
     undo: list[tuple[Any, Any]] = []
@@ -208,7 +208,7 @@ def _check_groups(optimizer: Optimizer, state: Any, where: str) -> None:
 
 
 def parts(state: Mapping[str, Any]) -> tuple[nn.Module | None, list[Optimizer]]:
-    """Return the module and the optimizers of ``state``, as a precision gets them for its own state.
+    """Return the module and the optimizers of ``state``, which a precision needs for its own state.
 
     Several modules become the children of one module, under their names in ``state``.
     """
@@ -222,7 +222,7 @@ def parts(state: Mapping[str, Any]) -> tuple[nn.Module | None, list[Optimizer]]:
 
 
 def original(module: nn.Module) -> nn.Module:
-    """Return the original of a module that may be wrapped."""
+    """Return the original module behind a wrapper; an unwrapped module is returned unchanged."""
     return module.module if isinstance(module, EngineModule) else module
 
 
@@ -230,7 +230,7 @@ def _check_fits(module: nn.Module, weights: Any, strict: bool, where: str) -> No
     if not isinstance(weights, Mapping):
         raise CheckpointError(f"{where} is {described(weights)} and no state dict. Use another file.")
     if any(child._load_state_dict_pre_hooks for child in module.modules()):
-        return  # it also accepts other names, so torch must check
+        return  # pre-hooks may rename entries, so only torch can check the names
     own = module.state_dict()
     missing = [key for key in own if key not in weights]
     unexpected = [key for key in weights if key not in own]

@@ -35,10 +35,10 @@ class StateFiles(Ranks):
         Args:
             path: the file.
             state: a dictionary with modules, optimizers, other objects with ``state_dict``, and plain data.
-            filter: by name, a function ``(key, value) -> keep`` for the entries of that state dict.
+            filter: for each name, a function ``(key, value) -> keep`` for the entries of that state dict.
 
         Raises:
-            CheckpointError: it could not be written, or an entry is not plain data; nothing on disk was changed.
+            CheckpointError: the file could not be written, or an entry is not plain data; nothing on disk was changed.
             ConfigurationError: ``filter`` has a name that is not in ``state``, or whose entry is not a dictionary.
         """
         self._verbs.save(path, state, filter or {})
@@ -84,7 +84,7 @@ class StateFiles(Ranks):
         Args:
             path: the file.
             obj: a module or an optimizer.
-            strict: the file must contain every parameter of a module.
+            strict: the file must contain every parameter of the module.
             weights_only: as in :meth:`load`.
         """
         self._wait_for(path)

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 class Throughput:
     """Rates over the last updates.
 
-    ``compute`` returns ``device/batches_per_sec`` and ``device/samples_per_sec``, with lengths
-    ``device/items_per_sec``, with operations ``device/flops_per_sec`` and ``device/mfu``, the share of
-    ``available_flops``; without ``device/`` the same of all devices, if there are several; and the totals ``time``,
-    ``batches``, ``samples`` and ``lengths``.
+    ``compute`` returns ``device/batches_per_sec`` and ``device/samples_per_sec``. With lengths, it also returns
+    ``device/items_per_sec``; with operations, ``device/flops_per_sec`` and ``device/mfu``, the share of
+    ``available_flops``. With several devices, it also returns these rates, except ``mfu``, of all devices together,
+    under the names without ``device/``. It also returns the totals ``time``, ``batches``, ``samples`` and ``lengths``.
 
     Args:
         available_flops: the peak of one device in operations per second.
         world_size: the number of devices.
         window_size: the number of updates over which rates are computed.
-        separator: the string between "device" and a rate's name.
+        separator: the string between "device" and the name of a rate.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -74,7 +74,7 @@ class Throughput:
         self._updates.append(new)
 
     def compute(self) -> dict[str, int | float]:
-        """Return rates and totals; without rates before the second update."""
+        """Return rates and totals; before the second update, only totals."""
         if not self._updates:
             return {}
         first, last = self._updates[0], self._updates[-1]

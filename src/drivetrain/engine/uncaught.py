@@ -17,7 +17,7 @@ from drivetrain.strategies import failing, waiting
 
 
 def begin() -> None:
-    """From now on, report the exception that ends this process."""
+    """Report the exception that ends this process, from this call on."""
     if (sheet := own_sheet()) is not None:
         sheet.words[ENGINE] = 1
     cut_tracebacks()

@@ -58,7 +58,7 @@ class Verbs:
         self.modules: list[tuple[nn.Module, ReferenceType[nn.Module]]] = []
         self._handles: WeakSet[OptimizerHandle] = WeakSet()
         self._steps_through_handle = False
-        # a reference cycle would keep models and the process group alive until garbage collection
+        # bound weakly: a cycle would keep models and the process group alive until garbage collection
         bind = WeakMethod(self.bind)
         strategy.driver.rebind = lambda: None if (again := bind()) is None else again()
         self.bind()
@@ -67,7 +67,7 @@ class Verbs:
         return type(self), (self.strategy,)  # a started process sets up its own modules
 
     def __deepcopy__(self, memo: Any) -> Verbs:
-        return self  # the copy of a loader moves batches as the loader does
+        return self  # a copied loader moves batches as the original does
 
     def overridden(self, *names: str) -> bool:
         """Return whether the strategy overrides any of these methods."""
@@ -120,7 +120,7 @@ class Verbs:
         handle = OptimizerHandle(optimizer)
         handle.bind(self._known_step(optimizer), self._zero_grad(optimizer))
         if precision.scales_loss:
-            refuse = WeakMethod(self._refuse_direct_step)  # as in the constructor: no cycle
+            refuse = WeakMethod(self._refuse_direct_step)  # weak, as in the constructor, to avoid a cycle
             optimizer.register_step_pre_hook(lambda *given: None if (own := refuse()) is None else own(*given))
         self._handles.add(handle)
         return handle
@@ -134,8 +134,8 @@ class Verbs:
         return lambda optimizer, closure, kwargs: step(optimizer, closure, **kwargs)
 
     def _known_step(self, optimizer: Optimizer) -> TakeStep | None:
-        """Return :meth:`_take_step`; if the loss is scaled, also tell :meth:`_refuse_direct_step` that it is
-        running.
+        """Return :meth:`_take_step`; if the loss is scaled, the result also tells :meth:`_refuse_direct_step` that it
+        is running.
         """
         step = self._take_step(optimizer)
         if step is None or not self.strategy.precision_plugin.scales_loss:
@@ -210,7 +210,8 @@ class Verbs:
     @contextmanager
     def tensor_context(self) -> Iterator[None]:
         """Context in which new tensors are created on the device and in the precision."""
-        precision = self.strategy.precision_plugin.tensor_init_context() or nullcontext()  # an override may return none
+        # an override may return no context
+        precision = self.strategy.precision_plugin.tensor_init_context() or nullcontext()
         with self.strategy.tensor_init_context(), precision:
             yield
 
@@ -232,7 +233,7 @@ class Verbs:
         if own := self._rank_states(state) if keeps else {}:
             snapshot[_RANK_STATE] = own
         if keeps and self.strategy.world_size > 1:
-            self.strategy.barrier("Engine.save")  # reports a rank that calls something else, under this name
+            self.strategy.barrier("Engine.save")  # an error names this barrier if a rank calls something else
             if any(self.strategy.world.gather_objects(bool(own))):
                 part = {_RANK_STATE: own}
                 rank_files.save(self.strategy, snapshot, part, path, waits=False, listed=_RANK_FILES)
@@ -362,7 +363,7 @@ def _ids(parameters: Iterable[nn.Parameter]) -> set[int]:
 
 
 def reading(weights_only: bool | None) -> dict[str, Any]:
-    """Return ``weights_only`` as keyword arguments of ``load_checkpoint``; none for ``None``: a user's may not accept
-    it.
+    """Return ``weights_only`` as keyword arguments of ``load_checkpoint``; none for ``None``, because a user's store
+    may not accept it.
     """
     return {} if weights_only is None else {"weights_only": weights_only}

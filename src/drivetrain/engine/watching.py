@@ -56,20 +56,20 @@ def be_watched(sheet: Sheet, run_folder: Callable[[], Any], stall_timeout_s: flo
 def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
     """Return this rank's sheet on the board; if there is no board, local rank 0 creates it and a watching process.
 
-    ``None`` if a launcher of drivetrain's has started the ranks without one (torch_xla; Ray on other machines than the
-    program's), if the processes have no common store, and on systems that do not support it.
+    ``None`` if a launcher of drivetrain has started the ranks without a board (torch_xla; Ray on other machines than
+    the program's), if the processes have no common store, or if the system does not support it.
     """
     sheet = own_sheet()
     store: Any = strategy.world.store
     if store is None or not starts_elsewhere or LAUNCHER in os.environ or not watcher.can_watch():
         return sheet
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun's store outlives a restart of the ranks
     key = f"drivetrain/board/{restart}/{strategy.node_rank}"
     with suppress(RuntimeError, OSError, ValueError):  # a run must not fail because of watching
         if strategy.local_rank == 0:
             try:
                 sheet = sheet or _make(strategy)
-            finally:  # also if it was in an earlier job, unlike other ranks
+            finally:  # also if this rank has a sheet from an earlier job, which the others may not have
                 store.set(key, str(sheet.folder) if sheet else "")
         elif sheet is None:
             store.wait([key], timedelta(seconds=_MEETING_S))
@@ -81,7 +81,7 @@ def join(strategy: Any, starts_elsewhere: bool) -> Sheet | None:
 def _make(strategy: Any) -> Sheet:
     sweep()
     folder = Path(tempfile.mkdtemp(prefix=FOLDER))
-    hold(folder)  # until this process ends
+    hold(folder)  # keep the folder until this process ends
     first = strategy.global_rank - strategy.local_rank
     Board(folder, range(first, first + strategy.num_processes), strategy.world_size)
     sheet = join_board(folder, 0)

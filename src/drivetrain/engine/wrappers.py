@@ -1,7 +1,7 @@
 """The wrappers that :meth:`drivetrain.Engine.setup` returns: of a module, an optimizer and a loader.
 
-Each behaves like the wrapped object: attributes and methods, ``isinstance`` for the optimizer, and the names in state
-dicts are the original's. They add no work if neither strategy nor precision needs it.
+Each behaves like the wrapped object: it has the same attributes and methods, the optimizer passes ``isinstance``, and
+state dicts have the original's names. A wrapper adds no work if neither the strategy nor the precision needs it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Numbers(Protocol):
 
 
 class Mover(Protocol):
-    """How a loader moves batches; the attribute is ``None`` for torch's default."""
+    """How a loader moves batches; with ``None``, it uses torch's default."""
 
     @property
     def batch_to_device(self) -> Callable[..., Any] | None: ...
@@ -76,14 +76,14 @@ class OptimizerHandle:
     def bind(self, take_step: TakeStep | None, zero_grad: Callable[..., None]) -> None:
         """Set the functions behind ``step`` and ``zero_grad``."""
         self.take_step = take_step
-        object.__setattr__(self, "zero_grad", zero_grad)  # called in every step, so not through __getattr__
+        object.__setattr__(self, "zero_grad", zero_grad)  # called in every step, so stored without __getattr__
 
     @property
     def __class__(self) -> type:
         return type(self._optimizer)
 
     @__class__.setter
-    def __class__(self, value: type) -> None:  # required by the type of ``__class__``, beside the getter
+    def __class__(self, value: type) -> None:  # type checkers require this setter of ``__class__`` beside the getter
         raise TypeError("the class of a wrapped optimizer is that of its optimizer")
 
     @property
@@ -105,7 +105,8 @@ class OptimizerHandle:
         return getattr(self._optimizer, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # A scheduler replaces ``step`` by a function that counts and calls the original; it must do so on this object.
+        # A scheduler replaces ``step`` by a function that counts and calls the original; the replacement must be set on
+        # this object.
         if name in self._OWN:
             object.__setattr__(self, name, value)
         else:
@@ -130,9 +131,9 @@ def requires_closure(optimizer: Optimizer) -> bool:
 class EngineModule(nn.Module):
     """A module whose ``forward`` runs in the engine's precision and through the strategy's wrapper.
 
-    It shares its parameters, buffers and children with the original, under the original's names. Attributes are set and
-    read on the original. If the precision is not the default, floating-point results are converted to torch's default
-    dtype, so that a loss is not computed in 16 bits.
+    The wrapper shares its parameters, buffers and children with the original, under the original's names. Attributes
+    are set and read on the original. If the precision is not the default, floating-point results are converted to
+    torch's default dtype, so that a loss is not computed in 16 bits.
 
     Args:
         forward_module: the strategy's wrapper of the module, or the module itself.
@@ -152,7 +153,7 @@ class EngineModule(nn.Module):
         own["_converts"] = bool(own["_convert"] or of_users or numbers.forward_context() is not None)
         own["_convert_output"] = of_users or in_default_dtype
         if not own["_converts"]:
-            own["forward"] = forward_module.__call__  # nothing to add: call it directly
+            own["forward"] = forward_module.__call__  # the engine adds nothing, so call the module directly
         own["_watch"] = _FirstCall() if own["_converts"] or forward_module is not original else None
         if own["_watch"] is not None and original._compiled_call_impl is None:  # hooks would be compiled too
             own["_watch"].begin(self, original)
@@ -165,13 +166,13 @@ class EngineModule(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The original's own ``device``, otherwise that of its first parameter or buffer."""
+        """The original's own ``device``, otherwise the device of its first parameter or buffer."""
         device: torch.device = self._of_first_tensor("device", torch.device("cpu"))
         return device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The original's own ``dtype``, otherwise that of its first parameter or buffer."""
+        """The original's own ``dtype``, otherwise the dtype of its first parameter or buffer."""
         dtype: torch.dtype = self._of_first_tensor("dtype", torch.get_default_dtype())
         return dtype
 
@@ -318,7 +319,7 @@ class _FirstCall:
     """Warns if the first forward pass of training bypasses the wrapper; it then removes itself."""
 
     def __init__(self) -> None:
-        self._wrapper: int | None = None  # its id: a reference would be a cycle, which keeps models in memory
+        self._wrapper: int | None = None  # the wrapper's id: a reference would be a cycle, which keeps models in memory
         self._handles: list[Any] = []
 
     def begin(self, wrapper: nn.Module, original: nn.Module) -> None:

@@ -19,12 +19,12 @@ class Ending:
     Args:
         board: the board of this machine's ranks; ``None``: there is none.
         stop_timeout_s: seconds for the ranks to save.
-        echo_s: seconds to wait for the report of the rank that caused the failure, after a rank that only lost its
-            connection has failed.
+        echo_s: seconds to wait, after a rank that only lost its connection has failed, for the report of the rank that
+            caused the failure.
         clock: a monotonic clock, in seconds.
 
     Attributes:
-        deadline: the time of the kill, by that clock; ``inf``: never.
+        deadline: the time at which the ranks are killed, by that clock; ``inf``: never.
         by_signal: a signal has asked a rank to end, so the ranks have ``stop_timeout_s``.
     """
 
@@ -41,8 +41,8 @@ class Ending:
 
         Args:
             running: the local ranks that still run.
-            asked: whether a signal has asked one to end.
-            failed: whether one has failed by itself, not because of a signal or of another rank.
+            asked: whether a signal has asked a rank to end.
+            failed: whether a rank has failed by itself, not because of a signal or of another rank.
         """
         now, first = self.clock(), self.deadline == math.inf
         saves = self.board is not None and self.board.any(SAVES, running)

@@ -1,4 +1,4 @@
-"""Whether this process can be forked: a fork has its memory, but neither its threads nor its devices."""
+"""Whether this process can be forked: a forked process has the memory, but neither the threads nor the devices."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ _CURE = 'Use start_method="spawn" or "forkserver", or launch before anything is 
 
 
 def check_fork(threads: int | None, timeout_s: float) -> None:
-    """Check that a fork of this process can compute.
+    """Check that a forked process can compute.
 
     Args:
-        threads: the number of torch's threads in the forks; ``None``: as in this process.
-        timeout_s: a parallel operation takes milliseconds, but a fork that waits for missing threads hangs forever.
+        threads: the number of torch's threads in forked processes; ``None``: as in this process.
+        timeout_s: seconds to wait; a parallel operation takes milliseconds, but a forked process that waits for missing
+            threads hangs forever.
 
     Raises:
         ConfigurationError: it cannot.

@@ -1,4 +1,4 @@
-"""State that a process passes to those that it starts: variables, switches, random state."""
+"""The state that a process passes to processes that it starts: variables, switches, random state."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class ProcessState:
     environ: dict[str, str]
     rng: dict[str, Any]
     seed: int
-    deterministic: tuple[bool, bool, bool]  # on, warn only, fill uninitialized memory
+    deterministic: tuple[bool, bool, bool]  # deterministic algorithms: on, warn only, fill uninitialized memory
     cudnn: tuple[bool, bool, bool]  # enabled, benchmark, deterministic
     fp32_precision: dict[str, str]
-    matmul_precision: str | None  # torch's older switch; None if the newer ones contain more
+    matmul_precision: str | None  # torch's older switch; None if it cannot represent the newer ones
     cudnn_tf32: bool | None
     default_dtype: torch.dtype
     parity: parity.Parity
@@ -62,11 +62,11 @@ class ProcessState:
         )
 
     def apply(self, ranks: Mapping[str, str]) -> None:
-        """Apply the state to this process, except ``ranks``, the variables with its rank."""
+        """Apply the state to this process, with ``ranks``, the variables with its rank."""
         os.environ.update({**self.environ, **ranks})
         torch.manual_seed(self.seed)
         set_rng_state(self.rng)
-        if self.deterministic != _deterministic():  # setting it imports torch's compiler, which takes seconds
+        if self.deterministic != _deterministic():  # setting the switch imports torch's compiler, which takes seconds
             on, warn_only, fill = self.deterministic
             torch.use_deterministic_algorithms(on, warn_only=warn_only)
             torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
@@ -79,7 +79,7 @@ class ProcessState:
     def _apply_fp32_precision(self) -> None:
         """Set torch's switches for float32; torch refuses its older switches after the newer ones were used."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warned the program about the older switches when it used them
+            warnings.simplefilter("ignore")  # torch has already warned the program about its use of the older switches
             if self.matmul_precision not in (None, _unless_mixed(torch.get_float32_matmul_precision)):
                 torch.set_float32_matmul_precision(self.matmul_precision)
             if self.cudnn_tf32 not in (None, _unless_mixed(lambda: torch.backends.cudnn.allow_tf32)):

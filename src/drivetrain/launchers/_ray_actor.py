@@ -37,7 +37,7 @@ class Origin:
     """The state of the launching process that the actors get.
 
     Attributes:
-        node: Ray's id of its machine.
+        node: Ray's id of the launching process's machine.
         directory: its working directory.
         path: its ``sys.path``.
         argv: its command line.
@@ -96,7 +96,7 @@ def _handle_signals() -> None:
     Ray ends its processes at once after SIGTERM, and lets them block SIGINT. The launching process forwards both; this
     process leaves its process group, so that it does not also get the terminal's signal.
     """
-    with suppress(OSError):  # it already leads a group
+    with suppress(OSError):  # the process already leads a group
         os.setsid()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -117,10 +117,10 @@ def packed(value: Any, what: str, cure: str) -> bytes:
     Args:
         value: tensors in it are pickled by value, and unpickled in host memory.
         what: the value's name in a message.
-        cure: what to do if it cannot be pickled.
+        cure: what to do if ``value`` cannot be pickled.
 
     Raises:
-        ConfigurationError: it cannot be pickled.
+        ConfigurationError: the value cannot be pickled.
     """
     stream = io.BytesIO()
     try:
@@ -140,15 +140,17 @@ class _Portable(cloudpickle.Pickler):  # type: ignore[misc]  # Ray is not instal
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, torch.Tensor):
             return super().reducer_override(obj)
-        if obj.device.type not in (HOST.type, "meta") and type(obj) is torch.Tensor:  # also those inside a Parameter
+        # includes tensors inside a Parameter
+        if obj.device.type not in (HOST.type, "meta") and type(obj) is torch.Tensor:
             obj = obj.detach().to(HOST).requires_grad_(obj.requires_grad)
         return child.by_value(obj, self._memories)
 
 
 def _become(variables: Mapping[str, str], threads: str | None, origin: Origin) -> None:
-    """Make this process like one that the launching process would have started here."""
+    """Make this process like one that the launching process would have started on its own machine."""
     state = origin.state
-    if ray.get_runtime_context().get_node_id() != origin.node:  # on its own machine; another machine has its own paths
+    # on another machine, variables that are set there are kept
+    if ray.get_runtime_context().get_node_id() != origin.node:
         missing = {name: value for name, value in state.environ.items() if name not in os.environ}
         state = replace(state, environ=missing)
     if os.path.isdir(origin.directory):
@@ -177,7 +179,7 @@ def _ended(error: BaseException) -> Ended:
         summary = "ended before its function returned; what it wrote stands above."
         return Ended(Failure(time.monotonic(), summary, "Return in place of calling sys.exit()."), code)
     failure = child.failure_of(error)
-    with suppress(Exception):  # otherwise it keeps the state from pickling
-        # its class may be defined in the program's own file
+    with suppress(Exception):  # otherwise the exception would keep its state from pickling
+        # the exception's class may be defined in the program's own file
         failure = replace(failure, exception=cloudpickle.dumps(error))
     return Ended(failure, 1)

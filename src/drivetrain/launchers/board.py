@@ -1,8 +1,8 @@
 """What a rank shows to the process that watches it: integers in shared memory, and a report of its failure.
 
 The integers are the loops' own slot, so that they add no call to a step. The files are in a folder that only this user
-may enter. The launching process creates it before the ranks start and removes it after they have ended; if another
-launcher has started the ranks, local rank 0 creates it, and the watcher that it starts removes it.
+may enter. The launching process creates the folder before the ranks start and removes it after they have ended; if
+another launcher has started the ranks, local rank 0 creates it, and the watcher that rank 0 starts removes it.
 """
 
 from __future__ import annotations
@@ -90,19 +90,19 @@ def join_board(folder: Path, local_rank: int) -> Sheet:
 
 
 def own_sheet() -> Sheet | None:
-    """Return this rank's sheet of the board; ``None``: it was not started with one, and has joined none."""
+    """Return this rank's sheet of the board; ``None`` if the rank was not started with one and has joined none."""
     folder = os.environ.pop(BOARD, "")
     if folder and "LOCAL_RANK" in os.environ:
         try:
             _own[:] = [Sheet(Path(folder), int(os.environ["LOCAL_RANK"]))]
-        except (OSError, ValueError):  # the board of a job that has ended
+        except (OSError, ValueError):  # the board belongs to a job that has ended
             return None
         keep_sockets_in(Path(folder))
     return _own[0] if _own else None
 
 
 def say(text: str) -> None:
-    """Print what a watching process has to say about the ranks."""
+    """Print a message of the process that watches the ranks."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -110,7 +110,7 @@ class Board:
     """The board in the process that watches the ranks.
 
     Args:
-        folder: an existing empty folder that this process holds.
+        folder: an existing empty folder, which this process has locked with ``hold``.
         ranks: the global ranks of this machine's processes.
         world_size: the number of processes in the job.
     """
@@ -128,7 +128,7 @@ class Board:
         """Return the board that another process has created.
 
         Raises:
-            OSError, ValueError: it does not exist, or is not complete.
+            OSError, ValueError: the board does not exist, or is not complete.
         """
         described = json.loads((folder / DESCRIPTION).read_text())
         board = cls.__new__(cls)
@@ -152,11 +152,11 @@ class Board:
         return words[PID] if words[NAMESPACE] == _namespace() else 0
 
     def any(self, word: int, local_ranks: Sequence[int]) -> bool:
-        """Return whether that integer of any of these ranks is not 0."""
+        """Return whether this integer is nonzero for any of these ranks."""
         return any(self.words(each)[word] for each in local_ranks)
 
     def place(self, local_rank: int) -> str:
-        """Return where a rank was, as text that follows its name."""
+        """Return the position of a rank, as text that follows the rank's name."""
         words, collective = self.words(local_rank), self._text(f"{local_rank}.collective")
         collective = collective and f", {collective}"
         if not words[SHOWN]:
@@ -170,7 +170,7 @@ class Board:
         return [f"Rank {rank} was {self.place(each)}." for each, rank in enumerate(self.ranks) if each != but]
 
     def left_its_run(self, local_rank: int) -> bool:
-        """Return whether a rank that has ended did so in the middle of a run."""
+        """Return whether a rank that has ended was in the middle of a run."""
         words = self.words(local_rank)
         return bool(words[SHOWN] and words[PHASE])
 
@@ -193,9 +193,9 @@ class Board:
 
         Args:
             local_rank: the local rank that failed first.
-            pid: its process id.
-            end: how it ended, as text that follows its name.
-            text: its traceback; "" if it has written none.
+            pid: the process id of that rank.
+            end: how the rank's process ended, as text that follows the rank's name.
+            text: the rank's traceback; "" if the rank has written none.
         """
         lines = [f"Rank {self.ranks[local_rank]} of {self.world_size} (process {pid}) {end} {self.place(local_rank)}."]
         lines += self.places(but=local_rank)

@@ -1,7 +1,7 @@
 """A started process: it applies its state, calls the function, and reports.
 
-Reports are files in a folder that only this user may enter, written by one process of the job and read by another, so
-unpickling them is as safe as the program itself.
+Reports are files in a folder that only this user may enter. One process of the job writes them and another reads them,
+so unpickling them is as safe as the program itself.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from drivetrain.launchers.tracebacks import place_of_user, traceback_of_user
 
 T = TypeVar("T")
 
-# makes torch.load refuse everything else, despite weights_only=False
+# the environment variable that makes torch.load refuse objects, despite weights_only=False
 _PLAIN_DATA_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
@@ -47,7 +47,7 @@ class Sealed(Generic[T]):
     """A value for another process, unpickled there when that process is ready.
 
     Tensors are pickled by value: torch would move them into shared memory, where replicas would train each other's
-    weights and the host's limits are low. Tensors that are already in shared memory stay shared.
+    weights, and whose size hosts often limit. Tensors that are already in shared memory stay shared.
     """
 
     _pickled: bytes = b""
@@ -93,7 +93,9 @@ class _ByValue(ForkingPickler):
 
 
 class _Trail(pickle._Pickler):
-    """A Python pickler without output that records the path of objects: ``held`` ends at the object that failed."""
+    """A Python pickler without output, which records the path of objects: ``held`` ends at the object that could not be
+    pickled.
+    """
 
     def __init__(self) -> None:
         super().__init__(SimpleNamespace(write=len), pickle.HIGHEST_PROTOCOL)
@@ -119,7 +121,8 @@ def _holder(value: Any) -> str:
     for at in reversed(range(len(held) - 2)):
         if isinstance(held[at], (Mapping, list, tuple, set, frozenset, partial)):
             continue
-        for state in range(at + 1, min(at + 3, len(held) - 1)):  # its dictionary, or a pair of that and its slots
+        # the object's dictionary, or a pair of its dictionary and its slots
+        for state in range(at + 1, min(at + 3, len(held) - 1)):
             name = _key(held[state], held[state + 1]) if type(held[state]) is dict else None
             if not isinstance(name, str):
                 continue
@@ -132,7 +135,7 @@ def _holder(value: Any) -> str:
 
 
 def _key(container: Any, item: Any) -> Any:
-    """Return the key or index of ``item`` in a container; ``None`` if it is not in it."""
+    """Return the key or index of ``item`` in a container; ``None`` if the container does not contain it."""
     if not isinstance(container, (Mapping, list, tuple)):
         return None
     items = container.items() if isinstance(container, Mapping) else enumerate(container)
@@ -159,7 +162,7 @@ def _check_main(obj: Any) -> None:
 
 
 def by_value(tensor: torch.Tensor, memories: dict[tuple[int, torch.dtype], torch.TypedStorage]) -> tuple[Any, ...]:
-    """Return how to pickle ``tensor`` by value; ``memories`` are the storages already written, for views."""
+    """Return how to pickle ``tensor`` by value; ``memories`` are the storages that were already written, for views."""
     make, arguments, *rest = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
     if arguments and isinstance(arguments[0], torch.TypedStorage):
         memory, *others = arguments
@@ -175,7 +178,7 @@ class Place:
 
     Attributes:
         variables: environment variables, as a launcher exports them.
-        threads: the number of torch's threads; ``None``: from the variables.
+        threads: the number of torch's threads; ``None``: the number in the variables.
         folder: the folder for reports.
     """
 
@@ -189,11 +192,12 @@ Call = tuple[Any, tuple[Any, ...], Mapping[str, Any]]
 
 
 def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
-    """Run a started process. It ends with exit code 1 if the function raises."""
+    """Run a started process. The process ends with exit code 1 if the function raises."""
     if sys.platform == "linux":
         _prctl_pr_set_pdeathsig(signal.SIGKILL)  # the process must not outlive the launching process
         launcher = multiprocessing.parent_process()
-        if launcher is not None and not launcher.is_alive():  # it died while this process was starting
+        # the launching process died while this process was starting
+        if launcher is not None and not launcher.is_alive():
             os._exit(128 + signal.SIGTERM)
         os.setsid()  # the launcher forwards signals; without its own session this process would also get the terminal's
     try:
@@ -232,10 +236,10 @@ def own_parameters() -> None:
 
 
 def write_result(folder: Path, result: Any) -> None:
-    """Write the function's result in the first process, in the form of checkpoints.
+    """Write the function's result, in the first process, in the file format of checkpoints.
 
     Raises:
-        ConfigurationError: it cannot be pickled.
+        ConfigurationError: the result cannot be pickled.
     """
     try:
         with files.replacing(folder / "0.result") as stream:
@@ -249,7 +253,8 @@ def write_result(folder: Path, result: Any) -> None:
 
 def read_result(folder: Path) -> Any:
     """Return the function's result from the first process; its tensors are in host memory."""
-    forced = os.environ.pop(_PLAIN_DATA_ONLY, None)  # meant for files from others; this one was written by this program
+    # the variable protects against files of others; this program wrote the file itself
+    forced = os.environ.pop(_PLAIN_DATA_ONLY, None)
     try:
         return torch.load(folder / "0.result", map_location="cpu", weights_only=False)
     finally:
@@ -258,7 +263,7 @@ def read_result(folder: Path) -> Any:
 
 
 def has_finished(folder: Path, local_rank: int) -> bool:
-    """Whether the function returned in that process."""
+    """Whether the function has returned in that process."""
     return (folder / f"{local_rank}.result").exists()
 
 
@@ -286,7 +291,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def follows(error: BaseException | None) -> bool:
-    """Whether ``error`` follows from another rank's failure: a broken exchange, or a report of that rank."""
+    """Whether ``error`` follows from another rank's failure: it is a broken exchange, or a report of that rank."""
     declared = (PeerError, *([torch.distributed.DistError] if hasattr(torch.distributed, "DistError") else []))
     while error is not None:
         broken = any(words in text_of(error) for words in ("closed by peer", "reset by peer", "gloo"))

@@ -15,7 +15,7 @@ class ExternalLauncher(Launcher):
     is_interactive_compatible = True
 
     def __init__(self) -> None:
-        """It starts nothing, so it needs no arguments."""
+        """The launcher starts nothing, so it needs no arguments."""
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)

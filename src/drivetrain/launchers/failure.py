@@ -21,12 +21,12 @@ class Failure:
 
     Attributes:
         when: seconds on the machine's clock, to determine which process failed first.
-        summary: what happened, as text that follows its name.
-        cure: what to do about it, if known.
-        follows: whether it seems to follow from another process's failure.
-        interrupted: whether it was Ctrl-C.
+        summary: what happened, as text that follows the process's name.
+        cure: what to do about the failure, if known.
+        follows: whether the failure seems to follow from another process's failure.
+        interrupted: whether Ctrl-C caused it.
         traceback: the traceback of its exception, as text.
-        exception: pickled; empty if there is none, or it cannot be pickled.
+        exception: the pickled exception; empty if there is none, or if it cannot be pickled.
     """
 
     when: float
@@ -42,7 +42,8 @@ class Failure:
         if not self.traceback:
             return None
         trace = RemoteTraceback(self.traceback)
-        has_lines = "Traceback (most recent" in self.traceback  # otherwise it repeats the exception
+        # without lines of code, the text only repeats the exception
+        has_lines = "Traceback (most recent" in self.traceback
         try:
             exception = pickle.loads(self.exception)
         except Exception:  # some exception classes cannot be unpickled
@@ -63,5 +64,5 @@ def read_failure(folder: Path, local_rank: int) -> Failure | None:
 
 
 def first_of(failures: Mapping[int, Failure]) -> int:
-    """Return which of these ranks failed first, and not because of another rank."""
+    """Return which of these ranks failed first, apart from failures that another rank caused."""
     return min(failures, key=lambda rank: (failures[rank].follows, failures[rank].when))

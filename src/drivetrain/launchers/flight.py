@@ -1,7 +1,7 @@
 """Read traces of torch's Flight Recorder, its record of collectives: which ranks wait in which, and which are missing.
 
-torch records collectives by default, also for Gloo. A trace is torch's JSON, with the members of each group added,
-which torch does not always have there. This file reads traces without torch.
+torch records collectives by default, also for Gloo. A trace is torch's JSON; the members of each group are added,
+because torch sometimes leaves them out. This file reads traces without torch.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Collective:
         group: name of its process group.
         description: torch's description of the group; "" if there is none.
         number: the collective's number in its group, from 1.
-        name: such as "gloo:all_reduce".
-        shapes: of its input.
-        since: when it began, in seconds of the machine's clock.
-        between_two: whether it is a send or a receive, for which the trace does not name the other rank.
+        name: the operation, such as "gloo:all_reduce".
+        shapes: the shapes of its inputs.
+        since: when the collective began, in seconds of the machine's clock.
+        between_two: whether the operation is a send or a receive, for which the trace does not name the other rank.
     """
 
     group: str
@@ -101,14 +101,14 @@ def missing(collective: Collective, trace: Trace, traces: Mapping[int, Trace | N
 
 
 def _absence(collective: Collective, other: Trace) -> str:
-    """Return why a rank with the trace ``other`` is not in this collective; "" if it is, or was."""
+    """Return why a rank with the trace ``other`` is not in this collective; "" if it is or was in it."""
     reached = last(other, collective.group)
     if reached is None:
         return "has begun no collective of this group"
     if reached.number < collective.number:
         return f"has not come to it: its last one there was {reached}"
     same = _numbered(other, collective.group, collective.number)
-    if same is None:  # it is so long ago that the record was dropped
+    if same is None:  # torch has dropped the record of a collective so long ago
         return ""
     if same.name != collective.name:
         return f"has called another: {same}"

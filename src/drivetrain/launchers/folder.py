@@ -1,4 +1,4 @@
-"""The folder in which a job's processes report to the process that started them; it is always removed."""
+"""The folder in which a job's processes report to the launching process; it is removed even if that is killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ DESCRIPTION, HELD = "board.json", "held"
 
 _NAMES = re.compile(r"drivetrain-[a-z0-9_]{8,12}")
 _SHELL = "/bin/sh"
-_REMOVES = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'  # at the end of its input, or when asked
+# removes the folder at the end of its input, or after a line
+_REMOVES = 'trap "" HUP INT TERM; read -r _; rm -rf -- "$1"'
 _LONGEST_SOCKET = 103  # characters in a socket's path that every system supports; Linux allows 107
 _NAME_OF_SOCKET = len("/listener-12345678")
 
@@ -33,14 +34,14 @@ _NAME_OF_SOCKET = len("/listener-12345678")
 def job_folder() -> Iterator[Path]:
     """Context with a new folder that only this user may enter.
 
-    A shell waits beside this process, on a pipe that closes when this process ends, and then removes the folder, even
-    if this process is killed. Without a shell, as on Windows, the folder remains in that case. If the shell is killed
-    too, this user's next job on this machine removes it.
+    A shell waits beside this process, on a pipe that closes when this process ends. The shell then removes the folder,
+    even if this process was killed. Without a shell, as on Windows, the folder stays if this process is killed. If the
+    shell is killed too, this user's next job on this machine removes it.
     """
     sweep()
     folder = Path(tempfile.gettempdir(), f"drivetrain-{secrets.token_hex(6)}")
     held = None
-    remover = _start_remover(folder)  # first, because this process may be killed at any time
+    remover = _start_remover(folder)  # started first, because this process may be killed at any time
     try:
         folder.mkdir(mode=0o700)
         held = hold(folder)
@@ -55,14 +56,14 @@ def job_folder() -> Iterator[Path]:
 
 
 def hold(folder: Path) -> int | None:
-    """Lock ``folder`` while this process or a fork of it lives; return an object to close to release it.
+    """Lock ``folder`` while this process or a forked process lives; return an object to close to release the lock.
 
     The lock shows :func:`sweep` that the job runs; process ids would be ambiguous across machines and containers.
     Cleaners of temporary folders that respect locks, such as systemd-tmpfiles, do not remove the folder.
     """
     if sys.platform == "win32":
         return None
-    with suppress(OSError):  # a file system without locks: then no other process can lock it either
+    with suppress(OSError):  # a file system without locks, where no other process can lock the folder either
         end = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(end, fcntl.LOCK_SH)
@@ -74,7 +75,8 @@ def hold(folder: Path) -> int | None:
 
 
 def sweep() -> None:
-    """Remove the folders of this user's jobs whose processes were all killed, including those that remove folders.
+    """Remove the folders of this user's jobs in which every process was killed, including the process that removes the
+    folder.
 
     This happens when a cluster kills everything that a job has started, as SLURM does before it requeues.
     """
@@ -83,7 +85,8 @@ def sweep() -> None:
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if _NAMES.fullmatch(entry.name):
-                with suppress(OSError, ValueError):  # it belongs to another user, is locked, or was removed meanwhile
+                # the folder belongs to another user, is locked, or was removed meanwhile
+                with suppress(OSError, ValueError):
                     _remove_if_left(Path(entry.path))
 
 
@@ -95,7 +98,7 @@ def _remove_if_left(folder: Path) -> None:
         if os.fstat(end).st_uid != os.geteuid():
             return
         fcntl.flock(end, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        described = json.loads((folder / DESCRIPTION).read_text())  # written after the folder is locked
+        described = json.loads((folder / DESCRIPTION).read_text())  # written when the folder is locked
         if isinstance(described, dict) and described.get(HELD):
             shutil.rmtree(folder, ignore_errors=True)
     finally:
@@ -106,7 +109,8 @@ def _start_remover(folder: Path) -> subprocess.Popen[bytes] | None:
     if not os.path.exists(_SHELL):
         return None
     words = [_SHELL, "-c", _REMOVES, "drivetrain", str(folder)]
-    nowhere: Any = subprocess.DEVNULL  # the program's output may be a pipe, whose reader waits for its end
+    # no output: otherwise the reader of the program's output would wait for the shell, too
+    nowhere: Any = subprocess.DEVNULL
     return subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere, cwd="/", start_new_session=True
     )

@@ -25,7 +25,7 @@ _LOOPBACK = (DEFAULT_ADDRESS, "localhost", "::1")
 
 
 def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel; importing a notebook's packages alone does not count."""
+    """Whether this process is a notebook's kernel; importing a notebook's packages is not enough."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return shell is not None and ("ipykernel" in sys.modules or "google.colab" in sys.modules)
 
@@ -42,7 +42,7 @@ class Launcher(ABC):
     :meth:`register_launchers`, and each is a value of a strategy's ``start_method``.
 
     Args:
-        environment: provides this machine's place in the job.
+        environment: provides the machine's node rank, and the main address and port.
         num_processes: the number of processes on this machine.
         num_nodes: the number of machines.
     """
@@ -83,8 +83,8 @@ class Launcher(ABC):
     def register_launchers(cls, launcher_registry: Registry[Launcher]) -> None:
         """Give the class its names: ``launcher_registry.register("name", cls, description="...")``.
 
-        Called once, when a subclass that defines it is defined, so that no other line is needed. Further arguments of
-        ``register`` are arguments of the constructor.
+        Python calls it once, when a subclass that defines it is defined, so no other line is needed. Further arguments
+        of ``register`` are arguments of the constructor.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -100,10 +100,10 @@ class Launcher(ABC):
         devices: Sequence[torch.device],
         **options: Any,
     ) -> Launcher:
-        """Return the launcher of a job: an instance of this class, or of another class if that fits.
+        """Return the launcher of a job: an instance of this class, or of another class that fits the job better.
 
         Args:
-            environment: provides this machine's place in the job.
+            environment: provides the machine's node rank, and the main address and port.
             num_processes: the number of processes on this machine.
             num_nodes: the number of machines.
             devices: this machine's devices, one for each process.
@@ -115,7 +115,7 @@ class Launcher(ABC):
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call ``function(*args, **kwargs)`` in every process; return the result of this machine's first process.
 
-        If it raises, all of its processes have ended.
+        If the call raises, all processes of this machine have ended.
 
         Raises:
             LaunchError: a process failed.
@@ -124,7 +124,7 @@ class Launcher(ABC):
 
 class _Launchers(Registry[Launcher]):
     def check_arguments(self, start: str, cls: type[Launcher], init_params: Mapping[str, Any]) -> None:
-        # otherwise its constructor may have any arguments
+        # a class with its own for_job may have a constructor with any arguments
         if next(owner for owner in cls.__mro__ if "for_job" in vars(owner)) is Launcher:
             super().check_arguments(start, cls, init_params)
 
@@ -171,7 +171,7 @@ LauncherRegistry = _Launchers("drivetrain.launchers", "launcher", "launcher", by
 
 
 class LaunchError(DrivetrainError):
-    """A process failed, and the job with it. The exception in that process, if there was one, is the ``__cause__``.
+    """A process failed, and with it the job. The exception in that process, if there was one, is the ``__cause__``.
 
     Attributes:
         rank: global rank of the process that failed first.
@@ -190,8 +190,9 @@ class LaunchError(DrivetrainError):
 def variables_of(environment: ClusterEnvironment, num_processes: int, num_nodes: int) -> Iterator[dict[str, str]]:
     """Return the environment variables with the rank of each process of this machine.
 
-    They include ``OMP_NUM_THREADS``, each process's share of the processors, unless the user has set it. On one machine
-    the processes meet at a loopback address, even if ``MASTER_ADDR`` remains from a job on several machines.
+    They include ``OMP_NUM_THREADS``, each process's share of the processors, unless the user has set it. If all
+    processes are on one machine, they meet at a loopback address, even if ``MASTER_ADDR`` remains from a job on several
+    machines.
     """
     node, threads = environment.node_rank(), threads_each(num_processes)
     address = environment.main_address

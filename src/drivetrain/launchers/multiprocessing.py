@@ -26,7 +26,7 @@ from drivetrain.launchers.signals import Sent, exception_of, forwarding, say_who
 from drivetrain.launchers.watch import Watch
 
 _PROBE_S = 10.0
-_POLL_S = 0.5  # a signal may have come, which sets a deadline
+_POLL_S = 0.5  # a signal may have arrived, which sets a deadline
 _ECHO_S = 1.0  # when a process loses its connection, the process that caused it reports within this time
 
 
@@ -36,8 +36,10 @@ class MultiProcessingLauncher(Launcher):
     Each process gets the environment variables with its rank (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``,
     ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR``, and ``MASTER_PORT``, which is chosen here), this process's random state and
     torch's switches, and its share of the processors as ``OMP_NUM_THREADS`` unless that is set. With "spawn" and
-    "forkserver" the function and its arguments are pickled: each process has its own copy of every tensor. With "fork"
-    they are inherited. Tensors that the program has put into shared memory stay shared, except the parameters and
+    "forkserver" the function and its arguments are pickled, so each process has its own copy of every tensor. With
+    "fork"
+    the processes inherit both. Tensors that the program has put into shared memory stay shared, except the parameters
+    and
     buffers of modules: replicas that shared their weights would each train them.
 
     Args:
@@ -77,13 +79,13 @@ class MultiProcessingLauncher(Launcher):
         self.interrupt_grace_s = interrupt_grace_s
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run it in all processes; return a copy of the first process's result, with tensors in host memory.
+        """Run ``function`` in all processes; return a copy of the first process's result, with tensors in host memory.
 
         Raises:
             ConfigurationError: the arguments cannot be pickled, or a fork of this process would hang.
             LaunchError: a process failed; the others were killed at once.
             KeyboardInterrupt: after an interrupt here or in a process, when all have ended.
-            SIGTERMException: the same after SIGTERM.
+            SIGTERMException: as for KeyboardInterrupt, after SIGTERM.
         """
         threads = threads_each(self.num_processes)
         if self.start_method == "fork":
@@ -106,7 +108,7 @@ class MultiProcessingLauncher(Launcher):
 
     @contextmanager
     def _ending_all(self) -> Iterator[list[Any]]:
-        """Context with a list of processes, which have ended afterwards."""
+        """Context with a list of processes, all of which have ended when it is left."""
         processes: list[Any] = []
         try:
             yield processes
@@ -150,7 +152,7 @@ class MultiProcessingLauncher(Launcher):
                     asked = {rank for rank, failure in failed.items() if failure.interrupted or ends[rank]}
                     by_itself = any(not failed[rank].follows for rank in failed.keys() - asked)
                     if ending.look(list(running.values()), asked=bool(asked), failed=by_itself) and asked:
-                        _send(processes, signal.SIGTERM)  # has no effect on a rank that is already ending
+                        _send(processes, signal.SIGTERM)  # the signal has no effect on a rank that is already ending
             if ending.by_signal or time.monotonic() >= sent.deadline:
                 late = {rank: processes[rank].pid for rank in running.values()}
                 say_who_is_killed(board, late, min(sent.limit_s, self.stop_timeout_s))
@@ -166,10 +168,11 @@ def _raise(local_rank: int, process: Any, failure: Failure, board: Board) -> Non
     rank, code = board.ranks[local_rank], process.exitcode
     if failure.interrupted or code in (128 + signal.SIGINT, -signal.SIGINT):
         raise KeyboardInterrupt
-    if code in (128 + signal.SIGTERM, -signal.SIGTERM):  # the latter before the Trainer handles the signal
+    if code in (128 + signal.SIGTERM, -signal.SIGTERM):  # -SIGTERM if the signal came before the Trainer handled it
         raise SIGTERMException
     message = f"Rank {rank} of {board.world_size} (process {process.pid}, exit code {code}) {failure.summary}"
-    lines = (*board.places(), board.stacks(local_rank).rstrip(), message, failure.cure)  # the error comes last
+    # the message comes last, because it contains the error
+    lines = (*board.places(), board.stacks(local_rank).rstrip(), message, failure.cure)
     raise LaunchError("\n".join(line for line in lines if line), rank, code) from failure.cause()
 
 
@@ -177,8 +180,8 @@ def _raise(local_rank: int, process: Any, failure: Failure, board: Board) -> Non
 def _ends(processes: Sequence[Any]) -> Iterator[dict[Any, int]]:
     """Return objects to wait on, by local rank: each is ready when its process ends.
 
-    Python's own sentinel is a pipe that the process's children keep open too: a killed rank would seem to live as long
-    as its loader's workers. On Linux, a pidfd refers to the process alone.
+    Python's own sentinel is a pipe that the process's children also keep open, so a killed rank would seem to live as
+    long as its loader's workers. On Linux, a pidfd refers to the process alone.
     """
     with ExitStack() as stack:
         ends: dict[Any, int] = {}
@@ -218,8 +221,9 @@ def _early_variables(place: child.Place) -> Iterator[None]:
     """Set the variables that a process needs before its first line of user code, when it imports the program's file
     again.
 
-    This is its rank, so that only rank 0 logs. The variable that marks a started process is not set yet: a program's
-    file without a guard would continue as a rank, instead of getting Python's error for it.
+    These are the variables with its rank, so that only rank 0 logs. The variable that marks a started process is not
+    set yet. With this variable, a program's file without a guard would continue as a rank, instead of getting Python's
+    error for the missing guard.
     """
     early = {name: place.variables[name] for name in ("RANK", "OMP_NUM_THREADS") if name in place.variables}
     before = {name: os.environ.get(name) for name in early}

@@ -1,9 +1,9 @@
-"""End a rank whose launching process was killed, even if its main thread waits in a collective forever; and end the
-loader's workers of a killed rank, even if they hang in their data set.
+"""End a rank whose launching process was killed, and the loader's workers of a killed rank, even if they hang.
 
-The system sends such a rank SIGTERM. During a run, Python handles it in the main thread, which may wait in a collective
+The system sends SIGTERM to a rank whose launching process was killed. During a run, Python handles it in the main
+thread, which may wait in a collective
 forever. So a thread waits for the end of the launching process, gives the main thread some time, and kills the rank.
-Until then it costs nothing. Linux only.
+While the launching process lives, the thread costs nothing. Linux only.
 
 This file is imported without torch.
 """
@@ -41,7 +41,7 @@ def follow(launcher: int) -> None:
     """Let this process end with its parent ``launcher``; a second call has no effect."""
     if sys.platform != "linux" or not hasattr(os, "pidfd_open") or _Grace.followed == os.getppid():
         return
-    if launcher != os.getppid():  # it has ended, or this is the child of a rank
+    if launcher != os.getppid():  # the launching process has ended, or this process is a child of a rank
         return
     try:
         end = os.pidfd_open(launcher)
@@ -68,14 +68,14 @@ def _await(end: int) -> None:
     poll.register(end, select.POLLIN)
     poll.poll()
     began = time.monotonic()
-    seconds = _Grace.seconds  # read again: the run may leave the context while it ends
+    seconds = _Grace.seconds  # read again, because the run may leave the context meanwhile
     while time.monotonic() < began + max(seconds, _Grace.seconds):
         time.sleep(_POLL_S)
     with suppress(OSError):  # the terminal is gone
         os.write(
             2, f"The launching process was killed {seconds:g} s ago, so process {os.getpid()} ends too.\n".encode()
         )
-    if os.getpgrp() == os.getpid():  # including the processes that it has started
+    if os.getpgrp() == os.getpid():  # the group includes the processes that this process has started
         os.killpg(os.getpid(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -91,7 +91,7 @@ def kill_workers(ranks: Collection[int]) -> None:
     if sys.platform != "linux":
         return
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # the worker has ended meanwhile
             name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
             session = int(rest.split()[3])
             if name == _WORKER and session in ranks:

@@ -33,38 +33,39 @@ from drivetrain.launchers.signals import exception_of, forwarding
 from drivetrain.launchers.watch import Watch
 
 _HERE = "local"  # Ray's name for a cluster of only this machine
-_STORE_BYTES = 200 * 2**20  # Ray's default is a third of this machine's memory
+_STORE_BYTES = 200 * 2**20  # Ray's default size of its object store is a third of this machine's memory
 _SOON_S = 10.0
-_POLL_S = 0.5  # a signal may have come
+_POLL_S = 0.5  # a signal may have arrived
 _LAST_WORDS_S = 0.5  # Ray fetches the actors' output about ten times a second, while it is connected
 _ECHO_S = 10.0  # Ray takes seconds to detect a death; ranks that lose a connection report at once
 _CURE = "Make it where it is used: in setup, in configure_model, or in another hook, which run in each process."
 _DIED = "If you did not kill it, its machine is gone or ran out of memory: use smaller batches or fewer loader workers."
 _OF_RAY = re.compile("_group_|node:|memory")  # resources that a job does not request
-_NOT_CALLED_GPU = ("HPU", "NPU", "TPU")  # Ray schedules these under torch's name for them, in capitals
+_NOT_CALLED_GPU = ("HPU", "NPU", "TPU")  # kinds of devices that Ray schedules under torch's name for them, in capitals
 
 
 class RayLauncher(Launcher):
     """Ray actors, which get this process's objects; this process only waits, and is not a rank.
 
-    If the program is not connected to Ray, it connects during the call: to the cluster at ``address``, or to a new one
-    of only this machine, which takes seconds to start. Call ``ray.init`` before to keep a connection between calls, or
-    to send modules to other machines: ``runtime_env={"working_dir": "."}``. Classes and functions of the program's file
-    or of a notebook are sent automatically.
+    If the program is not connected to Ray, the launcher connects during the call: to the cluster at ``address``, or to
+    a new cluster of only this machine, which takes seconds to start. Call ``ray.init`` before to keep a connection
+    between calls, or to send modules to other machines: ``runtime_env={"working_dir": "."}``. Classes and functions of
+    the program's file or of a notebook are sent automatically.
 
     Every machine runs ``num_processes`` actors. Ranks are consecutive on a machine, and begin on this machine if it
     takes part. Each process gets the environment variables with its rank, this process's random state, torch's
     switches, its working directory, its command line, its ``sys.path`` after the usual entries, and a copy of every
-    tensor. On this machine it also gets this process's other variables; on other machines only those that are not set
-    there. The number of threads is ``OMP_NUM_THREADS``, otherwise the number of processors that Ray has reserved for
-    it, otherwise, in a cluster of only this machine, its share.
+    tensor. A process on this machine also gets this process's other variables; a process on another machine gets only
+    those that are not set there. The number of threads is ``OMP_NUM_THREADS``; otherwise the number of processors that
+    Ray has reserved for the process; otherwise, in a cluster of only this machine, the process's share of them.
 
-    Ray hides from an actor the devices that are not reserved for it. Here the actors of a machine see the devices of
-    all of them, in the order of ``LOCAL_RANK``, because libraries use that number as the device's index. The plan
-    counts the devices of the launching machine, which therefore needs as many as each of the others.
+    Ray hides from an actor the devices that are not reserved for it. With this launcher, each actor of a machine sees
+    the devices of all actors there, in the order of ``LOCAL_RANK``, because libraries use that number as the device's
+    index. The plan counts the devices of the launching machine, so this machine needs as many devices as each of the
+    others.
 
-    Rank 0's machine writes the files: let machines share the folder ``default_root_dir``. SIGTERM and Ctrl-C may be
-    sent to this process or to any of the actors; this process forwards them, so that a fit saves.
+    Rank 0's machine writes the files, so the machines should share the folder ``default_root_dir``. SIGTERM and Ctrl-C
+    may be sent to this process or to any of the actors; this process forwards them, so that a fit saves.
 
     Args:
         environment: provides this machine's place in the job.
@@ -107,7 +108,7 @@ class RayLauncher(Launcher):
         self.start_timeout_s = start_timeout_s
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run it in all actors; return a copy of rank 0's result, with tensors in host memory.
+        """Run ``function`` in all actors; return a copy of rank 0's result, with tensors in host memory.
 
         Raises:
             ConfigurationError: Ray is not installed, cannot be reached or has no free resources, or the arguments
@@ -115,7 +116,7 @@ class RayLauncher(Launcher):
             LaunchError: a process failed; the others were killed at once. Its exit code is 1 if the process died,
                 because Ray does not report it.
             KeyboardInterrupt: after an interrupt here or in a process, when all have ended.
-            SIGTERMException: the same after SIGTERM.
+            SIGTERMException: as for KeyboardInterrupt, after SIGTERM.
         """
         ray = _imported()
         from drivetrain.launchers._ray_actor import packed
@@ -129,7 +130,7 @@ class RayLauncher(Launcher):
                 threads = os.environ.get("OMP_NUM_THREADS", str(threads_each(self.num_processes)) if ours else None)
                 origin, sent = _origin(here), ray.put(call)
                 with job_folder() as folder:
-                    own = sum(seat.node == here for seat in seats)  # they are the first ranks
+                    own = sum(seat.node == here for seat in seats)  # actors on this machine are the first ranks
                     board = Board(folder, range(own), len(seats)) if own else None
                     variables = variables_for(seats, here, folder)
                     running = {
@@ -144,7 +145,7 @@ class RayLauncher(Launcher):
 
     @contextmanager
     def _cluster(self, ray: Any, payload: int) -> Iterator[bool]:
-        """Context in which Ray is connected to a cluster; yields whether the cluster was started for it."""
+        """Context in which Ray is connected to a cluster; yields whether this launcher has started the cluster."""
         if ray.is_initialized():
             yield False
             return
@@ -186,14 +187,14 @@ class RayLauncher(Launcher):
                 actors.append(kind.options(scheduling_strategy=place, **_options(self.resources)).remote())
             yield actors
         finally:
-            with suppress(ray.exceptions.RayError):  # if the cluster itself has ended
+            with suppress(ray.exceptions.RayError):  # the cluster itself may have ended
                 for actor in actors:
                     ray.kill(actor)
                 ray.util.remove_placement_group(group)
 
     def _wait_for_room(self, ray: Any, group: Any, together: Mapping[str, float], ours: bool) -> None:
         large = count_of(together, [node["Resources"] for node in ray.nodes() if node["Alive"]])
-        if large >= self.num_nodes or not ours:  # other clusters may grow
+        if large >= self.num_nodes or not ours:  # a cluster that was not started here may grow
             soon = min(_SOON_S, self.start_timeout_s)
             if group.wait(soon):
                 return
@@ -221,7 +222,8 @@ class RayLauncher(Launcher):
     # ---- while they run ------------------------------------------------------------------------------------------
 
     def _wait(self, ray: Any, running: dict[Any, _Rank], here: str, board: Board | None) -> bytes:
-        """Return rank 0's result when all have ended normally; if they were asked to end, wait until all have saved.
+        """Return rank 0's result when all ranks have ended normally; if a signal asked them to end, wait until all have
+        saved.
 
         Args:
             ray: the package.
@@ -247,7 +249,8 @@ class RayLauncher(Launcher):
                         end = error
                     if not isinstance(end, bytes):
                         failed.append(self._failure(rank, end, board))
-                        ray.kill(rank.actor)  # its connections close, so that no other rank waits for it
+                        # closes the connections of the failed rank, so that no other rank waits for it
+                        ray.kill(rank.actor)
                     elif rank.number == 0:
                         first = end
                 if left <= 0 and not ready:
@@ -294,7 +297,7 @@ class Seat:
 
     Attributes:
         node: Ray's id of the machine.
-        address: of the machine, for the other ranks.
+        address: the machine's address, for the other ranks.
         port: a free port on it.
         pid: the actor's process id.
         devices: the variables with which Ray hides from the actor the devices that are not reserved for it.
@@ -320,8 +323,8 @@ class _Failed:
 
     Attributes:
         error: the exception to raise.
-        follows: whether it seems to follow from another rank's failure.
-        asked: whether a signal has asked it to end.
+        follows: whether the failure seems to follow from another rank's failure.
+        asked: whether a signal has asked the rank to end.
     """
 
     error: BaseException
@@ -333,8 +336,8 @@ def variables_for(seats: Sequence[Seat], here: str, board: Path | None = None) -
     """Return the environment variables with each actor's rank, in the order of ``seats``.
 
     Ranks are consecutive on a machine, beginning with the machine ``here``. Each actor sees the devices of all actors
-    on its machine. On one machine they meet at a loopback address. Actors on ``here`` show their position on the board
-    in the folder ``board``.
+    on its machine. If all actors are on one machine, they meet at a loopback address. Actors on ``here`` show their
+    position on the board in the folder ``board``.
     """
     nodes = sorted(dict.fromkeys(seat.node for seat in seats), key=lambda node: node != here)
     members = [[index for index, seat in enumerate(seats) if seat.node == node] for node in nodes]

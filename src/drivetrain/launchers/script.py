@@ -28,17 +28,17 @@ from drivetrain.launchers.signals import Sent, forwarding, say_who_is_killed, wa
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.1
-_LAST_WORDS_S = 1.0  # seconds for the others to fail and print the reason, after one process has failed
-_HANGS = 10**6  # instead of an exit code: no rank can continue
-_GRACE_S = 5.0  # seconds for processes to end that are asked to, because another has failed
+_LAST_WORDS_S = 1.0  # seconds for the other processes to fail and print the reason, after one process has failed
+_HANGS = 10**6  # instead of an exit code: the ranks wait for each other
+_GRACE_S = 5.0  # seconds for the remaining processes to end, after another has failed
 
 
 class ScriptLauncher(Launcher):
     """Starts the command that started this program, and supervises the processes.
 
-    This process is not a rank. It never returns from :meth:`launch`: it waits, and ends with the job's exit code.
-    Nothing has to be pickled, and debuggers see ordinary programs; ``breakpoint()`` works on rank 0. The code of the
-    script before this call runs in each process.
+    This process is not a rank. The launcher never returns from :meth:`launch`: it waits, and ends this process with the
+    job's exit code. Nothing has to be pickled, and debuggers see ordinary programs; ``breakpoint()`` works on rank 0.
+    The code of the script before this call runs in each process.
 
     The processes get the environment variables with their ranks, the present environment, and the command line and
     working directory with which this process was started, even if the script has changed ``sys.argv`` or its directory.
@@ -55,8 +55,8 @@ class ScriptLauncher(Launcher):
 
     @classmethod
     def for_job(cls, *job: Any, **options: Any) -> Launcher:
-        """Return an instance, but never in a process that this launcher has started, even if a user's environment asks
-        for it: each rank would start others, without end.
+        """Return an instance, except in a process that this launcher has started, even if a user's environment asks for
+        it: each rank would start others, without end.
         """
         return ExternalLauncher() if was_started() else super().for_job(*job, **options)
 
@@ -65,15 +65,15 @@ class ScriptLauncher(Launcher):
 
         Raises:
             ConfigurationError: no command would run this program again.
-            SystemExit: always, with the job's exit code: 0; or that of the process that failed first, 128 + n for a
-                signal n; or 128 + n if this process got the signal n.
+            SystemExit: always, with the job's exit code: 0; or the exit code of the process that failed first, 128 + n
+                for a signal n; or 128 + n if this process got the signal n.
         """
         command = command_again()
         variables = variables_of(self.environment, self.num_processes, self.num_nodes)
-        if sys.stdout is not None:  # None in a program that was started without it
+        if sys.stdout is not None:  # None in a program that was started without an output
             sys.stdout.flush()
         processes: list[subprocess.Popen[bytes]] = []
-        early: list[int] = []  # signals that arrive before all have started
+        early: list[int] = []  # signals that arrive before all processes have started
         have_started = False
 
         def send(number: int) -> None:
@@ -125,7 +125,7 @@ def _dies_with_launcher() -> Callable[[], None] | None:
 
     def follow() -> None:
         ask(signal.SIGTERM)
-        if os.getppid() != launcher:  # it has ended meanwhile
+        if os.getppid() != launcher:  # the launching process has ended meanwhile
             os._exit(128 + signal.SIGTERM)
 
     return follow
@@ -135,14 +135,15 @@ def _report(processes: Sequence[subprocess.Popen[bytes]], board: Board, code: in
     """Print which rank failed first, its position and its traceback; return the exit code of the job."""
     local = next(rank for rank, process in enumerate(processes) if process.returncode == code)
     failures = {rank: found for rank in range(len(processes)) if (found := read_failure(board.folder, rank))}
-    if code < 0 or local not in failures:  # without an exception, so the others' failures follow from it
+    # the process was killed, or has written no failure, so the others' failures follow from its end
+    if code < 0 or local not in failures:
         end = f"was ended by the signal {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         say(board.report(local, processes[local].pid, end, ""))
         return code
     local = first_of(failures)
     code, failure = processes[local].returncode or code, failures[local]
     left = [rank for rank, each in enumerate(processes) if each.poll() == 0 and board.left_its_run(rank)]
-    if failure.follows and left:  # it follows from a rank that has ended without an error
+    if failure.follows and left:  # the failure follows from a rank that has left its run without an error
         say(board.report(left[0], processes[left[0]].pid, "ended with exit code 0", ""))
     else:
         say(board.report(local, processes[local].pid, f"{failure.summary}\nThat was", failure.traceback))
@@ -155,14 +156,14 @@ def _first_failure(
     board: Board | None = None,
     stop_timeout_s: float = Launcher.stop_timeout_s,
 ) -> int:
-    """Wait until all have ended, or one has failed and the others had time to print why they fail too.
+    """Wait until all processes have ended, or one has failed and the others had time to print why they also fail.
 
     The process that failed first need not be the first to end: the others lose their connection while it still prints
-    its traceback, and ending it then would lose the important lines. After a signal, which all of them get, they have
+    its traceback. Ending it at once would lose the important lines. After a signal, which all processes get, they have
     time to save.
 
-    Returns: the exit code of the one that ended first with another code than 0; 0: none did. _HANGS: those that run
-        wait for each other.
+    Returns: the exit code of the first process that ended with another code than 0; 0 if none did; _HANGS if the
+        running processes wait for each other.
     """
     watch = None if board is None else Watch(board)
     ending, sent = Ending(board, stop_timeout_s, _LAST_WORDS_S), sent or Sent()
@@ -177,7 +178,7 @@ def _first_failure(
         if first:
             asked = was_asked_to_end(first)
             if ending.look(running, asked=asked, failed=False) and asked:
-                _send(processes, signal.SIGTERM)  # has no effect on a rank that is already ending
+                _send(processes, signal.SIGTERM)  # the signal has no effect on a rank that is already ending
         if not running or time.monotonic() >= min(ending.deadline, sent.deadline):
             return first
         if not first and watch is not None and (text := watch.look()):
@@ -188,7 +189,8 @@ def _first_failure(
 
 def _send(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
     for process in processes:
-        process.send_signal(number)  # not to its workers, which it needs until it has saved
+        # the signal is not sent to the rank's workers, which the rank needs until it has saved
+        process.send_signal(number)
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -206,9 +208,10 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def started_by_rank() -> int:
-    """Return the rank's process id if a rank has started this process, which would join as the same rank; else 0.
+    """Return the process id of the rank that has started this process, which would join the job as the same rank; else
+    0.
 
-    It has inherited the rank and the address of the job. This can only be detected on Linux.
+    Such a process has inherited the rank and the address of the job. A process can detect this only on Linux.
     """
     parent = os.getppid()
     try:
@@ -224,7 +227,7 @@ def command_again() -> list[str]:
     """Return the command that runs this program again from its original directory.
 
     Raises:
-        ConfigurationError: it has none, or it would run a larger program that contains this one.
+        ConfigurationError: there is no such command, or it would run a larger program that contains this one.
     """
     host = _host()
     if host is not None:
@@ -262,7 +265,8 @@ def _directory() -> str:
     if spec is not None:  # python -m: Python searches the working directory first
         root = str(Path(path).parents[spec.name.count(".")])
         return root if root == sys.path[0] else STARTED_IN
-    for argument in map(os.path.normpath, sys.orig_argv[1:]):  # a script's path in __main__ is absolute, from the start
+    # a script's path in __main__ is absolute when the program starts
+    for argument in map(os.path.normpath, sys.orig_argv[1:]):
         if not os.path.isabs(argument) and path.endswith(f"{os.sep}{argument}"):
             return str(path.removesuffix(f"{os.sep}{argument}"))
     return STARTED_IN

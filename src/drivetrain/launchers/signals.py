@@ -63,12 +63,12 @@ def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[S
 
     def handle(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM and callable(own := before[number]):
-            own(number, frame)  # its exception ends this process, and the ranks with it
+            own(number, frame)  # the user's exception ends this process, and the ranks with it
         if signal.Signals(number).name in _ENDS:
             again = sent.number is not None
             sent.number = sent.number or number
             sent.limit_s = min(_AT_ONCE_S, stop_timeout_s) if again else stop_timeout_s
-            # a further signal never extends the time
+            # a second signal never extends the time
             sent.deadline = min(sent.deadline, time.monotonic() + sent.limit_s)
         send(number)
 
@@ -77,7 +77,7 @@ def forwarding(send: Callable[[int], None], stop_timeout_s: float) -> Iterator[S
             for name in _PASSED_ON:
                 number = getattr(signal, name, None)
                 if number is not None and _is_passed_on(number):
-                    # before the handler is set, because the signal may come at once
+                    # stored before the handler is set, because the signal may arrive at once
                     before[number] = signal.getsignal(number)
                     signal.signal(number, handle)
         yield sent
@@ -90,16 +90,17 @@ def _is_passed_on(number: int) -> bool:
     known = signal.getsignal(number)
     if known in (signal.SIG_DFL, signal.default_int_handler):
         return True
-    return number == signal.SIGTERM and callable(known)  # the sender means the whole job
+    # SIGTERM is meant for the whole job, even if the user handles it
+    return number == signal.SIGTERM and callable(known)
 
 
 def say_who_is_killed(board: Board, running: Mapping[int, int], limit_s: float) -> None:
     """Print which ranks are killed because they have not ended in time after a signal.
 
     Args:
-        board: of the job.
+        board: the board of the job.
         running: processes by local rank.
-        limit_s: the seconds that they had.
+        limit_s: the seconds that the ranks had.
     """
     for local_rank, pid in running.items():
         say(

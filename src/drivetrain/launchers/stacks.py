@@ -1,11 +1,11 @@
 """What the ranks of a machine do now: the stacks of their threads, and the collectives in which they wait.
 
-A rank can answer by either of two methods. When a name arrives through a named pipe, a thread of the rank writes the
-stacks and the trace of its collectives to a file of that name. The thread needs the interpreter's lock, which a rank
-that waits in a collective has released; until then it costs nothing. If other code holds the lock, the thread cannot
-answer. The rank then gets a signal, on which Python's faulthandler writes the stacks without the lock. The signal is
-only the second method, because it may crash a process in which other threads run Python; if one thread holds the lock,
-no other does.
+A rank can answer by either of two methods. When a file name arrives through a named pipe, a thread of the rank writes
+the stacks and the trace of its collectives to a file of that name. The thread needs the interpreter's lock, which a
+rank that waits in a collective has released; while no name arrives, the thread costs nothing. If other code holds the
+lock, the thread cannot answer. The rank then gets a signal, on which Python's faulthandler writes the stacks without
+the lock. The signal is only the second method, because it may crash a process in which other threads run Python; if one
+thread holds the lock, no other does.
 
 This file is imported without torch.
 """
@@ -32,12 +32,12 @@ from drivetrain.launchers import flight
 from drivetrain.launchers.board import Board, own_sheet
 
 _NUMBER = getattr(signal, "SIGRTMIN", 0) + 11  # the signal's number, which neither torch nor Python uses
-_ANSWER_S = 1.0  # seconds for a rank to answer, before it gets the signal and after it
-_SOON_S = 0.3  # the same, when the job ends
+_ANSWER_S = 1.0  # seconds for a rank to answer, before and after it gets the signal
+_SOON_S = 0.3  # seconds for a rank to answer when the job ends
 _SETTLED_S = 0.1  # stacks are complete if they have not grown for this time
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _ASKED, _PIPE = "asked", "ask"
-_BETWEEN = b"\n\0\n"  # in an answer, between the stacks and the trace
+_BETWEEN = b"\n\0\n"  # between the stacks and the trace in an answer
 
 _counter = itertools.count()
 
@@ -46,7 +46,7 @@ _counter = itertools.count()
 
 
 def listen(folder: Path, local_rank: int) -> None:
-    """Let this rank answer from now on."""
+    """Start to answer requests for this rank's stacks."""
     pipe = folder / f"{local_rank}.{_PIPE}"
     if sys.platform != "linux" or signal.getsignal(_NUMBER) is not signal.SIG_DFL or pipe.exists():
         return
@@ -65,7 +65,7 @@ def _answer(pipe: Path, folder: Path, local_rank: int) -> None:
     with open(pipe, "r+b", buffering=0) as asks:  # also opened for writing, so that the pipe never ends
         while question := asks.read(64):
             for name in question.decode(errors="replace").split():
-                with contextlib.suppress(OSError):  # the job is over
+                with contextlib.suppress(OSError):  # the folder was removed, because the job is over
                     _write_answer(folder / f"{local_rank}.{name}")
 
 
@@ -87,14 +87,15 @@ def _write_answer(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Process:
-    """The system's facts about a process.
+    """What the operating system knows about a process.
 
     Attributes:
-        state: its letter in Linux: "R" running, "S" waiting, "D" waiting for a disk, "T" stopped, "t" stopped by a
-            debugger, "Z" ended; "" if there is no such process, "?" if the system cannot tell.
+        state: the letter of its state in Linux: "R" running, "S" waiting, "D" waiting for a disk, "T" stopped, "t"
+            stopped by a debugger, "Z" ended; "" if there is no such process, "?" if the system cannot tell.
         traced: whether a debugger is attached.
         cpu_s: its processor time in seconds.
-        answers: whether it handles the signal that asks for its stacks, which would end another process.
+        answers: whether the process handles the signal that asks for its stacks; other processes would end on this
+            signal.
     """
 
     state: str = "?"
@@ -104,12 +105,12 @@ class Process:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it has ended."""
+        """Whether the process has ended."""
         return self.state in ("", "Z", "X")
 
 
 def process(pid: int) -> Process:
-    """Return the system's facts about the process ``pid``."""
+    """Return what the operating system knows about the process ``pid``."""
     if sys.platform != "linux":
         return Process()
     try:
@@ -127,7 +128,7 @@ def process(pid: int) -> Process:
 
 
 def dead_ranks() -> list[int]:
-    """Return which ranks of this machine have ended, in a rank; none if it is not watched."""
+    """Return, in a rank, which ranks of this machine have ended; none if this rank is not watched."""
     sheet = own_sheet()
     if sheet is None:
         return []
@@ -144,10 +145,10 @@ class Answer:
     """A rank's answer.
 
     Attributes:
-        pid: its process id; 0: it has not begun yet, or this process cannot see it.
-        process: the system's facts about it.
-        stacks: those of its threads, the main thread's last; "" if it has written none.
-        trace: that of its collectives; ``None`` if it has written none.
+        pid: the rank's process id; 0: the rank has not begun yet, or this process cannot see it.
+        process: what the operating system knows about the rank's process.
+        stacks: the stacks of its threads, the main thread's last; "" if the rank has written none.
+        trace: the trace of its collectives; ``None`` if the rank has written none.
     """
 
     pid: int
@@ -164,12 +165,12 @@ class Answer:
     @property
     def line(self) -> str:
         """The innermost line of the user's code in the main thread, otherwise of any code; "" if unknown."""
-        own = [frame for frame in self.main if is_of_user(frame[0]) and frame[1]]  # generated code has no lines
+        own = [frame for frame in self.main if is_of_user(frame[0]) and frame[1]]  # generated code has no source lines
         return next((f"{file}:{line} in {name}" for file, line, name in own or self.main), "")
 
     @property
     def votes(self) -> bool:
-        """Whether the main thread waits at the end of a phase of the set-up, where ranks meet without a collective."""
+        """Whether the main thread waits at the end of a set-up phase, where the ranks meet without a collective."""
         return any(file.endswith(_VOTES) and name == "_voting" for file, _, name in self.main[:2])
 
     @property
@@ -194,7 +195,7 @@ _NOT_THE_USERS = (
 
 
 def is_of_user(path: str) -> bool:
-    """Return whether code in that file is the user's, not that of an installed package or of Python."""
+    """Return whether the code in that file is the user's, and not an installed package's or Python's."""
     installed = f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
     return not (installed or path.startswith(("<frozen ", *_NOT_THE_USERS)))
 
@@ -203,9 +204,9 @@ def ask(board: Board, local_ranks: Sequence[int], answer_s: float = _ANSWER_S) -
     """Return what these ranks do now; a rank that is stopped, or holds the interpreter's lock, answers partly.
 
     Args:
-        board: of the job.
+        board: the board of the job.
         local_ranks: the ranks to ask.
-        answer_s: the seconds that they have.
+        answer_s: the seconds that the ranks have to answer.
     """
     pids = {each: board.pid(each) for each in local_ranks}
     found = {each: process(pid) if pid else Process() for each, pid in pids.items()}
@@ -246,7 +247,7 @@ def _signalled(board: Board, pids: Mapping[int, int], answer_s: float) -> dict[i
 
 
 def note_collectives(board: Board, local_ranks: Sequence[int]) -> None:
-    """Write for the report in which collectives these ranks wait, before they are ended or fail too."""
+    """Write, for the report, in which collectives these ranks wait, before the ranks are ended or fail too."""
     for each, answer in zip(local_ranks, ask(board, local_ranks, _SOON_S), strict=True):
         if (waits := flight.waits_in(answer.trace)) is not None:
             board.note_collective(each, f"in {waits}")
@@ -261,7 +262,7 @@ def _size(board: Board, local_rank: int) -> int:
 def _write(board: Board, local_rank: int, name: str) -> bool:
     try:
         pipe = os.open(board.folder / f"{local_rank}.{_PIPE}", os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:  # it has ended, or belongs to another user
+    except OSError:  # the process has ended, or belongs to another user
         return False
     try:
         os.write(pipe, f"{name}\n".encode())

@@ -19,7 +19,7 @@ from drivetrain.errors import DrivetrainError
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _NOT_THE_USERS = (OURS, os.path.dirname(torch.__file__), os.path.dirname(os.__file__))
-_PACKAGES = ("site-packages", "dist-packages")  # inside Python's own folder, but not part of Python
+_PACKAGES = ("site-packages", "dist-packages")  # folders of packages, inside Python's own folder
 
 _Print = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 _before: list[_Print] = []  # the previous sys.excepthook; empty until cut_tracebacks() is called
@@ -75,7 +75,7 @@ def _print_cut(kind: type[BaseException], error: BaseException, trace: Traceback
             one.__traceback__ = _cut(one)
         _before[0](kind, error, error.__traceback__)
     finally:
-        for one, found in complete:  # for a debugger, afterwards
+        for one, found in complete:  # all frames are linked again afterwards, for a debugger
             one.__traceback__ = found
 
 

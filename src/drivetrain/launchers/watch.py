@@ -3,13 +3,13 @@
 [Note: when a job that hangs is ended]
 A report alone never ends a job. The job is ended only if no rank can continue: some rank has waited in a collective for
 the complete timeout, and each rank that is missing there is dead, has been stopped for a while, or waits in another
-collective that lacks ranks in the same situation. It is also ended if some rank waits at the end of a phase of the
+collective that lacks ranks in the same situation. The job is also ended if some rank waits at the end of a phase of the
 set-up, where all ranks meet, and a rank of this machine is dead or has been stopped for a while. A rank that does
-anything else may still arrive: it compiles, saves, prepares data, or is in a debugger. This needs Linux, and
+anything else may still arrive: it compiles, saves, prepares data, or is in a debugger. Detection needs Linux, and
 collectives that torch's Flight Recorder records.
 
-It reads shared memory and /proc about once a second, in a process that is not a rank, and asks the ranks nothing before
-the timeout. This file is imported without torch.
+The watch reads shared memory and /proc about once a second, in a process that is not a rank. Before the timeout, it
+asks the ranks nothing. This file is imported without torch.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from drivetrain.launchers import flight, stacks
 from drivetrain.launchers.board import BATCHES, PHASE, SAVING, SHOWN, STALL, STEP, Board, say
 
 _STOPPED_TIMEOUT_S = 60.0
-_BUSY = 0.1  # a rank is busy above this share of one processor
+_BUSY = 0.1  # a rank is busy if it uses more than this share of one processor
 _LOOK_S = 1.0  # seconds between two reads of the board
-_AGAIN_S = 10.0  # seconds between two questions to ranks that make no progress
-_ENGINE_S = 60.0  # seconds between two questions to ranks that show no progress
+_AGAIN_S = 10.0  # seconds between two requests to ranks that make no progress
+_ENGINE_S = 60.0  # seconds between two requests to ranks of an Engine, which show no progress
 
 
 def stopped_timeout_s() -> float:
@@ -44,10 +44,10 @@ class Seen:
     """The state of a rank as seen by the watch.
 
     Attributes:
-        place: its phase and step.
+        place: the rank's phase and step.
         answer: its answer.
-        is_busy: whether it has used the processor recently.
-        stopped_s: for how many seconds it has been stopped.
+        is_busy: whether the rank has used the processor recently.
+        stopped_s: the number of seconds for which the rank has been stopped.
     """
 
     place: str
@@ -60,7 +60,7 @@ class Watch:
     """Watches the ranks of one machine.
 
     Args:
-        board: of the job.
+        board: the board of the job.
         say: prints a message.
         ask: returns the answers of local ranks, like :func:`drivetrain.launchers.stacks.ask`.
         clock: a monotonic clock, in seconds.
@@ -84,14 +84,14 @@ class Watch:
     def look(self) -> str:
         """Check the ranks, if it is time; return why the job must end, or "".
 
-        When there was no progress for the timeout, it prints a report once.
+        When there was no progress for the timeout, the watch prints a report once.
         """
         now = self._clock()
         if now < self._next:
             return ""
         words = [self._board.words(each) for each in self._local]
         stall_s = max(each[STALL] for each in words) / 1000
-        if not stall_s:  # no run, or one that is not watched
+        if not stall_s:  # there is no run, or the run is not watched
             self._next, self._progress = now + _LOOK_S, ()
             return ""
         look_s = min(_LOOK_S, stall_s / 10)
@@ -99,13 +99,13 @@ class Watch:
         progress = tuple(tuple(each[word] for word in (PHASE, BATCHES, STEP, SAVING, STALL)) for each in words)
         if progress != self._progress:
             self._progress, self._since, self._said = progress, now, False
-            # so that a wait can first reach the timeout
+            # start the measurements again, so that a wait can first reach the timeout
             self._stopped, self._cpu, self._asks_at = {}, {}, now + stall_s + look_s
             return ""
         self._look_at_processes(now, now - self._since >= stall_s / 2)
         if now < self._asks_at:
             return ""
-        runs = any(each[SHOWN] for each in words)  # otherwise a program with an Engine, which shows no progress
+        runs = any(each[SHOWN] for each in words)  # a program with an Engine shows no progress
         self._asks_at = now + min(_AGAIN_S if runs else _ENGINE_S, stall_s)
         return self._judge(now, stall_s, runs)
 
@@ -130,7 +130,7 @@ class Watch:
                 is_busy=when == now or answer.process.cpu_s - used_s > _BUSY * (now - when),
                 stopped_s=now - self._stopped.get(each, now),
             )
-        self._cpu = {}  # measured again from the next check on: answering took processor time
+        self._cpu = {}  # measured again from the next check on, because answering has used processor time
         ends = cannot_go_on(seen, stall_s)
         longest = max(
             (time.time() - waits.since for each in seen.values() if (waits := each.answer.waits_in)), default=0
@@ -152,7 +152,7 @@ class Watch:
 
 
 def now_of(board: Board) -> str:
-    """Return what the ranks do now, with the stacks of all their threads."""
+    """Return what the ranks do now, as text with the stacks of all their threads."""
     answers = stacks.ask(board, range(len(board.ranks)))
     seen = {rank: Seen(board.place(each), answers[each]) for each, rank in enumerate(board.ranks)}
     return "\n".join((*describe(seen), "", _stacks(seen)))
@@ -162,7 +162,7 @@ def now_of(board: Board) -> str:
 
 
 def missing(seen: Mapping[int, Seen]) -> dict[int, dict[int, str]]:
-    """Return for each rank that waits in a collective the missing ranks, and why they are missing."""
+    """Return, for each rank that waits in a collective, the missing ranks, and why they are missing."""
     traces = {rank: each.answer.trace for rank, each in seen.items()}
     found: dict[int, dict[int, str]] = {}
     for rank, each in seen.items():
@@ -191,10 +191,10 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
         for rank, each in seen.items()
         if each.answer.process.is_dead or each.stopped_s >= stopped_timeout_s()
     }  # fmt: skip
-    if lost and any(each.answer.votes for each in seen.values()):  # at the end of a phase all ranks meet
+    if lost and any(each.answer.votes for each in seen.values()):  # all ranks meet at the end of a phase
         return True
     stuck = set(waiting)
-    while True:  # remove ranks that wait for none, or for a rank that may still arrive
+    while True:  # remove ranks that wait for no rank, or for a rank that may still arrive
         left = {rank for rank in stuck if absent[rank] and absent[rank].keys() <= stuck | lost}
         if left == stuck:
             return bool(stuck)

@@ -1,7 +1,8 @@
 """The process that watches a machine's ranks if another launcher has started them: torchrun, srun, mpirun.
 
-Local rank 0 starts it. It prints a report when a rank fails, and the reports of :mod:`drivetrain.launchers.watch`. When
-all ranks have ended, for whatever reason, it removes the board and ends. It does not import torch.
+Local rank 0 starts this process. The process prints a report when a rank fails, and the reports of
+:mod:`drivetrain.launchers.watch`. When all ranks have ended, for whatever reason, the process removes the board and
+ends. The process does not import torch.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from drivetrain.launchers.folder import hold
 from drivetrain.launchers.watch import Watch
 
 _POLL_S = 0.25
-_LAST_WORDS_S = 1.0  # seconds for the other ranks to write why they fail too
+_LAST_WORDS_S = 1.0  # seconds for the other ranks to write why they also fail
 _START = "import sys; sys.path.insert(0, {root!r}); from drivetrain.launchers.watcher import main; main({folder!r})"
 
 
 def start(folder: Path) -> None:
-    """Start the process, in a rank; Linux only. It shares the rank's output.
+    """Start the process, in a rank; Linux only. The process shares the rank's output.
 
-    It has its own session from the beginning: a launcher that ends a rank signals the rank's whole process group.
+    The process has its own session from the beginning, because a launcher that ends a rank signals the rank's whole
+    process group.
     """
     root = str(Path(__file__).parents[2])
     command = [sys.executable, "-I", "-c", _START.format(root=root, folder=str(folder))]
@@ -39,7 +41,7 @@ def main(folder: str) -> None:
     """Watch the ranks whose board is in ``folder`` until all of them have ended."""
     _close_inherited()
     _ignore_signals()
-    hold(Path(folder))  # until this process ends
+    hold(Path(folder))  # keep the folder locked until this process ends
     board = Board.found(Path(folder))
     try:
         _Ranks(board).watch()
@@ -50,7 +52,8 @@ def main(folder: str) -> None:
 def _close_inherited() -> None:
     """Close the file descriptors inherited from the rank that started this process, except its output.
 
-    They include its connections to other ranks. These must close when the rank ends, otherwise the others wait for it.
+    These include the rank's connections to other ranks. The connections must close when the rank ends, because
+    otherwise the other ranks wait for it.
     """
     for end in map(int, os.listdir("/proc/self/fd")):
         if end > 2:
@@ -76,7 +79,7 @@ class _Ranks:
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self._running: dict[int, int] = {}  # by local rank, a file descriptor that is readable when the process ends
+        self._running: dict[int, int] = {}  # local rank -> a file descriptor that is readable when the process ends
         self._ended: list[int] = []  # local ranks in the order in which their end was detected
         self._watch = Watch(board)
 
@@ -98,7 +101,7 @@ class _Ranks:
                 return
         if failed := self._failed():
             say(self._report(failed))
-        while self._running:  # the launcher ends them
+        while self._running:  # the launcher ends the ranks that still run
             self._wait()
 
     def _wait(self, seconds: float | None = None) -> None:
@@ -117,7 +120,7 @@ class _Ranks:
                     self._ended.append(rank)
 
     def _failed(self) -> list[int]:
-        """Return the local ranks that have ended with an exception, or inside a run without one."""
+        """Return the local ranks that have ended with an exception, or inside a run without an exception."""
         folder, board = self._board.folder, self._board
         return [each for each in self._ended if (folder / f"{each}.failure").exists() or board.words(each)[STALL]]
 
@@ -125,7 +128,7 @@ class _Ranks:
         failures = {each: found for each in failed if (found := read_failure(self._board.folder, each))}
         own = [each for each in failures if not failures[each].follows]
         silent = [each for each in failed if each not in failures]
-        if not own:  # their failures may follow from a rank that has ended without an error
+        if not own:  # the other failures may follow from a rank that has ended without an error
             silent += [each for each in self._ended if each not in failed and self._board.left_its_run(each)]
         if own or not silent:
             rank = min(own or failures, key=lambda each: failures[each].when)
@@ -144,7 +147,7 @@ class _Ranks:
 
 
 def can_watch() -> bool:
-    """Return whether this system supports the process, and it can outlive this rank."""
+    """Return whether this system supports the watching process, and the process can outlive this rank."""
     # Ray kills a rank together with the processes that it has started
     if "drivetrain.launchers._ray_actor" in sys.modules:
         return False

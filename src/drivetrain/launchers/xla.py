@@ -34,19 +34,19 @@ class XLALauncher(Launcher):
 
     Each replica gets the environment variables with its rank (``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``,
     ``LOCAL_WORLD_SIZE``), from torch_xla's numbers, its share of the processors as ``OMP_NUM_THREADS`` unless that is
-    set, and this process's random state. The result is a copy of that of this machine's rank 0. It can be called
+    set, and this process's random state. The result is a copy of the result of this machine's rank 0. It can be called
     repeatedly. With one device nothing is started: this process is the replica.
 
     Raises:
         ConfigurationError: torch_xla's runtime has started in this process and owns the devices; or torch has used its
-            threads here, which a fork does not have.
+            threads here, which a forked process does not have.
         LaunchError: a replica failed.
     """
 
     _names = ("xla",)
     is_interactive_compatible = True
     leaves_one_here = True
-    endings: ClassVar = {"xla": ()}  # there is no "ddp_xla"
+    endings: ClassVar = {"xla": ()}  # no strategy name has the suffix "_xla"
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         from torch_xla.distributed import xla_multiprocessing
@@ -123,7 +123,7 @@ def _refuse_threads(count: int) -> None:
 
 @contextmanager
 def _kills_the_others(folder: Path) -> Iterator[None]:
-    """Context that ends all replicas soon after one has failed, because they would wait for it."""
+    """Context that ends all replicas soon after one has failed, because the others would wait for it."""
     done = threading.Event()
 
     def watch() -> None:

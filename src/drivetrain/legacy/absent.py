@@ -24,7 +24,7 @@ class TestTubeLogger(_Absent):
     """Would log to a folder of test tube."""
 
     cure = "Use TensorBoardLogger or CSVLogger, or write a Logger: see docs/own_parts.md."
-    __test__ = False  # not a test class for pytest
+    __test__ = False  # tells pytest that this is not a test class
 
 
 class RPCSequentialPlugin(_Absent):
@@ -34,4 +34,4 @@ class RPCSequentialPlugin(_Absent):
 
 
 class DDPSequentialPlugin(RPCSequentialPlugin):
-    """The same, under its earlier name."""
+    """:class:`RPCSequentialPlugin` under its earlier name."""

@@ -46,10 +46,10 @@ def adapted(mixin: type[Adapted], entry: Entry[Strategy] | str, source: Any, **a
     """Return a strategy with the methods of ``mixin`` in front of those of a present strategy class.
 
     Args:
-        mixin: its methods call ``source``, and ``self.usual`` for the strategy's own behaviour.
+        mixin: a class whose methods call ``source``, and ``self.usual`` for the strategy's own behaviour.
         entry: a registered strategy, or its name.
         source: the object of the earlier generation.
-        arguments: for the strategy's constructor.
+        arguments: arguments of the strategy's constructor.
     """
     found = StrategyRegistry.entry(entry) if isinstance(entry, str) else entry
     strategy = adapted_class(mixin, found.cls)(**{**found.init_params, **arguments})

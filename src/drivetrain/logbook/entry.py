@@ -105,7 +105,7 @@ class Entry:
         self.on_step = rule.on_step if options.on_step is None else options.on_step
         self.on_epoch = rule.on_epoch if options.on_epoch is None else options.on_epoch
         self.step_name, self.epoch_name = self._suffixed("step"), self._suffixed("epoch")  # of its values
-        self.once = not rule.step_allowed  # its hook runs once per epoch, so the first value is final
+        self.once = not rule.step_allowed  # if the hook runs once per epoch, its first value is final
         self.to_logger = options.logger is not False
         self.to_bar = options.prog_bar
         self.keep_graph = options.enable_graph
@@ -115,20 +115,21 @@ class Entry:
         self._book = book
         self._pending: list[Tensor] = []
         self._pending_weight: float = 1
-        self.source: str | None = None  # the checkpoint from which it was restored, until it is logged again
-        self._restored = False  # whether some pending values were read from a checkpoint, to the host
+        # the checkpoint from which the entry was restored, until the name is logged again
+        self.source: str | None = None
+        self._restored = False  # whether some pending values were read from a checkpoint, into host memory
         self._total: Value | None = None
         self._weight: float = 0
         self._last_weight: float = 1
         self.metric: Any = None  # the metric object logged under this name; None for numbers
-        self._is_without_value = False  # whether the metric object has computed None
+        self._is_without_value = False  # whether the metric object's last compute() returned None
         self.shared = options.sync_dist and book.gather is not None  # whether the ranks' values are reduced to one
-        self.agreed: Value | None = None  # the agreed value for this epoch
+        self.agreed: Value | None = None  # the value for this epoch on which the ranks have agreed
         self._borrows = False  # whether the epoch's first value was the new result of an operation
         self._lent: Value | None = None  # the value of :meth:`lend`
 
     def logged(self) -> Logged:
-        """Return how it was logged."""
+        """Return how the name was logged."""
         options = self.options
         return Logged(self.name, self.on_step, self.on_epoch, self.to_bar, options.sync_dist, self.metric is not None)
 
@@ -178,8 +179,9 @@ class Entry:
             self._combine(value * weight if self.reduction == "mean" else value)
 
     def lend(self, value: Tensor) -> None:
-        """Store the value of a step that is replayed, in whose memory the next replay writes another one."""
-        self.last = self._lent = value.detach()  # a new object: the logbook asks whether a value is another one
+        """Store the value of a replayed step, into whose memory the next replay writes another value."""
+        # a new object, because the logbook compares identities to detect a new value
+        self.last = self._lent = value.detach()
         self.fresh = True
 
     def _push_nothing(self, value: Any) -> None:
@@ -189,7 +191,7 @@ class Entry:
         if self.shared:
             self.last, self.fresh, self._last_weight = None, True, 0
         if isinstance(value, nn.Module):
-            self.metric = value  # all ranks must compute it together
+            self.metric = value  # all ranks must compute the metric together
 
     def _push_metric(self, metric: nn.Module) -> None:
         """Record a metric object (torchmetrics), whose own state is the running reduction."""
@@ -208,7 +210,7 @@ class Entry:
         """Start an epoch with this metric object.
 
         Raises:
-            LoggingError: it is also logged in another stage, or only its step value is logged, and it has none.
+            LoggingError: the metric is also logged in another stage, or only its step value is logged, and it has none.
         """
         self._book.check_metric(self, metric)
         if not self.on_epoch and getattr(metric, "_forward_cache", None) is None and hasattr(metric, "_forward_cache"):
@@ -228,9 +230,9 @@ class Entry:
         return value.reshape(())
 
     def last_scalar(self) -> Value | None:
-        """Return the last value as a scalar tensor; its shape was not checked when it was kept without a copy.
+        """Return the last value as a scalar tensor; a value that was kept without a copy is checked here.
 
-        A value of :meth:`lend` is copied.
+        A value from :meth:`lend` is copied.
         """
         last = self._as_scalar(self.last) if isinstance(self.last, Tensor) and self.last.ndim else self.last
         return last.clone() if isinstance(last, Tensor) and self.last is self._lent else last
@@ -245,7 +247,7 @@ class Entry:
         )
 
     def _fold(self) -> None:
-        """Reduce the pending tensors, which have the same weight, into the total."""
+        """Reduce the pending tensors, which all have the same weight, into the total."""
         if not self._pending:
             return
         if self._restored:
@@ -280,7 +282,7 @@ class Entry:
         return self._total / self._weight if self._weight else float("nan")
 
     def parts(self, epoch: bool) -> tuple[Value, float]:
-        """Return this rank's part for the exchange: for a mean, its weighted sum and its weight, otherwise the value
+        """Return this rank's part for the exchange: for a mean, its weighted sum and its weight; otherwise the value
         and 0.
         """
         if epoch:
@@ -289,12 +291,12 @@ class Entry:
         else:
             value, weight = self.last_scalar(), self._last_weight
             value = value * weight if self.reduction == "mean" and value is not None else value
-        if value is None:  # this rank has no value of its own
+        if value is None:  # this rank has logged no value
             value = {"min": float("inf"), "max": float("-inf")}.get(self.reduction, 0.0)
         return value, (weight if self.reduction == "mean" else 0)
 
     def combine(self, values: Tensor, weights: Tensor) -> Tensor:
-        """Return one value from the ranks' :meth:`parts`: sums are divided once, and nothing is truncated."""
+        """Return one value from the ranks' :meth:`parts`: sums are divided once, and no number is truncated."""
         if self.reduction != "mean":
             return STACKED[self.reduction](values)
         if parity.current().averaged_batch_sizes:
@@ -313,7 +315,8 @@ class Entry:
         return self._as_scalar(torch.as_tensor(reduce(value, reduce_op=self.reduction), device=value.device).detach())
 
     def compute_together(self, sync: Callable[..., list[Tensor]] | None = None) -> None:
-        """Compute a metric object, which exchanges its state, now and on all ranks, not when one rank reads a value.
+        """Compute a metric object now and on all ranks, because it exchanges its state; otherwise a rank that reads a
+        value would wait.
 
         ``sync`` gathers one of its tensors from the ranks that see different samples; ``None``: from all ranks.
         """
@@ -342,8 +345,8 @@ class Entry:
     def state_dict(self) -> dict[str, Any]:
         """Return the running reduction as plain data, except for "metric": a metric object has its own state.
 
-        The pending values are stored separately: adding them up now would change the order of the additions, and so the
-        last bit of 64-bit sums.
+        The pending values are stored separately: adding them up now would change the order of the additions, and with
+        it the last bit of 64-bit sums.
         """
         options = {**self.options._asdict(), "reduce_fx": self.reduction}
         pending = (
@@ -399,7 +402,9 @@ def check_arguments(name: str, value: Any, options: Options, batch_size: Any) ->
 
 
 def same_options(one: Options, other: Options) -> bool:
-    """Return whether the options of two calls are equal, whatever the form of the reduction."""
+    """Return whether the options of two calls are equal; ``reduce_fx`` may have different forms, such as "mean" and
+    torch.mean.
+    """
     return one._replace(reduce_fx=_REDUCTIONS[one.reduce_fx]) == other._replace(reduce_fx=_REDUCTIONS[other.reduce_fx])
 
 
@@ -408,7 +413,7 @@ def check_same(name: str, entry: Entry, options: Options, hook: str) -> None:
 
     Raises:
         LoggingError: they differ.
-        CheckpointError: they differ, and the entry comes from the checkpoint that this run resumes.
+        CheckpointError: the options differ, and the entry comes from the checkpoint from which this run resumes.
     """
     if same_options(entry.options, options):
         return

@@ -6,10 +6,11 @@ dtype are stacked for one transfer.
 
 [Note: when a value is copied]
 A tensor that outlives the step, a buffer, a parameter or a view of one, is copied when it is logged, because later code
-may write into it. So is every value of a step that will be flushed, which is known before the step runs, and every
-value of an epoch mean. The remaining values, new results of operations (a loss) in steps that are not flushed, are kept
-without a copy: only ``callback_metrics`` may show them, and only the step itself could change them. Whether a name has
-such values is decided by its first value in an epoch, because the check costs as much as a copy.
+may write into it. For the same reason, every value of a step that will be flushed, which is known before the step runs,
+is copied, and every value of an epoch mean. The remaining values, new results of operations (a loss) in steps that are
+not flushed, are kept without a copy: only ``callback_metrics`` may show them, and only the step itself could change
+them. The first value of a name in an epoch decides whether its values are results of operations, because the check
+costs as much as a copy.
 
 [Note: exact epoch means]
 Values with the same weight (the batch size) are collected and, at most ``_FOLD_AT`` at a time, summed in float64 on
@@ -58,18 +59,19 @@ class Logbook:
     Attributes:
         scope: the running hook; the loops and the hook table set it.
         batch: the current batch.
-        size: its size; ``None`` until an epoch mean needs it. The loops set both for every batch.
+        size: the batch's size; ``None`` until an epoch mean needs it. The loops set both for every batch.
         muted: logged values are discarded, because a rank repeats this batch.
         copies: the values of this step will be read after it, so they are copied.
-        group: the running group: "train", "validate", "test". ``epoch_done``: whether its epoch's reductions are final.
+        group: the running group: "train", "validate", "test". ``epoch_done``: whether the reductions of the group's
+            epoch are final.
         callback_metrics: the latest value of every name, as tensors on their own device.
         bar_metrics: the values for the progress bar: plain floats of the last flush, in a dictionary that is never
             modified, so a thread may read it at any time.
-        logged_metrics: the same for the latest value of every name that loggers get, under the loggers' names.
-        flushes: how often values were read from a device.
+        logged_metrics: as ``callback_metrics``, for the names that loggers get, under the loggers' names.
+        flushes: the number of times that values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
         gather: returns the numbers of each rank that sees different samples, one row each, after a check that all have
-            the same names; ``None`` with one rank. ``gather_world``: the same for all ranks.
+            the same names; ``None`` with one rank. ``gather_world``: the same for all ranks of the job.
         own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
         sync_metric: how a metric object gathers the ranks' states if not all ranks see different samples.
     """
@@ -100,7 +102,7 @@ class Logbook:
     def start_run(self) -> None:
         """Remove everything that an earlier run has logged."""
         for group in self._groups:
-            self.reset(group)  # a metric object would keep its state, also from an interrupted run
+            self.reset(group)  # a metric object would keep its state, even from an interrupted run
         self._groups = {}
         self.group, self.epoch_done, self.muted = "train", False, False
         self.scope: Scope | None = None
@@ -112,8 +114,9 @@ class Logbook:
         self._compared_sizes = False
         self._logged_before: dict[str, list[Logged]] = {}  # by group
         self._held: dict[Entry, Value | None] = {}  # training's step values when the last evaluation began
-        self._agreed_steps: dict[str, Value] = {}  # by name: the ranks' agreed value instead of a step's own
-        # by full name, the first scope; None: already warned
+        # name -> the value that the ranks agreed on, in place of a step's own
+        self._agreed_steps: dict[str, Value] = {}
+        # full name -> the scope that logged it first; None: a warning was already issued
         self._logged_first: dict[str, tuple[str, Scope] | None] = {}
 
     def join(self, device: torch.device, data: Any, world: Any, own_reduce: Callable[..., Any] | None = None) -> None:
@@ -125,7 +128,7 @@ class Logbook:
             own_reduce: the strategy's ``reduce`` if the user overrides it: ``reduce(tensor, group, reduce_op)``.
         """
         self.device = device
-        asked = own_reduce is not None  # also with one process
+        asked = own_reduce is not None  # an override of reduce is also called with one process
         all_ranks = data.size == world.size
         self.own_reduce = own_reduce and partial(own_reduce, group=None if all_ranks else data)
         self.gather = data.gather_keyed if data.size > 1 or asked else None
@@ -133,7 +136,7 @@ class Logbook:
         self.sync_metric = None if all_ranks else lambda tensor, group=None: data.gather_objects(tensor)
 
     def reset(self, group: str) -> None:
-        """End an epoch of ``group``: its running reductions restart; ``callback_metrics`` keeps its values."""
+        """Start a new epoch of ``group``: its running reductions restart; ``callback_metrics`` keeps its values."""
         self._logged_before[group] = self.logged(group)
         for scope in self._groups.get(group, {}).values():
             for entry in scope.entries.values():
@@ -148,7 +151,7 @@ class Logbook:
 
     def begin(self, group: str) -> None:
         """Set the running group: "train", "validate", "test" or "predict"."""
-        if self.group == "train" and group != "train":  # its values are newer than those of training steps
+        if self.group == "train" and group != "train":  # the evaluation's values are newer than those of training steps
             self.refresh()
             self._held = {entry: self._newest(entry) for entry in self._entries("train") if entry.on_step}
         self.group, self.epoch_done, self.copies = group, False, True
@@ -163,14 +166,14 @@ class Logbook:
         return outer
 
     def enter_if_left(self, scope: Scope) -> None:
-        """Do :meth:`enter`, unless a hook is running."""
+        """Do the work of :meth:`enter`, unless a hook is running."""
         if self.scope is None:
             self.scope = scope
 
     def within(self, scope: Scope, *calls: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that makes these calls, all with its arguments, and returns the last one's result.
+        """Return a function that passes its arguments to each of ``calls``, and returns the result of the last.
 
-        Their logged values belong to ``scope``.
+        Values that are logged in these calls belong to ``scope``.
         """
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -189,11 +192,13 @@ class Logbook:
         self.epoch_done = self.copies = True
 
     def mute(self, muted: bool) -> None:
-        """Set whether logged values are discarded, while a rank repeats a batch so that the others need not wait."""
+        """Set whether logged values are discarded; they are while a rank repeats a batch so that the others need not
+        wait.
+        """
         self.muted = muted
 
     def put_back(self, rows: Sequence[Row]) -> None:
-        """Return ``rows`` of :meth:`step_values` to the pending ones, because they were not logged."""
+        """Return ``rows`` of :meth:`step_values` to the pending values, because they were not logged."""
         for row in rows:
             row.entry.fresh = True
 
@@ -211,7 +216,7 @@ class Logbook:
         self.callback_metrics, self.bar_metrics, self.logged_metrics = callback_metrics, bar_metrics, logged_metrics
 
     def leave_batch(self) -> None:
-        """Called outside steps: no batch is kept, and a value logged by an epoch hook has weight 1."""
+        """Called outside steps: the logbook drops its batch, and a value that an epoch hook logs has weight 1."""
         self.scope = self.batch = None
         self.size = 1
 
@@ -328,13 +333,14 @@ class Logbook:
                 values[position] = number
         read = [Row(row.name, float(value), row.entry) for row, value in zip(rows, values, strict=True)]
         if shown := {row.name: row.value for row in read if row.entry.to_bar}:
-            self.bar_metrics = {**self.bar_metrics, **shown}  # a new dictionary: a thread may use the old one
+            # a new dictionary, because a thread may be reading the old one
+            self.bar_metrics = {**self.bar_metrics, **shown}
         return read
 
     def refresh(self) -> dict[str, Any]:
         """Update both kinds of metrics from the running group, without any transfer; return ``callback_metrics``.
 
-        These contain per-step values only for training: for an evaluation, they contain its epoch values.
+        For training, both contain per-step values; for an evaluation, they contain its epoch values.
         """
         metrics, trains = self.callback_metrics, self.group == "train"
         for entry in self._entries(self.group):
@@ -371,7 +377,7 @@ class Logbook:
     def load_state_dict(
         self, group: str, states: list[dict[str, Any]], rules: Mapping[str, LogRule], source: str | None = None
     ) -> None:
-        """Restore a result of :meth:`state_dict`. ``source`` names the checkpoint in messages."""
+        """Restore a result of :meth:`state_dict`. ``source`` is the name of the checkpoint in messages."""
         for state in states:
             scope = self.scope_for(group, state["hook"], rules.get(state["hook"]), state["dataloader_idx"])
             rule = rules[state["hook"]]
@@ -389,7 +395,7 @@ class Logbook:
         """Check that a metric object is logged in one stage only, because each stage resets it.
 
         Raises:
-            LoggingError: it is logged in several.
+            LoggingError: the metric is logged in several stages.
         """
         for group in self._groups:
             entries = list(self._entries(group))
@@ -419,7 +425,7 @@ class Logbook:
         Raises:
             LoggingError: this hook may not log, an argument is wrong, or the name was logged before in this hook with
                 other options.
-            CheckpointError: it was logged with other options in the run that this one resumes.
+            CheckpointError: the name was logged with other options in the run from which this run resumes.
         """
         scope = self.scope
         if scope is None or scope.rule is None:
@@ -448,7 +454,8 @@ class Logbook:
             )
         if (known := scope.entries.get(name)) is not None:
             check_same(name, known, options, scope.hook)
-            known.options, known.source = options, None  # torch.mean instead of "mean", or an entry of a checkpoint
+            # the same reduction in another form, such as torch.mean for "mean", or an entry of a checkpoint
+            known.options, known.source = options, None
             return known
         full = name
         if scope.dataloader_idx is not None and options.add_dataloader_idx:

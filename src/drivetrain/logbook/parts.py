@@ -74,8 +74,8 @@ class PartBook:
 
 
 def merge(books: Sequence[PartBook], device: torch.device) -> None:
-    """Log the replicas' values in the logbook: for each name, the replicas' first values as one, then their second, and
-    so on.
+    """Log the replicas' values in the logbook: for each name, the replicas' first values as one value, then their
+    second values, and so on.
 
     A mean is weighted by each replica's samples; sums, minima and maxima are taken over the replicas.
 

@@ -25,7 +25,7 @@ class EventFile(SummaryWriter):
     Args:
         log_dir: the folder of a new file.
         event_file: an existing file to append to; ``None``: a new file.
-        kwargs: as for ``SummaryWriter``.
+        kwargs: arguments for ``SummaryWriter``.
 
     Attributes:
         event_file: the file's path.
@@ -37,7 +37,7 @@ class EventFile(SummaryWriter):
         self.event_file = event_file or os.path.join(log_dir, name + suffix)
         self._begun = event_file is not None
         if self._begun:
-            kwargs.pop("purge_step", None)  # the purge was already recorded when the file was created
+            kwargs.pop("purge_step", None)  # the purge was recorded when the file was created
         super().__init__(log_dir, **kwargs)
 
     def _get_file_writer(self) -> Any:

@@ -28,9 +28,9 @@ class FolderLogger(Logger):
             expanded. For an address, files are written to a local temporary folder, and uploaded when the logger saves
             and once a minute.
         name: the experiment's folder below it; empty or ``None`` for none.
-        version: a number, a complete folder name, or ``None`` for the next free number. That number is chosen when a
-            run begins, or when :attr:`version` or :attr:`log_dir` is read before. Rank 0 then creates the folder, so
-            that no other run can get the same one.
+        version: a number, a complete folder name, or ``None`` for the next free number. The number is chosen when a run
+            begins, or earlier when :attr:`version` or :attr:`log_dir` is read. Rank 0 then creates the folder, so that
+            no other run can get the same one.
         prefix: prepended to every name, joined by a hyphen.
 
     Raises:
@@ -50,7 +50,8 @@ class FolderLogger(Logger):
             expected = "a number, a folder name, or None for the next free number"
             raise wrong_value(type(self).__name__, "version", version, expected, "version=None")
         self._save_dir = os.fspath(save_dir)
-        self._root = _absolute(self._save_dir)  # the run stays there when the program changes its folder
+        # absolute, so that the run stays there when the program changes its working directory
+        self._root = _absolute(self._save_dir)
         self._name = name or ""
         self._version = version
         self._is_given = version is not None
@@ -61,7 +62,7 @@ class FolderLogger(Logger):
         self._hparams_written = True
         owner = type(self).__name__
         files.check_folder(owner, "save_dir", save_dir, self._root, "runs")
-        # not root_dir: an override of name may need attributes that are set later
+        # not root_dir, because an override of name may need attributes that are set later
         named = os.path.join(self._root, self._name)
         files.check_folder(owner, "name", name, named, "lightning_logs")
         if isinstance(version, str):
@@ -69,7 +70,7 @@ class FolderLogger(Logger):
 
     @contextlib.contextmanager
     def _explained(self, folder: str) -> Iterator[None]:
-        """Context that creates or reads ``folder``.
+        """Context that creates or reads ``folder``; an error of the file system becomes a ConfigurationError.
 
         Raises:
             ConfigurationError: that fails.
@@ -106,13 +107,13 @@ class FolderLogger(Logger):
 
     @property
     def version(self) -> int | str:
-        """The version of this run. Reading it determines it, and on rank 0 creates the run's folder."""
+        """The version of this run. Reading it chooses the version, and on rank 0 creates the run's folder."""
         if self._version is None:
             with self._explained(self._runs_dir):
                 if rank_from_environ() == 0:
                     self._version, self._made = _make_version(self._runs_dir), True
                 else:
-                    self._version = _next_version(self._runs_dir)  # replaced by rank 0's value after the rendezvous
+                    self._version = _next_version(self._runs_dir)  # rank 0's value replaces it after the rendezvous
         return self._version
 
     @property
@@ -129,24 +130,24 @@ class FolderLogger(Logger):
         self._version = broadcast(self.version if rank_from_environ() == 0 else None)
 
     def leave_run(self) -> None:
-        """Release the version that this process has chosen if nothing was written, because other processes will
+        """Release the version that this process has chosen if nothing was written, because the started processes will
         write.
         """
         if self._made:
             self._made = False
-            with contextlib.suppress(OSError):  # it is not empty
+            with contextlib.suppress(OSError):  # the folder is not empty
                 _remove_version(FolderLogger.log_dir.fget(self))  # type: ignore[attr-defined]
                 self._version = None
 
     @property
     def log_dir(self) -> str:
-        """The folder of this run. Reading it determines the version."""
+        """The folder of this run. Reading it chooses the version."""
         version = self.version
         return os.path.join(self._runs_dir, version if isinstance(version, str) else f"version_{version}")
 
     @property
     def _here(self) -> str:
-        """The folder in which this process writes: :attr:`log_dir`, or a local folder that is uploaded to that
+        """The folder in which this process writes: :attr:`log_dir`, or a local folder whose files are uploaded to that
         address.
         """
         folder = self.log_dir
@@ -159,7 +160,9 @@ class FolderLogger(Logger):
         return self._mirror.folder
 
     def _fetch(self, name: str) -> bool:
-        """Download a file of the run, if it is at an address and missing here; return whether it was downloaded."""
+        """Download a file of the run, if the run is at an address and the file is missing here; return whether it was
+        downloaded.
+        """
         return bool(self._here) and self._mirror is not None and self._mirror.fetch(name)
 
     def _upload(self, releases: bool = False) -> None:
@@ -174,7 +177,7 @@ class FolderLogger(Logger):
             os.makedirs(self._here, exist_ok=True)
 
     def _look_into_folder(self) -> None:
-        """Raise a ConfigurationError if the run's folder is not possible; nothing is created."""
+        """Raise a ConfigurationError if the run's folder is not possible, without creating anything."""
         with self._explained(self.log_dir), contextlib.suppress(FileNotFoundError):
             if files.is_remote(self.log_dir):
                 files.names(self.log_dir)
@@ -186,7 +189,7 @@ class FolderLogger(Logger):
 
     def _keep_hparams(self, params: Any) -> None:
         if params is not None:
-            # vars: for an argparse.Namespace
+            # vars, because params may be an argparse.Namespace
             self.hparams.update(params if isinstance(params, Mapping) else vars(params))
         self._hparams_written = False
 
@@ -195,7 +198,7 @@ class FolderLogger(Logger):
         return self._fetch(self.NAME_HPARAMS_FILE) or os.path.exists(path)
 
     def _write_hparams(self, also_empty: bool = False) -> None:
-        """Bring ``hparams.yaml`` up to date; with ``also_empty``, make it where there are no hyperparameters, too."""
+        """Write ``hparams.yaml`` if the hyperparameters have changed; with ``also_empty``, also if there are none."""
         if self._hparams_written and not (also_empty and not self._has_hparams_file()):
             return
         self._make_folder()
@@ -231,7 +234,7 @@ def _remove_version(folder: str) -> None:
     """Remove the result of :func:`_make_version`.
 
     Raises:
-        OSError: it is not empty.
+        OSError: the folder is not empty.
     """
     if not files.is_remote(folder):
         os.rmdir(folder)

@@ -17,8 +17,8 @@ _EVERY_S = 60.0
 class Mirror:
     """Files of a logger, written locally and uploaded as complete objects, because an object cannot be appended to.
 
-    The folder is temporary. It is created on first use, again in each process with a copy of the logger, and removed
-    when the process ends. Changes that were not uploaded by then are lost.
+    The folder is temporary. The folder is created on first use, again in each process with a copy of the logger, and
+    removed when the process ends. Changes that were not uploaded before that are lost.
 
     Args:
         address: the folder to which the files are uploaded.
@@ -43,7 +43,7 @@ class Mirror:
         """The local folder."""
         if self._folder is None or self._owner != os.getpid():
             if self._removal is not None:
-                self._removal.detach()  # the folder belongs to the parent of this forked process
+                self._removal.detach()  # in a forked process, the folder belongs to the parent
             self._folder, self._owner, self._uploaded = tempfile.mkdtemp(prefix="drivetrain-"), os.getpid(), {}
             self._removal = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
@@ -79,7 +79,7 @@ class Mirror:
                 self._uploaded[name] = found
 
     def release(self) -> None:
-        """Remove the folder after its files were uploaded; a forked process would leave it behind."""
+        """Remove the folder after its files were uploaded, because a forked process would leave the folder behind."""
         if self._removal is not None and self._owner == os.getpid():
             self._removal()
         self._folder, self._removal, self._uploaded = None, None, {}

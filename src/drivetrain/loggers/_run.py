@@ -37,7 +37,7 @@ class RunLogger(Logger):
         self._run_id = run_id
         self._given = run_id is not None
         self._run: Any = None
-        self._resumed = False  # from a checkpoint, so values logged after it are repeated
+        self._resumed = False  # the run comes from a checkpoint, so values logged after the checkpoint are repeated
         self._owner = os.getpid()
         self._log_model = log_model
         self._callback: Any = None  # the callback whose checkpoints are uploaded at the end of the run
@@ -78,7 +78,7 @@ class RunLogger(Logger):
         """
         if rank_from_environ() != 0:
             return Nothing()
-        if self._owner != os.getpid():  # a forked process has the object, but not its threads
+        if self._owner != os.getpid():  # a forked process has the service's object, but not its threads
             self._run, self._owner = None, os.getpid()
         if self._run is None:
             try:
@@ -224,7 +224,7 @@ def local_folder(owner: str, value: str | os.PathLike[str]) -> str:
     """Return ``save_dir``, in which a service's package stores its files, as a local path.
 
     Raises:
-        ConfigurationError: it is an address.
+        ConfigurationError: ``save_dir`` is an address.
     """
     folder = files.spelled(value)
     if files.is_remote(folder):
@@ -237,7 +237,7 @@ def scored(checkpoint_callback: Any, sent: Mapping[str, Any]) -> list[tuple[str,
 
     Args:
         checkpoint_callback: the callback with the files.
-        sent: by path, the modification time of the uploaded file.
+        sent: for each path, the modification time of the uploaded file.
     """
     best = getattr(checkpoint_callback, "best_model_path", "")
     last = getattr(checkpoint_callback, "last_model_path", "")

@@ -18,7 +18,7 @@ from drivetrain.loggers._folder import FolderLogger
 
 Row = dict[str, Any]
 
-_LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.01  # a write takes a millisecond
+_LOCK_TRIES, _LOCK_PAUSE_S = 50, 0.01  # a write takes about a millisecond
 
 
 class CSVLogger(FolderLogger):
@@ -34,8 +34,8 @@ class CSVLogger(FolderLogger):
         name: the experiment's folder below it; empty for none.
         version: a number, a folder name, or ``None`` for the next free number.
         prefix: prepended to every column except ``step``, joined by a hyphen.
-        flush_logs_every_n_steps: rows are written when they span this many steps, and when a checkpoint is saved or the
-            run ends.
+        flush_logs_every_n_steps: rows are written when they span this many steps, when a checkpoint is saved, and when
+            the run ends.
 
     Raises:
         ConfigurationError: ``flush_logs_every_n_steps`` is below 1, or ``version`` has another type.
@@ -56,14 +56,14 @@ class CSVLogger(FolderLogger):
         self._flushed_at: int | None = None  # the first step of the unwritten rows
         self._columns: list[str] = []
         self._columns_in_file: list[str] = []
-        # The rows from byte `_offset` of the file on. After a write the last row stays, because values may still be
-        # added to it.
+        # The rows of the file from byte `_offset` on. After a write, the last row stays in memory, because values may
+        # still be added to it.
         self._rows: list[Row] = []
         self._offset = 0
         self._opened = False
         self._dirty = False
         self._left: tuple[int, ...] | None = None  # the file's identity after this logger's last write
-        self._row_in_file: Row = {}  # the last row as written then
+        self._row_in_file: Row = {}  # the last row as it was last written
         self._shared = False
         self._found: Row = {}  # the last row of the existing table, if it contains only numbers
 
@@ -74,7 +74,7 @@ class CSVLogger(FolderLogger):
 
     @property
     def _table(self) -> str:
-        """The local path of the table; for a run at an address, it is uploaded from there."""
+        """The local path of the table; if the run is at an address, the table is uploaded from this path."""
         return os.path.join(here, "metrics.csv") if (here := self._here) != self.log_dir else self.metrics_file_path
 
     @property
@@ -91,7 +91,7 @@ class CSVLogger(FolderLogger):
         values = {name: _plain(value) for name, value in self._named(metrics).items() if name != "step"}
         row = {"step": step, **values}
         if not self._rows and row.items() <= self._found.items():
-            return  # a resumed run logs the values at the time of saving again
+            return  # a resumed run logs again the values that were logged when the checkpoint was saved
         last = self._rows[-1] if self._rows else {}
         if last.get("step") == step and all(last.get(name, value) == value for name, value in values.items()):
             last.update(values)
@@ -101,7 +101,7 @@ class CSVLogger(FolderLogger):
         self._dirty = True
         if self._flushed_at is None:
             self._flushed_at = step
-        # abs: a second run of the same logger restarts at step 0
+        # abs, because a second run of the same logger restarts at step 0
         if abs(step - self._flushed_at) + 1 >= self._flush_every:
             self._flushed_at = step + 1
             self.save()
@@ -122,12 +122,12 @@ class CSVLogger(FolderLogger):
         self._write_hparams()
         if not self._dirty:
             if not self.is_undecided:
-                self._open()  # at the start of a fit, so that an unusable folder is an error before training
+                self._open()  # called at the start of a fit, so that an unusable folder raises an error before training
             return
         self._make_folder()
         table = self._table
         with _writing_alone(os.path.dirname(table)):
-            if self._fetch("metrics.csv"):  # another process of this run has written it
+            if self._fetch("metrics.csv"):  # another process of this run has written the table
                 self._keep_unwritten_rows()
                 self._left = _identity(table)
             found = _identity(table)
@@ -181,7 +181,7 @@ class CSVLogger(FolderLogger):
         self._columns += [name for name in own if name not in self._columns]
 
     def _continue_changed_table(self, deleted: bool) -> None:
-        """Continue after the rows of another logger, without replacing any; or start a new table."""
+        """Continue after the rows of another logger, without replacing any row; or start a new table."""
         if deleted:
             rank_zero_warn(
                 f"{self.metrics_file_path} was deleted, and the rows in it are lost. CSVLogger begins a new table. "
@@ -198,7 +198,7 @@ class CSVLogger(FolderLogger):
         self._keep_unwritten_rows()
 
     def _keep_unwritten_rows(self) -> None:
-        """Read the table again, and keep those own rows that it does not contain."""
+        """Read the table again, and keep only those own rows that the table does not contain."""
         self._read_table()
         if self._row_in_file and self._rows:
             first, written = self._rows[0], self._row_in_file
@@ -306,7 +306,7 @@ def _writing_alone(folder: str) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            # a stopped process must not block this one: after a time it continues without the lock
+            # a stopped process must not block this one: after a while, this process continues without the lock
             time.sleep(_LOCK_PAUSE_S)
         yield
     finally:

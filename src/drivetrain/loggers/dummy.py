@@ -11,10 +11,10 @@ from drivetrain.loggers.logger import Logger
 class DummyLogger(Logger):
     """Accepts everything and writes nothing, so that a program can call its loggers in ``fast_dev_run`` too.
 
-    It has every method of other loggers: ``logger.log_image(...)`` does nothing.
+    The logger has every method of other loggers: ``logger.log_image(...)`` does nothing.
 
     Args:
-        save_dir: ignored; other default loggers have it.
+        save_dir: ignored; accepted because the other default loggers have this argument.
     """
 
     def __init__(self, save_dir: str | None = None) -> None:
@@ -49,7 +49,7 @@ class Nothing:
 
     def __getattr__(self, name: str) -> Nothing:
         if name.startswith("__"):
-            raise AttributeError(name)  # copy and pickle look these up, and must not find them
+            raise AttributeError(name)  # copy and pickle look up these names, and must not find them
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Nothing:

@@ -61,7 +61,7 @@ class Logger(ABC):
 
     @property
     def is_undecided(self) -> bool:
-        """Whether there is no run yet: :attr:`version` is not known, or reading it would decide it."""
+        """Whether there is no run yet: :attr:`version` is unknown, or reading it would choose it."""
         return False
 
     @property
@@ -70,7 +70,7 @@ class Logger(ABC):
         return False
 
     def begin_run(self) -> None:
-        """Begin the run, if a service gives it its version; called in every process when a fit begins.
+        """Begin the run if a service determines its version; called in every process when a fit begins.
 
         The ranks then agree on the run, with :meth:`agree_on_run`.
         """

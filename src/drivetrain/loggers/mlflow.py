@@ -21,7 +21,7 @@ class MLFlowLogger(Tables):
     """Logs to a run of MLflow.
 
     A fit that resumes from a checkpoint continues the run that wrote it. Values that the run already has, because it
-    continued after the checkpoint, are not logged again, so that the steps of a curve never go back.
+    continued after the checkpoint was saved, are not logged again, so that the steps of a curve never decrease.
 
     Args:
         experiment_name: the experiment, which is created if necessary.
@@ -64,7 +64,7 @@ class MLFlowLogger(Tables):
         self._artifact_location = artifact_location
         self._options = {} if synchronous is None else {"synchronous": synchronous}
         self._params: dict[str, str] = {}  # parameters of the run, which MLflow does not allow to change
-        self._reached: dict[str, int] = {}  # for a resumed run: the last step by name
+        self._reached: dict[str, int] = {}  # name -> the last logged step, for a resumed run
         self._told = False
 
     # ---- the run -------------------------------------------------------------------------------------------------

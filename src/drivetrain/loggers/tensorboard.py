@@ -30,9 +30,9 @@ _WRITER_ARGUMENTS = ("comment", "purge_step", "max_queue", "flush_secs", "filena
 class TensorBoardLogger(FolderLogger):
     """Writes event files to ``<save_dir>/<name>/version_<n>[/<sub_dir>]``, and ``hparams.yaml`` beside them.
 
-    The writer, with an open file and a thread, exists from the first written value until :meth:`finalize`. Later
-    values, in ``trainer.test`` for example, are appended to the same event file. Another process that continues the
-    run, such as a resumed one, writes its own event file.
+    The writer, with an open file and a thread, exists from the first written value until :meth:`finalize`. Values that
+    are logged later, for example in ``trainer.test``, are appended to the same event file. Another process that
+    continues the run, such as a resumed one, writes its own event file.
 
     Args:
         save_dir: the root folder; ``~`` and environment variables are expanded.
@@ -40,7 +40,7 @@ class TensorBoardLogger(FolderLogger):
         version: a number, a folder name, or ``None`` for the next free number.
         log_graph: record the model's graph when a fit starts, if the model has an ``example_input_array``.
         default_hp_metric: log ``hp_metric = -1`` with hyperparameters that come without metrics, because TensorBoard's
-            table only shows runs that have it.
+            table only shows runs with a metric.
         prefix: prepended to every metric's name, joined by a hyphen.
         sub_dir: a folder inside the run's folder for the files.
         kwargs: passed on to ``torch.utils.tensorboard.SummaryWriter``: ``max_queue``, ``flush_secs``, ...
@@ -91,7 +91,7 @@ class TensorBoardLogger(FolderLogger):
 
     @property
     def experiment(self) -> SummaryWriter:
-        """The ``SummaryWriter``, for images, histograms and so on; reading it opens it.
+        """The ``SummaryWriter``, for images, histograms and so on; reading this property opens it.
 
         On other ranks than 0 it is an object that ignores every call.
         """
@@ -126,7 +126,7 @@ class TensorBoardLogger(FolderLogger):
         """Record ``params``, a mapping or a namespace, for the table of runs; nested names are joined by a slash.
 
         Args:
-            params: the hyperparameters; later values replace earlier ones. ``None``: the earlier ones.
+            params: the hyperparameters; later values replace earlier ones. ``None``: the earlier hyperparameters.
             metrics: numbers for comparing runs; a single number is called ``hp_metric``.
             step: the x position of ``metrics``; 0 by default.
         """
@@ -148,8 +148,8 @@ class TensorBoardLogger(FolderLogger):
     def log_graph(self, model: nn.Module, input_array: Tensor | None = None) -> None:
         """Record the graph of ``model`` on ``input_array``, by default its ``example_input_array``.
 
-        It does nothing unless the logger was created with ``log_graph=True``. The model is traced in evaluation mode
-        and in its run's precision, without effects on the run (:func:`~drivetrain.module.export.example_pass`). If
+        The method does nothing unless the logger was created with ``log_graph=True``. The model is traced in evaluation
+        mode and in its run's precision, without effects on the run (:func:`~drivetrain.module.export.example_pass`). If
         tracing fails, a warning is issued and there is no graph.
         """
         if not self._log_graph:
@@ -181,7 +181,8 @@ class TensorBoardLogger(FolderLogger):
         """Write buffered values, and ``hparams.yaml``."""
         self._flush(also_empty=not self.is_undecided)
         if self._writer is None and not self.is_undecided:
-            self._look_into_folder()  # at the start of a fit, so that an unusable folder is an error before training
+            # called at the start of a fit, so that an unusable folder raises an error before training
+            self._look_into_folder()
 
     def _flush(self, also_empty: bool = False) -> None:
         self._forget_copy()
@@ -192,7 +193,7 @@ class TensorBoardLogger(FolderLogger):
         self._upload()
 
     def _forget_copy(self) -> None:
-        """Drop the writer in a forked process, which lacks its thread: waiting for it would hang."""
+        """Drop the writer in a forked process, which lacks the writer's thread: waiting for the writer would hang."""
         if self._owner != os.getpid():
             self._writer, self._event_file, self._owner = None, None, os.getpid()
 

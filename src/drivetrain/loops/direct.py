@@ -1,16 +1,17 @@
-"""Torch's ``zero_grad``, ``backward`` and ``step``, called without the layers around them.
+"""``zero_grad``, ``backward`` and ``step`` called directly, without torch's checks and hooks.
 
 [Note: what is left out]
-A public call does more than its work. ``zero_grad`` and ``step`` open a range for a profiler, ``step`` looks for
-hooks, ``backward`` checks its arguments. :func:`bind` returns functions that do the work alone: they clear the
-gradients of the optimizer's parameters, call the engine as ``torch.autograd`` calls it, and run the method ``step`` of
-the optimizer's class under ``no_grad``, without its decorators. Tensors are equal bit for bit.
+Torch's public methods do more than the computation. ``zero_grad`` and ``step`` open a profiler range, ``step`` looks
+for hooks, ``backward`` checks its arguments. :func:`bind` returns functions that only compute: they clear the gradients
+of the optimizer's parameters, call the autograd engine as ``torch.autograd`` calls it, and run the method ``step`` of
+the optimizer's class under ``no_grad``, without its decorators. The resulting tensors are equal bit for bit.
 
-Nothing of a program may notice it. What cannot change while a step is bound, :func:`_reason` checks once. What can
-change at any time, each function checks in every call: then it makes the public call. A toy is trained both ways before
-the first step with a class of optimizers. Where torch has no such name, or the toy differs, all calls are public.
+User code cannot observe the difference. :func:`_reason` checks once the conditions that cannot change while a step is
+bound. Each function checks the other conditions in every call, and makes the public call if one of them is not met.
+Before the first step with a class of optimizers, a toy model is trained both ways, and the results are compared. If
+torch lacks a private name that the direct calls need, or the results differ, a step makes the public calls.
 
-``DRIVETRAIN_DIRECT_STEP=0`` in the environment makes all calls public.
+``DRIVETRAIN_DIRECT_STEP=0`` in the environment makes every step use the public calls.
 """
 
 from __future__ import annotations
@@ -63,11 +64,11 @@ _CLASSES = (
     "Muon",
 )
 _KINDS = frozenset(getattr(torch.optim, name) for name in _CLASSES if hasattr(torch.optim, name))
-_EQUAL: dict[type[Optimizer], bool] = {}  # class of optimizers -> whether a toy is trained alike; of this process
+_EQUAL: dict[type[Optimizer], bool] = {}  # class -> whether both ways train a toy model to equal numbers
 
 
 class Calls(NamedTuple):
-    """What a step calls: to clear gradients, to differentiate a loss, to step the optimizer."""
+    """The functions that a step calls: to clear gradients, to compute them from a loss, and to step the optimizer."""
 
     zero_grad: Callable[[], None]
     backward: Callable[..., Any]
@@ -75,9 +76,9 @@ class Calls(NamedTuple):
 
 
 def bind(run: Run, optimizer: Optimizer) -> Calls | None:
-    """Return the direct calls of a step; ``None``: something could notice them, and the public calls must be made.
+    """Return the direct calls of a step; ``None``: user code could notice them, so the step must make the public calls.
 
-    The plan of the run shows which, with the reason. A line at level DEBUG says it when it is decided.
+    The run's plan contains the choice and its reason. Both are also logged at level DEBUG when they change.
     """
     reason = _reason(run, optimizer)
     choice = "public calls" if reason else "direct calls"
@@ -101,7 +102,7 @@ def bind(run: Run, optimizer: Optimizer) -> Calls | None:
 
 
 def _show(run: Run, decision: Decision) -> bool:
-    """Put ``decision`` into the plan, in place of an earlier one; return whether it is new."""
+    """Put ``decision`` into the plan, replacing an earlier one about the same subject; return whether it is new."""
     plan = run.engine.plan
     if decision in plan.decisions:
         return False
@@ -114,7 +115,7 @@ def _show(run: Run, decision: Decision) -> bool:
 
 
 def _reason(run: Run, optimizer: Optimizer) -> str:
-    """Return why the calls must be public; empty: they may be direct."""
+    """Return why a step must make the public calls; "" if it can make direct ones."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
     if (missing := _names().missing) is not None:
@@ -123,7 +124,7 @@ def _reason(run: Run, optimizer: Optimizer) -> str:
 
 
 def _overridden(run: Run) -> str:
-    """Return which part of a step is not torch's alone."""
+    """Return which override of a step's methods or which argument needs the public calls; "" if there is none."""
     strategy, precision = run.engine.strategy, run.engine.precision
     for hook in _HOOKS:
         if owner := run.hooks.overridden(hook):
@@ -144,7 +145,7 @@ def _overridden(run: Run) -> str:
 
 
 def _of_model(run: Run) -> str:
-    """Return what is around the model, if gradients are exchanged in another way than DistributedDataParallel's."""
+    """Return how gradients are exchanged, if not by plain DistributedDataParallel; else ""."""
     model = run.engine.strategy.model
     if type(model) is DistributedDataParallel:
         return "a communication hook exchanges the gradients" if _comm_hooks(model) else ""
@@ -154,7 +155,7 @@ def _of_model(run: Run) -> str:
 
 
 def _of_optimizer(optimizer: Optimizer) -> str:
-    """Return what of the optimizer is not torch's own."""
+    """Return why this is not an unchanged optimizer of torch; "" if it is."""
     kind = type(optimizer)
     if kind not in _KINDS:
         return f"{kind.__name__} is not one of torch's optimizers that step without a closure"
@@ -168,7 +169,7 @@ def _of_optimizer(optimizer: Optimizer) -> str:
 
 
 def _of_toy(kind: type[Optimizer]) -> str:
-    """Return why it is not known that both ways are equal; a toy is trained once for each class of optimizers."""
+    """Return why direct calls may compute other numbers; "" if a toy model trained both ways was equal."""
     if kind not in _EQUAL:
         if _toys_are_seen():
             return "a profiler, a mode or a hook on all optimizers is active, which would see a toy that is trained"
@@ -182,7 +183,7 @@ def _of_toy(kind: type[Optimizer]) -> str:
 
 
 def _toys_are_seen() -> bool:
-    """Whether something is active that would see a toy being trained."""
+    """Whether a profiler, a mode or a hook on all optimizers is active, which would see a toy model being trained."""
     names = _names()
     return bool(names.is_watched() or names.before_steps or names.after_steps)
 
@@ -198,7 +199,7 @@ def _comm_hooks(model: nn.Module | None) -> list[Any]:
 
 
 def _is_schedulers(step: Any, optimizer: Optimizer) -> bool:
-    """Whether ``step``, an attribute of the optimizer, is what a scheduler of torch's puts there, or not there."""
+    """Whether ``step``, an attribute of the optimizer, is ``None`` or the wrapper of a torch scheduler."""
     if step is None:
         return True
     cells = [cell.cell_contents for cell in getattr(step, "__closure__", None) or ()]
@@ -211,7 +212,7 @@ def _is_schedulers(step: Any, optimizer: Optimizer) -> bool:
 
 
 def _undecorated_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | None:
-    """Return ``step`` of a class of torch's without its decorators; ``None`` where it is not what torch defines."""
+    """Return the ``step`` of torch's optimizer class without decorators; ``None`` if it was replaced."""
     step: Any = kind.step
     while getattr(step, "__code__", None) in _names().decorators:
         cells = (cell.cell_contents for cell in step.__closure__)
@@ -229,7 +230,10 @@ def _undecorated_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | Non
 
 
 def _direct(optimizer: Optimizer, comm_hooks: list[Any]) -> Calls:
-    """Return the direct calls. Each makes the public call where something now is as it was not when they were bound."""
+    """Return the direct calls of a step.
+
+    Each makes the public call if a hook, a profiler or a replaced method has appeared since they were bound.
+    """
     names = _names()
     is_watched, before_steps, after_steps, ones = names.is_watched, names.before_steps, names.after_steps, names.ones
     roots, kind = names.multiplying, type(optimizer)
@@ -237,7 +241,7 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any]) -> Calls:
     assert plain_step is not None
     schedulers = vars(optimizer).get("step")
     may_differentiate = "differentiable" in optimizer.defaults
-    engine: Any = torch.autograd  # which has the engine's call under a private name
+    engine: Any = torch.autograd  # torch.autograd has the engine's call under a private name
     is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
 
     def zero_grad() -> None:
@@ -286,7 +290,7 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any]) -> Calls:
             optimizer.step()
             return
         if schedulers is not None:
-            own["_opt_called"] = True  # what a scheduler looks at
+            own["_opt_called"] = True  # the attribute that a scheduler checks
         enabled = is_grad_enabled()
         set_grad_enabled(False)
         try:
@@ -298,7 +302,7 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any]) -> Calls:
 
 
 def _with_kernels(step: Callable[[], None], kernels: list[Kernel]) -> Callable[[], None]:
-    """Return ``step`` with these kernels, which are no longer chosen when it returns."""
+    """Return ``step`` with these kernels chosen while it runs."""
 
     def step_with_kernels() -> None:
         chosen = [each for each in kernels if each.fits()]
@@ -317,9 +321,9 @@ def _with_kernels(step: Callable[[], None], kernels: list[Kernel]) -> Callable[[
 
 
 def _trains_alike(kind: type[Optimizer]) -> bool:
-    """Whether a toy of two parameters gets the same parameters, gradients and optimizer state both ways, bit for bit.
+    """Whether direct and public calls train a toy with two parameters to equal parameters, gradients and states.
 
-    It draws no random number.
+    The toy draws no random numbers.
     """
     try:
         with torch.enable_grad():
@@ -333,7 +337,7 @@ def _trains_alike(kind: type[Optimizer]) -> bool:
 def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
     values = torch.arange(1.0, 7.0, dtype=torch.float32)
     first, second = nn.Parameter(values.reshape(3, 2) / 4), nn.Parameter(values.reshape(2, 3) / -3)
-    make: Any = kind  # with the defaults of the class
+    make: Any = kind  # the optimizer is created with the defaults of its class
     optimizer = make([first, second])
     calls = _direct(optimizer, []) if is_direct else Calls(optimizer.zero_grad, Tensor.backward, optimizer.step)
     found: list[Tensor] = []
@@ -350,9 +354,10 @@ def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
 
 
 def _multiplying_nodes() -> set[type]:
-    """Return the nodes whose backward pass multiplies the gradient that it gets, into new memory.
+    """Return the types of autograd nodes whose backward pass multiplies the incoming gradient, into new memory.
 
-    Other nodes may pass it on, as a sum does: a gradient would share memory with what is kept for the next batch.
+    Other nodes, such as a sum, may pass the incoming gradient on: a parameter's gradient would then share memory with
+    the tensor that is kept for the next batch.
     """
     x = torch.full((1, 2), 0.5, dtype=torch.float32, requires_grad=True)
     y = torch.zeros(1, 2, dtype=torch.float32)
@@ -367,16 +372,16 @@ def _multiplying_nodes() -> set[type]:
 
 
 class _Names(NamedTuple):
-    """What is needed of torch beside its public names.
+    """The private names of torch that direct calls need.
 
     Attributes:
-        is_watched: returns whether something is active now that sees the calls, or the tensors that they make.
+        is_watched: returns whether something is active now that observes the calls or their tensors.
         before_steps, after_steps: the hooks on the steps of all optimizers.
-        decorators: the code of the functions that torch puts around ``step``.
-        ones: the gradient of a loss on the host with respect to itself, for each dtype; a new one is made where a hook
-            may change it, or has.
+        decorators: the code objects of the functions that torch puts around ``step``.
+        ones: for each dtype, the gradient of a loss on the host with respect to itself; replaced where a hook may
+            change it, or has changed it.
         multiplying: see :func:`_multiplying_nodes`; filled before the first step.
-        missing: the first name that the torch that is installed does not have; ``None``: it has all of them.
+        missing: the first private name that the installed torch lacks; ``None``: it has all of them.
     """
 
     is_watched: Callable[[], bool] = lambda: True
@@ -390,7 +395,7 @@ class _Names(NamedTuple):
 
 @functools.cache
 def _names() -> _Names:
-    """Look them up, once in a process."""
+    """Look up torch's private names, once in a process."""
     try:
         import torch._dynamo.compiled_autograd as compiled
 

@@ -1,7 +1,7 @@
-"""Start loaders when Lightning does: the switch ``early_iterators``.
+"""Create loaders' iterators when Lightning does: the switch ``early_iterators``.
 
-A loader that draws random numbers in ``__iter__``, as a DataLoader does for its workers' seed, then draws them in
-Lightning's order. Without the switch, nothing here runs.
+A loader may draw random numbers in ``__iter__``, as a DataLoader does for its workers' seed; with the switch, it draws
+them in Lightning's order. Without the switch, nothing here runs.
 """
 
 from __future__ import annotations

@@ -27,13 +27,13 @@ _BATCH_END = int(Phase.BATCH_END)
 
 
 class Bound:
-    """Everything that a batch needs, so that nothing is looked up by name during the epoch.
+    """Everything that a batch needs, so that the loop looks up nothing by name during the epoch.
 
-    A run is bound in its present state: when an epoch begins, and when a part of the run was changed.
+    The loop binds a run when an epoch begins, and again when a part of the run was changed.
 
     Attributes:
         finish_window: called after the step, on a window's last batch.
-        windowed: the first batch of a last window that the epoch's end cuts short; ``inf``: a short window is divided
+        windowed: the first batch of a last window that the epoch's end shortens; ``inf``: a short window is divided
             like a full one.
         has_follow_up: a validation, or a scheduler with a monitored value, may follow any batch.
         uneven: an :class:`UnevenInputs`, or ``None``. uneven_from: the first batch that may count for less than on
@@ -156,7 +156,7 @@ def after_batch(run: Run, bound: Bound) -> None:
         try:
             run.publish(run.book.agree_on_steps(rows), progress.logger_step)
         except BaseException:
-            run.book.put_back(rows)  # not logged yet: a checkpoint saved now must contain them
+            run.book.put_back(rows)  # not logged yet: put back, so that a checkpoint saved now contains them
             raise
         run.agree_to_stop()
         progress.flush_due = False
@@ -167,7 +167,7 @@ def after_batch(run: Run, bound: Bound) -> None:
         and (phase is Phase.VALIDATION_DUE or validation_due(run, bound.validate_every, progress.is_last_batch))
     )
     if validates:
-        run.hooks.notify("before_validation")  # before the validation frees the batch and its gradients
+        run.hooks.notify("before_validation")  # called before the validation frees the batch and its gradients
         validate(run)
     if window.batches_done == 0 and progress.stepped and bound.schedules.step_plateau:
         bound.schedules.advance_step(bound.schedules.step_plateau)
@@ -177,7 +177,7 @@ def after_batch(run: Run, bound: Bound) -> None:
 
 
 def validates_late(run: Run) -> bool:
-    """Whether a validation that is due now comes after the epoch's end hooks: then no batch comes before it."""
+    """Whether a validation that is due now runs after the epoch's end hooks, with no training batch before it."""
     progress = run.progress
     return run.validates_last and (progress.is_last_batch or (progress.should_stop and run.may_stop()))
 
@@ -199,7 +199,7 @@ def validate(run: Run) -> None:
     progress.enter(Phase.VALIDATION_DUE)
     if not run.holds_gradients:
         run.hooks.call_method("on_validation_model_zero_grad")
-    run.book.refresh()  # so that the training batch's logged values are available during validation
+    run.book.refresh()  # refresh, so that the training batch's logged values are available during validation
     if run.loaders.reload("validate", run.limits.reload_every):
         run.loaders.tried.discard("validate")
     loaders = run.loaders.evaluation("validate")

@@ -42,28 +42,28 @@ _KINDS: dict[str, _Kind] = {
     "test": _Kind("test", "test", Phase.TEST_START),
     "predict": _Kind("predict", "predict", Phase.PREDICT_START),
 }
-_NOTHING = object()  # in place of an output, if the last global batch had no samples for a rank
-_READ_AT = 64  # batches whose per-step values are kept on the device and then read together
+_NOTHING = object()  # in place of an output, if this rank has no samples in the last global batch
+_READ_AT = 64  # number of batches whose per-step values are kept on the device and then read together
 
 
 class Sink:
-    """Gets what the steps of one evaluation loader return. This one discards it, as a sanity check does.
+    """Receives the outputs of the steps of one evaluation loader. This base class discards them, as in a sanity check.
 
     Attributes:
-        loader: what is iterated: the evaluation loader, or a view of it.
+        loader: the iterated object: the evaluation loader, or a view of it.
     """
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
 
     def take(self, keeps: bool) -> None:
-        """Called in a prediction when work on a fetched batch begins; ``keeps``: it counts."""
+        """Called in a prediction before a fetched batch is used; ``keeps``: its outputs will be kept."""
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
         """Called after a batch and its hooks. ``repeated``: the rank had no batch left and repeated one, which does not
         count.
 
-        With several ranks, all of them call it equally often.
+        All ranks call it equally often.
         """
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class _StepValues(Sink):
         super().__init__(loader)
         self._run, self._group, self._dataloader_idx = run, group, dataloader_idx
         self._first_step = run.progress.eval_steps_of(group, dataloader_idx)
-        self._rows: list[tuple[int, list[Row]]] = []  # not yet read from the device
+        self._rows: list[tuple[int, list[Row]]] = []  # rows that were not yet read from the device
 
     def write(self, batch_idx: int, outputs: Any, repeated: bool) -> None:
         if values := self._run.book.step_values(self._group):
@@ -130,7 +130,8 @@ class Predictions:
     Attributes:
         keeps: whether the caller wants them returned.
         outputs: one list per loader, one entry per batch.
-        batch_indices: in the same form, the sample indices of each batch; empty lists unless ``records``.
+        batch_indices: the sample indices of each batch, in the same form as ``outputs``; empty lists unless
+            ``records``.
         records: whether a callback needs ``batch_indices``.
     """
 
@@ -180,13 +181,12 @@ def evaluate(
 
     Args:
         run: the run to evaluate.
-        stage: determines the hooks and the step. A sanity check uses those of validation, and discards its logged
-            values.
+        stage: determines which hooks and which step run. A sanity check uses those of validation, and discards its
+            logged values.
         loaders: one pass over each, in order.
         predictions: collects the outputs of the steps.
 
-    Returns:
-        One dictionary of epoch metrics per loader; values logged in epoch hooks are in each of them.
+    Returns: One dictionary of epoch metrics per loader; each also contains the values that epoch hooks log.
     """
     progress, kind = run.progress, _KINDS[stage]
     agree_on_counts(run, stage, loaders)
@@ -202,7 +202,7 @@ def evaluate(
     own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{kind.word}_model_train")
     modes = {module: module.training for module in run.module.modules()}
     model = run.engine.strategy.model
-    wrapper = None if model in modes else model  # for example DDP's wrapper
+    wrapper = None if model in modes else model  # the wrapper around the module, for example DDP's
     wrapper_mode = wrapper is not None and wrapper.training
     inference = run.limits.inference_mode and not in_fit and run.engine.strategy.facts.allows_inference_mode
     with torch.inference_mode() if inference else torch.no_grad():
@@ -262,7 +262,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     for index, loader in enumerate(loaders):
         _evaluate_loader(run, stage, loader, index if len(loaders) > 1 else None, predictions)
     book.leave_batch()
-    book.agree_on_epoch(group)  # callbacks read them in the hook, which may log more
+    book.agree_on_epoch(group)  # callbacks read the agreed values in the hook, which may log more
     book.end_epoch()
     hooks.call(f"on_{word}_epoch_end")
     book.agree_on_epoch(group)
@@ -271,7 +271,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     rows: list[Row] = []
     if stage != "sanity_check":
         in_fit = progress.fn == "fit"
-        between_steps = not in_fit or run.window.batches_done > 0  # then log at the following step
+        between_steps = not in_fit or run.window.batches_done > 0  # values are then logged at the following step
         step = progress.stepped_batches if between_steps else progress.logger_step
         rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)

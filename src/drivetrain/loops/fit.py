@@ -71,7 +71,7 @@ def _prepare(run: Run) -> None:
     progress.enter(Phase.TRAIN_START)
     run.book.begin("train")
     if limits.max_epochs == 0 or limits.max_steps == 0:
-        return  # only set-up and teardown: not even the loader is created
+        return  # a limit is 0: run only set-up and teardown, without creating the loader
     progress.expect_batches(run.loaders.count_training())
     if limits.val_batches != 0 and run.loaders.defined("validate") and run.loaders.is_known("validate"):
         loaders = run.loaders.evaluation("validate")
@@ -98,7 +98,7 @@ def _end_epoch(run: Run) -> None:
     ended_at_last = progress.is_last_batch and progress.batches_done > progress.batch_idx
     if not (ended_at_last or cut):  # on_train_batch_start returned -1, or the loader's length was wrong
         schedules.advance(schedules.epoch, progress.current_epoch + 1)
-    book.agree_on_epoch("train")  # callbacks read them in the hook, which may log more
+    book.agree_on_epoch("train")  # callbacks read the agreed values in the hook, which may log more
     progress.end_epoch(cut)
     book.end_epoch()
     run.hooks.call("on_train_epoch_end")
@@ -107,8 +107,8 @@ def _end_epoch(run: Run) -> None:
 def _close_epoch(run: Run) -> None:
     """Finish an epoch after its end hooks, including those that save.
 
-    A run that resumes here logs the epoch's row again, even if the earlier run has logged it: a duplicate is better
-    than a loss. The schedulers step last, so that no later failure can make them step twice.
+    A run that resumes here logs the epoch's row again, even if the earlier run has logged it: a duplicate row is better
+    than a missing one. The schedulers step last, so that no later failure can make them step twice.
     """
     progress, book = run.progress, run.book
     if run.validates_last:
@@ -118,7 +118,7 @@ def _close_epoch(run: Run) -> None:
     book.refresh()
     run.publish(book.epoch_values("train"), progress.logger_step)
     rest = book.step_values("train")
-    # so that the bar shows values even in an epoch without a flush
+    # read the values, so that the bar shows them even in an epoch without a flush
     book.read([row for row in rest if row.entry.to_bar])
     run.hooks.notify("values_left", rest)
     if not progress.epoch_cut:  # a run that resumes here may still complete it

@@ -1,4 +1,4 @@
-"""What a recorded step is made of: the batch's signature, what must stay as it was, learning rates on the device."""
+"""The parts of a recorded step: the batch's signature, watched objects, learning rates on the device."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
 class CannotRecord(Exception):
-    """Why a step cannot be recorded."""
+    """A step cannot be recorded, for the reason in the message."""
 
 
 # ---- the batch -------------------------------------------------------------------------------------------------------
 
 
 def signature(batch: Any, device: torch.device) -> tuple[tuple[Any, ...], list[Tensor]]:
-    """Return what a graph depends on in ``batch`` beside the numbers in its tensors, and these tensors.
+    """Return everything in ``batch`` that a graph depends on, except the numbers in its tensors; and these tensors.
 
     Raises:
-        CannotRecord: it holds a tensor that cannot be copied into another, or an object that is no plain value.
+        CannotRecord: the batch holds a tensor that cannot be copied into another, or an object that is not plain data.
     """
     found: list[Any] = []
     tensors: list[Tensor] = []
@@ -71,11 +71,12 @@ _NEVER_READ = ("_state_dict", "_load_state_dict", "_non_persistent", "_trainer",
 
 
 class Watched:
-    """What a recorded step has read without a trace: attributes, options of the optimizer, where tensors are.
+    """What a recorded step has read and a replay does not read again: attributes, optimizer options, tensors.
 
     Args:
-        module: the user's. Its attributes are watched, those of its layers, and what is in them.
-        optimizer: it steps the parameters. Its learning rates are not watched: they are on the device.
+        module: the user's. Its attributes, those of its layers, and the containers in them are watched.
+        optimizer: the optimizer of the step. Its learning rates are not watched, because the graph reads them from the
+            device.
     """
 
     def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
@@ -101,7 +102,10 @@ class Watched:
         ]
 
     def changed(self) -> str:
-        """Return the name of something that is not as it was; "" if all is. A call costs about 20 ns for each value."""
+        """Return the name of a watched object that has changed; "" if none has.
+
+        A call needs about 20 ns for each value.
+        """
         now = list(chain.from_iterable(self._items))
         same = len(now) == len(self._flat) and all(map(operator.is_, now, self._flat))
         if same and self._tensors_now() == self._of_tensors:
@@ -115,12 +119,12 @@ class Watched:
                     return f"{name}.{list(place)[index]}" if isinstance(place, dict) else name
         if self._tensors_now() != self._of_tensors:
             return "a parameter or a buffer (its memory, whether it requires gradients, or a hook)"
-        self._learn()  # equal values in other objects
+        self._learn()  # equal values in other objects: watch the new objects
         return ""
 
 
 class _WithoutRate:
-    """The options of a parameter group whose values are in the recorded step."""
+    """The options of a parameter group, except the learning rate: a graph contains their values."""
 
     def __init__(self, group: dict[str, Any]) -> None:
         self._group = group
@@ -167,7 +171,7 @@ _CONSTANT = frozenset({
 
 
 class TrainerWhileRecording:
-    """Stands in for the Trainer while a step is recorded: what changes from step to step cannot be read."""
+    """Replaces the Trainer while a step is recorded; reading a value that changes from step to step raises."""
 
     def __init__(self, trainer: Any, reads: list[str]) -> None:
         self.__dict__.update(_trainer=trainer, _reads=reads)
@@ -180,7 +184,7 @@ class TrainerWhileRecording:
 
 
 def index_while_recording(reads: list[str]) -> Any:
-    """Return what stands in for ``batch_idx``: anything but passing it on raises."""
+    """Return a replacement for ``batch_idx``, which may be passed on; any other use raises."""
 
     def read(*_: Any) -> Any:
         reads.append("training_step reads batch_idx, which is another one in each step")
@@ -192,7 +196,7 @@ def index_while_recording(reads: list[str]) -> Any:
 
 
 class RecordedLogs:
-    """Stands in for the logbook of a module: keeps the calls of ``self.log``, to be repeated."""
+    """Replaces the logbook of a module; it keeps the calls of ``self.log``, to be repeated after each replay."""
 
     def __init__(self) -> None:
         self.entries: dict[str, Any] = {}
@@ -200,7 +204,7 @@ class RecordedLogs:
 
     @property
     def scope(self) -> RecordedLogs:
-        """What ``self.log`` reads of a :class:`~drivetrain.logbook.logbook.Scope`."""
+        """The fields of a :class:`~drivetrain.logbook.logbook.Scope` that ``self.log`` reads."""
         return self
 
     def open_entry(self, name: str, value: Any, options: Options, batch_size: Any = None) -> RecordedLogs:
@@ -213,10 +217,10 @@ class RecordedLogs:
         """Do nothing: :meth:`open_entry` has kept the value."""
 
     def check(self) -> None:
-        """Check that the calls can be repeated without Python.
+        """Check that a replay can repeat the recorded calls without running the user's Python code.
 
         Raises:
-            CannotRecord: one logs a metric object, or a value with its graph.
+            CannotRecord: a call logs a metric object, or a value with its graph.
         """
         for name, value, options, _ in self.calls:
             if options.enable_graph or isinstance(value, nn.Module):
@@ -227,21 +231,21 @@ class RecordedLogs:
 
 
 class DeviceRates:
-    """An optimizer whose learning rates and step counts are read from the device, inside of a context.
+    """An optimizer that reads its learning rates and step counts from the device while this context is entered.
 
-    Outside of it, the parameter groups are as the user and the schedulers see them.
+    Outside the context, the parameter groups are as the user and the schedulers see them.
     """
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
         self.optimizer, self._device = optimizer, device
-        self._fused = type(optimizer) is SGD  # without capturable; its fused kernel reads a tensor
+        self._fused = type(optimizer) is SGD  # SGD has no option ``capturable``; its fused kernel reads a tensor
         self._rates: list[Tensor] = []
         self._values: list[Any] = []
         self._outside: list[dict[str, Any]] = []
-        vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True  # torch warns of steps that are not recorded
+        vars(optimizer)["_warned_capturable_if_run_uncaptured"] = True  # torch warns of steps outside a graph
 
     def refresh(self) -> None:
-        """Bring the learning rates on the device up to date."""
+        """Copy the current learning rates to the device."""
         groups = self.optimizer.param_groups
         if len(self._rates) != len(groups):
             wide = not self._fused and groups[0]["params"][0].dtype is torch.float64
@@ -261,7 +265,7 @@ class DeviceRates:
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
             inside = {"lr": rate, "fused": True, "foreach": False} if self._fused else {"lr": rate, "capturable": True}
             if self._fused and self._has_some_buffers(group):
-                inside = {}  # torch's fused kernel needs the momentum of all parameters, or of none
+                inside = {}  # torch's fused kernel needs the momentum buffers of all parameters, or of none
             self._outside.append({key: group[key] for key in inside})
             group.update(inside)
 
@@ -282,7 +286,7 @@ class DeviceRates:
                 state["step"] = step.to(device)
 
     def end(self) -> None:
-        """Leave the optimizer as its options say: the step counts of most are kept on the host."""
+        """Restore the optimizer: without ``capturable``, most optimizers keep their step counts on the host."""
         kept = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)
         self.place(self._device if kept else HOST)
 
@@ -291,7 +295,7 @@ class DeviceRates:
 
 
 def changed_by_step(watched: Watched, optimizer: Optimizer) -> list[Tensor]:
-    """Return the tensors that a step may change."""
+    """Return the tensors that a training step may change."""
     states = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)]
     stepped = {id(each) for group in optimizer.param_groups for each in group["params"]}
     kept = [each.grad for each in watched.tensors if each.grad is not None and id(each) not in stepped]

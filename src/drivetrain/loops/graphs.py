@@ -1,16 +1,17 @@
-"""``Trainer(cuda_graphs=...)``: complete training steps recorded as graphs of the device, and replayed.
+"""``Trainer(cuda_graphs=...)``: complete training steps, recorded as graphs of the device and replayed.
 
-One graph belongs to one signature: the shapes and types of a batch's tensors, and its other values. A signature's first
-steps run as always, beside the stream that is recorded. Then the step is recorded, and three batches run twice, once as
-always and once replayed, from the same state. If all that they changed, logged and returned is equal bit for bit, the
-graph is kept, with "auto" only where it is faster.
+One graph belongs to one signature: the shapes and types of a batch's tensors, and its other values. The first steps
+with a signature run without a graph, on a side stream. Then the step is recorded, and three batches run twice from the
+same state: once without the graph, once as a replay. If all changed, logged and returned values are equal bit for bit,
+the graph is kept; with "auto", only if it is faster.
 
-A replay runs no Python. What the step has read of Python's objects is watched (:class:`Watched`), and a change of it
-drops all graphs. What the loop counts in a step is repeated here.
+A replay runs no Python. Python objects that the step has read are watched (:class:`Watched`), and a change of one of
+them drops all graphs. After a replay, the loop's counters are advanced here.
 
 [Note: the same numbers with and without a graph]
-From its first step on, a run with graphs reads learning rates and step counts from the device, as torch's
-``capturable=True``, in steps without a graph too. So no number depends on which steps were replayed, nor on a clock.
+From its first step on, a run with graphs reads learning rates and step counts from the device, as with torch's
+``capturable=True``, also in steps without a graph. So the numbers do not depend on which steps were replayed, nor on
+measured times.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _clock = time.perf_counter
 
 
 def bind_graphs(run: Run, bound: BoundStep) -> BoundStep:
-    """Return ``bound``, with steps replayed where that is possible; the reason is logged where it is not."""
+    """Return ``bound``, with steps replayed where that is possible; otherwise log the reason."""
     strategy = run.engine.strategy
     if run.graphs is None:
         run.graphs = GraphedSteps(run)
@@ -74,14 +75,16 @@ def bind_graphs(run: Run, bound: BoundStep) -> BoundStep:
 
 @dataclass
 class _Recorded:
-    """The steps of one signature.
+    """The steps with one signature.
 
     Attributes:
-        seen: how many there were. times: of the trials, as always and replayed, in seconds.
-        replay: runs the graph; ``None``: it is not recorded, or not kept.
-        inputs: the tensors that it reads the batch from. output, calls: what it returned and logged.
-        steps: how many optimizer steps it makes. window: what it leaves in the run's window.
-        gradients: the parameters' gradients, which it writes.
+        seen: the number of steps so far. times: seconds of the trials, without the graph and replayed.
+        replay: runs the graph; ``None``: there is no graph.
+        inputs: the tensors from which the graph reads the batch. output, calls: what the recorded step returned and
+            logged.
+        steps: the number of optimizer steps in a recorded step. window: the state of the run's window after a recorded
+            step.
+        gradients: the parameters, with the gradients that the graph writes.
     """
 
     seen: int = 0
@@ -98,7 +101,7 @@ class _Recorded:
 
 
 class GraphedSteps:
-    """The steps of a fit, by the signature of their batch."""
+    """The training steps of a fit, grouped by the signature of their batch."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -107,14 +110,14 @@ class GraphedSteps:
         self._known: dict[Any, _Recorded] = {}
         self._watched: Watched | None = None
         self._changes = 0
-        self._off = False  # for the rest of the fit
+        self._off = False  # True: no graphs for the rest of the fit
         self._said: set[str] = set()
         self._returns = True
 
     # ---- for the run ---------------------------------------------------------------------------------------------
 
     def use(self, bound: BoundStep) -> str:
-        """Replay what ``bound`` does; return why that is impossible, "" if it is not."""
+        """Prepare to replay ``bound``; return why that is impossible, or ""."""
         strategy = self._run.engine.strategy
         assert strategy.accelerator is not None  # the run was set up
         if self._recorder is None:
@@ -132,7 +135,7 @@ class GraphedSteps:
         return ""
 
     def end(self) -> None:
-        """Drop all graphs, and leave the optimizer as it was."""
+        """Drop all graphs, and restore the optimizer."""
         self._known.clear()
         self._watched = None
         if self._rates is not None:
@@ -140,7 +143,7 @@ class GraphedSteps:
             self._rates = None
 
     def say(self, what: str, figures: str = "") -> None:
-        """Log ``what``, once a fit, with the ``figures`` of the first time."""
+        """Log ``what`` once per fit, with the ``figures`` of the first call."""
         if what not in self._said:
             self._said.add(what)
             rank_zero_info(f"Trainer(cuda_graphs={self._run.settings.cuda_graphs!r}): {what}{figures}.")
@@ -190,7 +193,7 @@ class GraphedSteps:
         return self._run.engine.strategy.root_device
 
     def _run_step(self, batch: Any, batch_idx: Any) -> Any:
-        """Run a step as always; its output is cut from the graph of gradients, which would outlive it in the loop."""
+        """Run a step without a graph; detach its output, so that its autograd graph does not outlive the step."""
         assert self._rates is not None
         output = self._bound.run(batch, batch_idx, 1, True, 1)
         if self._bound.finish_window is not None:
@@ -201,7 +204,7 @@ class GraphedSteps:
     def _replayed(self, known: _Recorded, tensors: Sequence[Tensor]) -> Any:
         run = self._run
         run.progress.slot[0] = _OPTIMIZER_STEP
-        run.kept.stepping = True  # an exception between here and the count finds changed parameters
+        run.kept.stepping = True  # an exception before the steps are counted finds changed parameters
         self._replay(known, tensors)
         run.progress.count_steps(known.steps)
         run.kept.stepping = False
@@ -217,12 +220,12 @@ class GraphedSteps:
         known.replay()
         torch.autograd.graph.increment_version(self._watched.tensors)
         first, own = known.gradients[0]
-        if first.grad is not own:  # another step came in between, or a hook has cleared the gradients
+        if first.grad is not own:  # a step without a graph ran in between, or a hook has cleared the gradients
             for parameter, gradient in known.gradients:
                 parameter.grad = gradient
 
     def _log(self, calls: Sequence[tuple[Any, ...]], known: _Recorded | None = None) -> None:
-        """Log again what a recorded step has logged; ``known``: values that its next replay overwrites."""
+        """Repeat the ``self.log`` calls of a recorded step; ``known``: its next replay overwrites the values."""
         book = self._run.book
         for name, value, options, batch_size in calls:
             entry = None if book.scope is None else book.scope.entries.get(name)
@@ -236,7 +239,7 @@ class GraphedSteps:
     # ---- before a graph is kept ----------------------------------------------------------------------------------
 
     def _warm_up(self, known: _Recorded, batch: Any, batch_idx: int, tensors: Sequence[Tensor]) -> Any:
-        """Run a step as always, and look at what it does beside its work on the device."""
+        """Run a step without a graph, and check for effects outside the device that a replay would not have."""
         assert self._rates is not None
         watched, host = self._watched or self._watch(), self._host_rng()
         versions = [each._version for each in tensors]
@@ -244,7 +247,7 @@ class GraphedSteps:
         with self._recorder.beside(waits):
             output = self._run_step(batch, batch_idx)
         why, changed = "", watched.changed()
-        if known.seen == 1:  # what is made on first use is there afterwards
+        if known.seen == 1:  # objects that are created on first use exist afterwards
             if changed and any(each.replay is not None for each in self._known.values()):
                 self._forget(changed)
             self._watch()
@@ -262,13 +265,13 @@ class GraphedSteps:
         return output
 
     def _host_rng(self) -> Any:
-        """The states of random generators that no graph draws from."""
+        """The states of the random generators that graphs do not use."""
         states = rng_state()
         own = states["torch"].tolist() if self._device.type != HOST.type else None
         return states["python"], states.get("numpy"), own
 
     def _trial(self, known: _Recorded, batch: Any, batch_idx: int, tensors: Sequence[Tensor]) -> Any:
-        """Run a step twice from the same state, as always and replayed, and compare all that it has done."""
+        """Run a step twice from the same state, without the graph and replayed, and compare the results."""
         assert self._rates is not None
         run, why = self._run, ""
         try:
@@ -322,7 +325,7 @@ class GraphedSteps:
         return output
 
     def _judge(self, known: _Recorded) -> None:
-        """Keep a graph whose trials were equal, with "auto" where it is faster."""
+        """Keep a graph if its trials were equal; with "auto", only if it is also faster."""
         plain, replayed = (each / TRIALS * 1000 for each in known.times)
         shapes = " + ".join("x".join(map(str, each.shape)) or "1" for each in known.inputs)
         figures = f"{replayed:.3f} ms replayed, {plain:.3f} ms without a graph, equal bit for bit in {TRIALS} steps"
@@ -358,7 +361,7 @@ class GraphedSteps:
             run.window.load_state_dict(window)
             for parameter, gradient in gradients:
                 parameter.grad = gradient
-        if reads:  # the step may have caught what was raised
+        if reads:  # the user's step may have caught the exception
             raise CannotRecord(reads[0])
         if changed := watched.changed():
             raise CannotRecord(f"the step changes {changed}, which a replay would not")
@@ -380,7 +383,7 @@ class GraphedSteps:
     # ---- when something does not go together ---------------------------------------------------------------------
 
     def _forget(self, changed: str) -> None:
-        """Drop all graphs: something that they have read is not as it was."""
+        """Drop all graphs, because an object that they depend on has changed."""
         self._known.clear()
         self._watched = None
         self._changes += 1
@@ -393,7 +396,7 @@ class GraphedSteps:
         """Run steps without graphs for the rest of the fit.
 
         Raises:
-            RunError: ``cuda_graphs=True`` asks for them.
+            RunError: the user has passed ``cuda_graphs=True``.
         """
         self._known.clear()
         self._watched = None
@@ -413,7 +416,7 @@ def _trainer_hidden(module: nn.Module, reads: list[str]) -> Any:
 
 @contextmanager
 def _replaced(module: nn.Module, name: str, make: Any) -> Iterator[None]:
-    """Context in which the LightningModules in ``module`` have another ``name``, made of their own."""
+    """Context in which the attribute ``name`` of each LightningModule in ``module`` is replaced by ``make`` of it."""
     with ExitStack() as stack:
         for each in module.modules():
             own = each.__dict__

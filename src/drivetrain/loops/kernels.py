@@ -1,14 +1,15 @@
-"""Which kernel steps parameters on the host: a loop over them, ``foreach`` or ``fused``.
+"""The kernel that steps parameters on the host: a loop over them, ``foreach`` or ``fused``.
 
 [Note: when]
-Torch loops over parameters on the host in Python unless the optimizer was made with another kernel. ``foreach`` makes
-one call per operation instead of one per operation and parameter. Each call makes the same operations on each
-parameter, so the numbers are equal bit for bit. It is faster for many small parameters, and slower once they do not
-fit into the processor's cache. ``fused`` makes one call for everything and is faster at any size, but rounds
-differently. benchmarks/optimizer_kernels.py measures both. On other devices torch takes ``foreach`` itself; nothing was
-measured there.
+On the host, torch loops over parameters in Python unless the optimizer was created with another kernel. ``foreach``
+makes one call per operation instead of one per operation and parameter. Each call performs the same operations on each
+parameter, so the numbers are equal bit for bit. ``foreach`` is faster for many small parameters, and slower if they do
+not fit into the processor's cache. ``fused`` makes one call for everything and is faster at any size, but rounds
+differently. benchmarks/optimizer_kernels.py measures both. On other devices torch chooses ``foreach`` itself, and this
+module chooses nothing.
 
-The options of an optimizer are the user's, and are saved. A kernel is therefore set only while the optimizer steps.
+The options of an optimizer belong to the user, and checkpoints contain them. A kernel is therefore set only while the
+optimizer steps.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _FEWEST, _MOST_NUMBERS = 12, 300_000
 _DTYPES = (torch.float32, torch.float64)
 """In narrower types ``foreach`` rounds differently, and ``fused`` has lost updates (pytorch#191763)."""
 
-_agree: dict[tuple[Any, ...], bool] = {}  # what toys have shown in this process
+_agree: dict[tuple[Any, ...], bool] = {}  # results of training toy models in this process
 
 
 class Kernel(NamedTuple):
@@ -51,17 +52,17 @@ class Kernel(NamedTuple):
     size: int
 
     def fits(self) -> bool:
-        """Return whether the group is as it was when the kernel was chosen, and the user has chosen none."""
+        """Return whether the group still has ``size`` parameters and a plain learning rate, and no kernel chosen."""
         group = self.group
         is_free = group["foreach"] is None and group.get("fused") is None
         return is_free and len(group["params"]) == self.size and type(group["lr"]) is not Tensor
 
 
 def choose(optimizer: Optimizer, wanted: str | None) -> list[Kernel]:
-    """Return a kernel for each group of parameters that torch's own choice steps more slowly.
+    """Return a kernel for each parameter group that torch's default kernel would step more slowly.
 
     Args:
-        optimizer: one of torch's, by exact type.
+        optimizer: exactly one of torch's classes, not a subclass.
         wanted: "equal": only kernels that compute the same numbers; "fastest": others too; ``None``: none.
     """
     if wanted is None:
@@ -75,7 +76,7 @@ def _kernel(kind: type[Optimizer], group: dict[str, Any], may_round: bool) -> Ke
     if not all(type(each) is nn.Parameter and each.is_cpu and each.dtype in _DTYPES for each in parameters):
         return None
     count, numbers = len(parameters), sum(each.numel() for each in parameters)
-    has_state = kind is not SGD or group["momentum"] != 0  # without it, ``fused`` is no faster
+    has_state = kind is not SGD or group["momentum"] != 0  # without state, ``fused`` is no faster
     if may_round and kind.__name__ in _FUSED and has_state and count > 0:
         return Kernel(group, "fused", count)
     has_foreach = kind.__name__ in (_EQUAL + _ROUNDING if may_round else _EQUAL)
@@ -85,7 +86,7 @@ def _kernel(kind: type[Optimizer], group: dict[str, Any], may_round: bool) -> Ke
 
 
 def _agrees(kind: type[Optimizer], kernel: Kernel) -> bool:
-    """Whether a toy with the group's options is trained as torch's own choice trains it."""
+    """Whether this kernel trains a toy model with the group's options to the same numbers as torch's default kernel."""
     sample, options = kernel.group["params"][0], {key: each for key, each in kernel.group.items() if key != "params"}
     toy = (kind, kernel.name, sample.dtype, repr(sorted(options.items())))
     if toy not in _agree:
@@ -94,7 +95,7 @@ def _agrees(kind: type[Optimizer], kernel: Kernel) -> bool:
         try:
             one, other = (_train_toy(kind, sample.dtype, {**options, kernel.name: on}) for on in (None, True))
             _agree[toy] = torch.allclose(one, other, rtol=relative, atol=absolute)
-        except Exception:  # the torch that is installed has no such kernel
+        except Exception:  # the installed torch has no such kernel for this optimizer
             _agree[toy] = False
     return _agree[toy]
 

@@ -126,7 +126,7 @@ def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None
     """Check that all ranks distribute the same order; ``orders`` are those of each rank's ``word`` loader.
 
     Raises:
-        ConfigurationError: they do not, so samples would be left out or seen twice.
+        ConfigurationError: the ranks' orders differ, so samples would be left out or seen twice.
     """
     if len(set(orders)) > 1:
         raise ConfigurationError(
@@ -176,22 +176,23 @@ class Loaders:
     """The loaders of one run, each created on first use and only once, unless it is reloaded.
 
     Args:
-        module, datamodule: whose hooks make what was not passed; the datamodule's win.
-        passed: by stage ("fit", "validate", "test", "predict"), what the caller gave; ``None`` where nothing was.
-        limit: by stage, how many batches to take now; it may change during the run.
+        module, datamodule: their hooks create loaders that were not passed; the datamodule has precedence.
+        passed: for each stage ("fit", "validate", "test", "predict"), the loaders that the caller passed; ``None``
+            without any.
+        limit: returns the current limit on the number of batches of a stage, which may change during the run.
         call: calls a hook of the module or the datamodule by name.
-        epoch: which epoch it is now.
-        strategy: divides the loaders among the ranks, and has the last word on each.
+        epoch: returns the index of the current epoch.
+        strategy: divides the loaders among the ranks, and may replace each of them.
         settings: the Trainer's arguments that change loaders.
-        found: gets what was passed for a stage, or what its hook returned, before it is used.
+        found: receives what was passed for a stage, or what its hook returned, before the Trainer uses it.
 
     Attributes:
         made_training: the training loader, or the combined one; ``None`` until it is created.
         made_passes: the passes over it; ``None`` until training begins.
-        made_evaluation: by stage, the evaluation loaders that exist.
-        made_in: the epoch in which each stage's loaders were created.
-        makes_training: the training loader is being made: its hook runs.
-        tried: the stages whose loaders were started when they were set up: see the switch ``early_iterators``.
+        made_evaluation: for each stage, the evaluation loaders that exist.
+        made_in: for each stage, the epoch in which its loaders were created.
+        makes_training: the hook that creates the training loader is running.
+        tried: the stages whose loaders were iterated during set-up: see the switch ``early_iterators``.
     """
 
     module: Any
@@ -209,9 +210,10 @@ class Loaders:
     made_in: dict[str, int] = field(default_factory=dict, init=False)
     makes_training: bool = field(default=False, init=False)
     tried: set[str] = field(default_factory=set, init=False)
-    _made_before: dict[str, int] = field(default_factory=dict, init=False)  # by a checkpoint's run: see made_in
+    _made_before: dict[str, int] = field(default_factory=dict, init=False)  # made_in of the checkpoint's run
     _nested: dict[str, Any] = field(default_factory=dict, init=False)
-    _lengths: list[int | None] = field(default_factory=list, init=False)  # of the training loader, on every rank
+    # the lengths of the training loader on every rank
+    _lengths: list[int | None] = field(default_factory=list, init=False)
 
     def again(
         self, limit: Callable[[str], int | float], call: Callable[[Any, str], Any], epoch: Callable[[], int]
@@ -226,7 +228,7 @@ class Loaders:
         return self.passed.get(stage) is not None
 
     def restore_ages(self, made_in: Mapping[str, int]) -> None:
-        """Restore the ages of existing and future loaders from a checkpoint."""
+        """Restore from a checkpoint the epochs in which existing and future loaders were created."""
         self._made_before = {stage: epoch for stage, epoch in made_in.items() if stage not in self.made_in}
         self.made_in.update({stage: made_in[stage] for stage in self.made_in if stage in made_in})
 

@@ -36,7 +36,7 @@ def metrics_in(owner: Any) -> dict[str, nn.Module]:
                 place = f"{path}.{name}".strip(".")
                 states: dict[str, Any] = {}
                 if _is_metric(child):
-                    found[place], states = child, vars(child)["_defaults"]  # its states may be long lists
+                    found[place], states = child, vars(child)["_defaults"]  # the metric's states may be long lists
                 waiting += [
                     (f"{place}.{key}".strip("."), held) for key, held in vars(child).items()
                     if isinstance(held, _HOLDERS) and key not in _OF_TORCH and key not in states
@@ -60,13 +60,13 @@ METRIC_STATE: Form = {"updates": COUNT, "states": Mapping}
 
 
 def state_of(metric: nn.Module) -> State:
-    """Return the complete state of a torchmetrics object, including what its ``state_dict`` leaves out."""
+    """Return the complete state of a torchmetrics object, including states that its ``state_dict`` omits."""
     states = {key: getattr(metric, key) for key in vars(metric)["_defaults"]}
     return {"states": states, "updates": getattr(metric, "_update_count", 0)}
 
 
 def set_state(metric: Any, saved: State, forget: bool = True) -> None:
-    """Restore a state of :func:`state_of`; ``forget``: drop a value computed from another state."""
+    """Restore a state of :func:`state_of`; ``forget``: drop a computed value that belongs to another state."""
     for key, value in saved["states"].items():
         setattr(metric, key, value.to(metric.device) if isinstance(value, torch.Tensor) else value)
     metric._update_count = saved["updates"]

@@ -1,4 +1,4 @@
-"""The step of a strategy that owns it: the parts that it gets, and the hooks that it must call."""
+"""The step of a strategy that owns it: the parts that the strategy receives, and the hooks that it must call."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _check_honoured(run: Run) -> None:
     """Check that the strategy calls every overridden hook inside the step.
 
     Raises:
-        ConfigurationError: it does not call one of them, or does not clip although gradient_clip_val asks for it.
+        ConfigurationError: the strategy does not call one of them, or does not clip although gradient_clip_val is set.
     """
     strategy, hooks = run.engine.strategy, run.hooks
     if strategy.facts.honoured_hooks == "all":

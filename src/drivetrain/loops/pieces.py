@@ -65,7 +65,7 @@ def training_step_arguments(module: Any, batch: Any, batch_idx: int) -> tuple[An
 
 
 def bind_backward(run: Run, optimizer: Optimizer | None = None, direct: Backward = Tensor.backward) -> Backward:
-    """Return the strategy's backward pass, for the final loss. ``direct``: called where nothing overrides it."""
+    """Return the strategy's backward pass, for the final loss. ``direct``: called if nothing overrides it."""
     strategy, differentiate = run.engine.strategy, _bind_differentiate(run, direct)
     strategy.driver.differentiate = differentiate
     return measured(run, "backward", familiar.bind_backward(strategy, differentiate, optimizer))
@@ -97,7 +97,7 @@ def _bind_differentiate(run: Run, direct: Backward) -> Backward:
 def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None = None) -> Callable[[], None]:
     """Return the function that starts a window: call the hook, then clear the gradients.
 
-    ``direct``: clears them, where nothing overrides it.
+    ``direct``: called to clear the gradients if nothing overrides that.
     """
     progress, hooks, strategy = run.progress, run.hooks, run.engine.strategy
     before, own = hooks.bind("on_before_zero_grad"), hooks.bind_method("optimizer_zero_grad")
@@ -116,10 +116,10 @@ def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | 
 def as_one_of_many(
     window: Window, loss: Tensor | None, weight: float | Tensor | None
 ) -> tuple[Tensor, float | Tensor | None]:
-    """Return a rank's loss as its share of the mean over the ranks' batches.
+    """Return a rank's loss as its share of the mean loss over the ranks' batches.
 
     Raises:
-        ConfigurationError: there is no loss, and the other ranks would wait for its gradients.
+        ConfigurationError: there is no loss, so the other ranks would wait for its gradients.
     """
     if loss is None:
         raise ConfigurationError(

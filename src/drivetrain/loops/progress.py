@@ -50,7 +50,7 @@ class TrainerStatus(str, Enum):
 
     @property
     def stopped(self) -> bool:
-        """Whether it has ended, successfully or not."""
+        """Whether the entry point has ended, successfully or not."""
         return self in (TrainerStatus.FINISHED, TrainerStatus.INTERRUPTED)
 
 
@@ -64,7 +64,8 @@ class Phase(IntEnum):
         SET_UP: an entry point was called, and its loop has not begun.
         FETCH: the loop waits for a batch. BATCH_START: hooks before the step. FORWARD: ``training_step``.
         OPTIMIZER_STEP: includes the learning-rate schedulers. BATCH_END: hooks after the step.
-        VALIDATION_DUE: a validation is about to begin. VALIDATED: it has ended, and the loop has not left its batch.
+        VALIDATION_DUE: a validation is about to begin. VALIDATED: a validation has ended, and the loop has not left its
+            batch.
         EPOCH_END: the epoch's batches are over, and its end hooks are running.
         BETWEEN_EPOCHS: an epoch has ended completely, and the next has not begun.
     """
@@ -111,7 +112,7 @@ _STAGES: Sequence[RunningStage | None] = (None, RunningStage.TRAINING, *RunningS
 class Progress:
     """The counters of one Trainer. Callbacks, loggers and the progress bar's thread read them.
 
-    Each counter is written in one place. The methods of this class write most of them; the training loop
+    Each counter is written in one place. The methods of this class write most counters; the training loop
     (``loops/epoch.py``) writes those of its batches, the step (``loops/step.py``) ``global_step``, and the evaluation
     loop (``loops/evaluate.py``) ``eval_batch_idx``.
 
@@ -120,7 +121,7 @@ class Progress:
             of batches begun, in training and evaluation together; ``global_step`` when the last training batch began.
         resume_phase: during the set-up of a run that resumes, the phase in which the checkpoint was saved, if that was
             after an epoch's last batch or in a validation; else ``None``.
-        fn, status: which entry point was called, and how it is doing.
+        fn, status: the entry point that was called, and the state of its run.
         current_epoch: epochs whose last batch is done; while one runs, its index from 0.
         batch_idx: index of the current batch in its epoch, from 0; -1 before the first.
         batches_done: batches of the current epoch whose hooks have all run.
@@ -138,8 +139,10 @@ class Progress:
         resumed_batches: ``total_batches`` when a checkpoint was restored; -1 without one.
         should_stop: a callback, the module or the user asked the run to end; honoured once min_epochs and min_steps
             are reached.
-        eval_batch_idx, num_eval_batches: the same counters for the current evaluation.
-        eval_steps: by stage, the batches of each evaluation loader so far: the x axis of their per-step values.
+        eval_batch_idx, num_eval_batches: the index of the current batch, and the number of batches, in the current
+            evaluation.
+        eval_steps: for each stage, the number of batches of each evaluation loader so far: the x axis of their per-step
+            values.
     """
 
     slot: array[int] = field(default_factory=lambda: array("q", [Phase.NONE, 0, 0]))
@@ -257,9 +260,9 @@ class Progress:
         self.batch_idx, self.batches_done, self.eval_batch_idx = -1, 0, -1
         self.is_last_batch = self.should_stop = self.flush_due = self.stepped = self.end_began = False
         if fn is TrainerFn.FITTING:
-            self.num_training_batches = 0  # belongs to the run's own loader, which may differ
+            self.num_training_batches = 0  # this number belongs to the run's own loader, which may differ
         else:
-            self.cut_batches = -1  # the position in the training data is not kept after its fit
+            self.cut_batches = -1  # the position in the training data is only valid during its own fit
         self.resumed_batches = -1
 
     def end_run(self, interrupted: bool = False) -> None:
@@ -275,12 +278,12 @@ class Progress:
             setattr(self, each.name, getattr(other, each.name))
 
     def show_in(self, words: Any) -> Any:
-        """Write :attr:`slot` into other memory from now on; return its former memory."""
+        """Write :attr:`slot` into other memory from now on; return the previous memory."""
         before, self.slot = self.slot, words
         return before
 
     def enter(self, phase: Phase) -> None:
-        """Enter another phase; for each batch the loops do it without a call."""
+        """Enter another phase; the loops write the phases of each batch themselves, without this call."""
         self.slot[0] = phase
 
     def start_epoch(self) -> None:
@@ -295,12 +298,12 @@ class Progress:
         self.resume_phase = None
 
     def count_batches_as(self, batches: int) -> None:
-        """Set the number of finished batches: the finished samples form ``batches`` batches of this run's loader."""
+        """Set the number of finished batches to ``batches``, counted in this run's batch size."""
         self.batches_done, self.batch_idx = batches, batches - 1
         self.resumed_batches = self.total_batches
 
     def count_epochs_as(self, epochs: int) -> None:
-        """Set the number of finished epochs for the next fit: an earlier generation repeats the last one."""
+        """Set the number of finished epochs for the next fit; in earlier generations, it repeats the last epoch."""
         self.current_epoch = epochs
 
     def expect_batches(self, count: float) -> None:
@@ -323,7 +326,7 @@ class Progress:
         self.global_step += steps
 
     def ask_to_stop(self, stop: bool = True) -> None:
-        """Request the end of the run, or withdraw the request."""
+        """Request the end of the run, or withdraw that request."""
         self.should_stop = stop
 
     def restore_eval_steps(self, eval_steps: dict[str, list[int]]) -> None:
@@ -360,7 +363,7 @@ class Progress:
         self.should_stop = self.should_stop or state.get("should_stop", False)
         self.resume_phase, self.end_began = _resume_phase(state), state.get("epoch_ending", False)
         self.cut_batches = state.get("cut_batches", 0) if state.get("epoch_cut") else -1
-        if self.epoch_cut and goes_on:  # by a limit that has since changed, or by a request to stop
+        if self.epoch_cut and goes_on:  # the epoch was cut by a limit that has since changed, or by a request to stop
             if not self.epoch_ending:
                 self.current_epoch -= 1
                 self.earlier_batches -= self.cut_batches

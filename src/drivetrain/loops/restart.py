@@ -2,8 +2,8 @@
 
 A fit can be resumed at these points: the end of a batch, anywhere in its window; a validation, which restarts unless
 only its last hooks are left; the end of an epoch; the start of an epoch; and after an exception the start of the window
-in which it was raised. A checkpoint from the middle of a batch resumes at that batch's start, with a warning that it is
-not exact.
+in which it was raised. A checkpoint from the middle of a batch resumes at that batch's start, and logs a warning that
+the resumed run is not exact.
 
 [Note: callbacks at a restart point]
 If a run resumes at an earlier point than the one at which it was saved (the start of a window, of a validation, of an
@@ -47,7 +47,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
 
     Args:
         run: the fit.
-        metrics: its metric objects, from :func:`metrics_in`; ``None``: search for them now.
+        metrics: the module's metric objects, from :func:`metrics_in`; ``None``: search for them now.
         deferred: leave out what :func:`_window_start` can add later; ``rng`` may be a function that returns the state.
 
     Returns:
@@ -55,12 +55,13 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         ``None``; ``samples``, how many samples of the epoch all ranks together have done, or ``None``;
         ``order``, as :func:`drivetrain.data.samplers.order_of` returns it;
         ``window`` and ``gradients``, of a window that is not complete; ``logged``, the epoch's running reductions;
-        ``exact``: whether a run that resumes here does the same as one that was never stopped; ``cut_off``: it does
-        not, because the end of a batch is missing whose optimizer has stepped; ``callbacks``, their states where the
-        present ones would be wrong; ``ahead``, callbacks whose states are of a later point; ``settled``, whether also
-        the log's flush, the validation and the schedulers that follow the last batch are done; ``buffers`` and
-        ``options``, those of the optimizers and the schedulers' states, like ``callbacks``;
-        ``precision``, a function that returns the precision's state, where the present one would be wrong.
+        ``exact``: whether a run that resumes here equals an uninterrupted one; ``cut_off``: it does not, because the
+            optimizer has stepped and the rest of its batch was not run; ``callbacks``, their states where the present
+            ones would be wrong; ``ahead``, callbacks whose states belong to a later point; ``settled``, whether the
+            log's flush, the validation and the schedulers that follow the last batch are also done; ``buffers`` and
+            ``options``, the modules' buffers and the optimizers' and schedulers' options at that point, like
+            ``callbacks``; ``precision``, a function that returns the precision's state, where the present one would be
+            wrong.
 
     Raises:
         CheckpointError: an optimizer was interrupted in the middle of its step.
@@ -98,10 +99,10 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     if in_batch:
         state["settled"] = True  # everything after the last batch was done before this one began
         if state["data"] is not None and "given" in state["data"]:
-            state["data"] = {**state["data"], "given": progress.batches_done}  # this batch will run again
+            state["data"] = {**state["data"], "given": progress.batches_done}  # this batch runs again after a restart
             state["samples"] = samples_done(run, state["data"])
             if "loader" not in state["data"]:
-                state["progress"]["is_last_batch"] = False  # it has not ended yet
+                state["progress"]["is_last_batch"] = False  # the current batch has not ended yet
     sanity = progress.loop_stage is RunningStage.SANITY_CHECKING
     if sanity or progress.validation == "running":
         state.update(run.kept.before_validation)
@@ -136,7 +137,7 @@ def _window_start(run: Run) -> State | None:
     if start is None or progress.epoch_ending or progress.validation:
         return None
     if run.kept.unchanged is None or not run.kept.unchanged():
-        return None  # a parameter has changed, which no counter shows
+        return None  # a parameter has changed without a change of any counter
     then = start["progress"]
     # Windows are compared too: a step skipped because of overflow has changed the scale.
     names = ("current_epoch", "global_step", "stepped_batches")
@@ -157,7 +158,7 @@ def _of_the_loaders(run: Run, data: State | None) -> State:
 
 
 def _versions(parameters: Iterable[nn.Parameter]) -> list[int]:
-    """Return numbers of which one changes with every in-place change of a parameter."""
+    """Return the version counters of tensors; every in-place change of a parameter changes one of them."""
     return [0 if each.is_inference() else each._version for each in parameters]
 
 
@@ -207,7 +208,7 @@ def _order(run: Run) -> State | None:
 
 
 def samples_done(run: Run, data: State | None) -> int | None:
-    """Return how many samples of the epoch all ranks have finished at ``data``; ``None`` if that is unknown."""
+    """Return how many samples of the epoch all ranks together have finished at ``data``; ``None``: unknown."""
     from drivetrain.data.samplers import samples_in
 
     passes = run.loaders.made_passes

@@ -68,7 +68,7 @@ def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> No
     Args:
         restart: a checkpoint's entry with the random state.
         module: the module to train.
-        complete: this package wrote it, so nothing may be missing; files of other libraries contain less.
+        complete: this package wrote the checkpoint, so no entry may be missing; files of other libraries contain fewer.
 
     Raises:
         CheckpointError: an entry has another type; the message names it.
@@ -92,7 +92,7 @@ def check_restart(restart: Any, module: nn.Module, complete: bool = False) -> No
 
 
 def _check_metric(states: State, metric: nn.Module | None, place: str) -> None:
-    if metric is None:  # the module no longer has this metric, and nothing reads its states
+    if metric is None:  # the module no longer has this metric, so nothing reads its states
         return
     own = vars(metric)["_defaults"]
     for key, value in states.items():
@@ -111,7 +111,8 @@ def _check_metric(states: State, metric: nn.Module | None, place: str) -> None:
 def _check_logged(state: Any, place: str, module: nn.Module) -> None:
     if state["hook"] not in LOG_RULES:
         raise WrongForm(f"{place}['hook']", f"is {state['hook']!r}, in which nothing can be logged")
-    logged = dict(module.named_modules()).get(state["metric"])  # None: it is in a list, or the module no longer has it
+    # None: the metric is in a list, or the module no longer has it
+    logged = dict(module.named_modules()).get(state["metric"])
     if logged is not None and state["metric"] and not (hasattr(logged, "compute") and hasattr(logged, "reset")):
         raise WrongForm(f"{place}['metric']", f"is {state['metric']!r}, a {type(logged).__name__} and no metric object")
 
@@ -133,7 +134,7 @@ def _check_window(restart: State, module: nn.Module) -> None:
             raise wrong
         here, place = local_shard(own[name]), held.get(name)
         is_elsewhere = place is not None and place != places.get(name) and shape != own[name].shape
-        # For a sharded parameter it is this rank's shard, or the complete gradient if it was not exchanged yet.
+        # A shard of this rank, or the complete gradient of a sharded parameter that was not exchanged yet.
         if shape not in (here.shape, own[name].shape) or is_elsewhere:
             if place is None and here is own[name]:
                 raise wrong
@@ -155,7 +156,7 @@ def check_position(position: Any, passes: Passes | CombinedPasses) -> None:
     """Check that ``position`` is a position in a pass over these loaders.
 
     Raises:
-        CheckpointError: it is not one.
+        CheckpointError: ``position`` is not one.
     """
     with restoring("the position in the training data"):
         _check_position(position, passes.position(states=False), "")  # a loader may have no state before its first pass

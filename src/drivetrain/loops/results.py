@@ -15,7 +15,7 @@ def results_table(stage: str, results: list[dict[str, float]], width: int | None
     Args:
         stage: the title.
         results: one dictionary of metrics per loader.
-        width: the width in characters; ``None``: the terminal's width.
+        width: the terminal's width in characters; ``None``: determine it.
     """
     columns = [
         {name.removesuffix(f"/dataloader_idx_{index}"): number_text(value) for name, value in result.items()}

@@ -35,7 +35,7 @@ Epoch = tuple[Batches, Bound]
 def enter_epoch(run: Run) -> Epoch | None:
     """Start the next epoch, or resume the one in which the checkpoint was saved.
 
-    Every epoch of a fit begins here, and only here a resumed run differs from a new one.
+    Every epoch of a fit begins in this function, and a resumed run differs from a new one only here.
 
     Returns:
         The epoch's batches and its bound step; ``None``: the checkpoint was saved after the epoch's last batch, so only
@@ -127,7 +127,7 @@ def _resume_middle(run: Run, state: State) -> Epoch:
         _restore_between_passes(run)
         return iter(()), bound
     if bound.keep_start is not None:
-        bound.keep_start()  # before the loader fetches ahead, which changes its position
+        bound.keep_start()  # called before the loader fetches ahead, which changes its position
     caught_up.update(rng_state())
     _restore_position(run, data, caught_up)
     return batches, bound
@@ -143,7 +143,8 @@ def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
             passes.resume(data)
         restore_random_state(run)
         next(batches, None)  # exhausts the loader, unless the checkpoint was saved after that
-        state["data"] = position_after_end(passes, data)  # for checkpoints saved in the following validation
+        # stored for checkpoints that are saved in the following validation
+        state["data"] = position_after_end(passes, data)
         return
     if progress.is_last_batch:
         _restore_between_passes(run)
@@ -158,7 +159,7 @@ def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any])
             passes.resume(data)
             set_rng_state(data.get("rng", caught_up))  # a batch fetched ahead was drawn before the checkpoint
             return
-        # Other ranks have more batches, and this rank repeats its last one.
+        # other ranks have more batches, so this rank repeats its last one
         move, transfer = run.transfer
         batch = passes.last_batch(data)
         run.uneven.repeat(batch if transfer is not None else move(batch))
@@ -262,8 +263,9 @@ def _check_batches_done(run: Run, data: dict[str, Any] | None) -> None:
 def restore_validation_loaders(run: Run) -> None:
     """Create the loaders of the validation that the checkpoint's run had, and restore their positions.
 
-    A sanity check does it if there is one: ``val_dataloader`` is called after ``on_sanity_check_start``. It must happen
-    before the random state is restored, because the hook may draw numbers that the checkpoint's run drew before.
+    A sanity check does it if there is one, because ``val_dataloader`` is called after ``on_sanity_check_start``. The
+    loaders must be created before the random state is restored, because the hook may draw numbers that the checkpoint's
+    run drew before.
     """
     if run.restart is None or run.loaders.is_made("validate"):
         return

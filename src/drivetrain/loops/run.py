@@ -76,7 +76,7 @@ class Limits:
             if fast:
                 return fast
             if overfits and overfit:
-                return overfit  # the same batches in all stages
+                return overfit  # overfit_batches applies to all stages
             return 1.0 if given is None else given
 
         return cls(
@@ -110,7 +110,7 @@ class RunOptimizers:
 
     Attributes:
         handles: the result of ``self.optimizers()``.
-        made: ``configure_optimizers`` has run, so a checkpoint can contain optimizers.
+        made: ``configure_optimizers`` has run, so a checkpoint can contain the optimizers.
         waiting: optimizers that user code has set; they replace the present ones at the next batch.
         unbinders: functions that undo what binding the step attached.
         manual_backward: the implementation of the module's method; set during manual optimization.
@@ -154,7 +154,7 @@ class Stopping:
         stopper: handles signals and time limits: a :class:`drivetrain.loops.stop.Stop`.
         agreed: the ranks have agreed to stop.
         ends_together: all ranks end after the same batch, so that they can use collectives until then.
-        delay_reported: it was logged that ``min_epochs`` or ``min_steps`` delay the end.
+        delay_reported: whether it was logged that ``min_epochs`` or ``min_steps`` delay the end.
     """
 
     stopper: Any = None
@@ -172,7 +172,7 @@ class ValidationClock:
     def restart(self) -> None:
         """Restart the clock."""
         self._began = time.monotonic()
-        self._answer = (-1, False)  # the number of batches at the last question, and its answer
+        self._answer = (-1, False)  # the number of batches at the last call, and its answer
 
     def is_over(self, seconds: float, batches: int, strategy: Strategy) -> bool:
         """Whether ``seconds`` have passed, by one clock for all ranks; the answer is the same during one batch."""
@@ -325,7 +325,7 @@ class Run:
         return f"This fit does not validate: {why}. "
 
     def agree_to_stop(self) -> None:
-        """If any rank was asked to stop, ask all ranks; every rank calls this at the same points of a run."""
+        """If any rank was asked to stop, ask all ranks to stop; every rank calls this at the same points of a run."""
         if self.engine.strategy.facts.is_distributed:
             stop = self.engine.strategy.reduce_boolean_decision(self.progress.should_stop, all=False)
             self.progress.ask_to_stop(stop)
@@ -339,7 +339,8 @@ class Run:
     def may_stop(self) -> bool:
         """Whether the run may stop on request: min_epochs and min_steps are reached.
 
-        With several ranks it waits until all know of the request: a rank that stops alone leaves the others waiting.
+        With several ranks it waits until all of them know of the request, because a rank that stops alone leaves the
+        others waiting.
         """
         progress, limits = self.progress, self.limits
         if self.engine.strategy.facts.is_distributed and not self.stopping.agreed:

@@ -17,8 +17,8 @@ from drivetrain.loops.run import Run
 def sanity_check(run: Run) -> None:
     """Run a few validation batches before training, so that an error in them shows at once.
 
-    Every fit begins with it, also one that resumes at the start or the end of an epoch. It has no lasting effect: no
-    metrics, no progress, no random numbers drawn, no worker processes.
+    Every fit begins with a sanity check, also a fit that resumes at the start or the end of an epoch. It has no lasting
+    effect: no metrics, no progress, no random numbers drawn, no worker processes.
     """
     limits, progress, book = run.limits, run.progress, run.book
     if limits.sanity_batches == 0 or limits.val_batches == 0 or not run.loaders.defined("validate"):

@@ -17,7 +17,7 @@ class Schedules:
 
     Attributes:
         step, epoch: stepped after an optimizer step, and on the last batch of an epoch, both before validation.
-        step_plateau, epoch_plateau: those with a monitored value, stepped after validation.
+        step_plateau, epoch_plateau: the schedulers with a monitored value, stepped after validation.
     """
 
     def __init__(self, run: Run) -> None:

@@ -89,5 +89,5 @@ class Spans:
         while (batch := fetched()) is not batches:
             self.begin(work)
             yield batch
-            self.end(work)  # in case the hook at its end was not reached
+            self.end(work)  # an exception or a skipped hook may have left it open
         self.end(work)

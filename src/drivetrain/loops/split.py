@@ -1,8 +1,8 @@
 """``Trainer(split_on_oom=True)``: batches that do not fit into memory run again in parts.
 
-The ranks do not communicate while a window's batches run. A rank that runs out of memory drops the gradients of the
-window and runs its batches again, each in twice as many parts, until they fit. After a window's last batch, the ranks
-vote: all use the largest number of parts, and a rank that cannot continue ends the fit on all of them. Then they
+The ranks do not communicate while they run the batches of a window. A rank that runs out of memory drops the gradients
+of the window and runs its batches again, each in twice as many parts, until they fit. After a window's last batch, the
+ranks vote: all use the largest number of parts, and a rank that cannot continue ends the fit on all of them. Then they
 exchange gradients once.
 """
 
@@ -53,7 +53,7 @@ class SplitWindow:
 
     Args:
         run: the run.
-        optimizer: its only optimizer.
+        optimizer: the only optimizer of the run.
         before_step: processes the final gradients.
     """
 
@@ -163,7 +163,7 @@ class SplitWindow:
     # ---- when memory runs out ------------------------------------------------------------------------------------
 
     def _grow(self, error: RuntimeError) -> None:
-        """Double the number of parts.
+        """Double the number of parts into which a batch is split.
 
         Raises:
             RuntimeError: ``error``, if a part is already a single sample.
@@ -222,7 +222,7 @@ class SplitWindow:
     def finish_window(self) -> bool:
         """Step the optimizer, and return whether it was stepped.
 
-        If memory runs out before anything has changed, step it once more.
+        If memory runs out before the optimizer has changed anything, step it once more.
         """
         run = self._run
         if not self._window.batches_with_gradients:

@@ -287,7 +287,8 @@ def _manual(run: Run) -> Step:
     strategy, shared = run.engine.strategy, run.engine.strategy.facts.is_distributed
 
     def manual_backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        window.batches_with_gradients += 1  # until the next step: a checkpoint in between must contain the gradients
+        # counted until the next step, because a checkpoint in between must contain the gradients
+        window.batches_with_gradients += 1
         if not shared:
             backward(loss, *args, **kwargs)
             return
@@ -375,7 +376,7 @@ def _attach(
         precision.stepped, uncounted = True, closure is None and bool(graded())
         loss = step_of_strategy(optimizer, evaluate, model, **kwargs)
         if uncounted and precision.stepped:
-            count()  # it stepped something other than the optimizer itself
+            count()  # the step was made by another object than the optimizer itself
         uncounted = False
         return loss
 

@@ -1,4 +1,4 @@
-"""What ``Trainer(split_on_oom=True)`` and ``Trainer(cuda_graphs=...)`` cannot do with a step."""
+"""Steps that ``Trainer(split_on_oom=True)`` or ``Trainer(cuda_graphs=...)`` cannot run."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ _VERBS = (
 
 
 def check(module: Any, settings: Settings, strategy: Strategy) -> None:
-    """Check that a step of ``module`` can be split or recorded, where that is asked for, before anything is built.
+    """Before anything is built, check that a step of ``module`` can be split or recorded, if the settings ask for that.
 
     Raises:
-        ConfigurationError: it cannot: what stands against it, and what to leave out.
+        ConfigurationError: the step does not work with the argument; the message gives the reason and what to leave
+            out.
     """
     if settings.split_on_oom and (why := _why_not_split(module, settings, strategy)):
         raise ConfigurationError(f"Trainer(split_on_oom=True) {why} Leave split_on_oom out.")
@@ -38,7 +39,7 @@ def check(module: Any, settings: Settings, strategy: Strategy) -> None:
 
 
 def no_graphs(why: str) -> str:
-    """Return the message where ``cuda_graphs=True`` cannot be honoured."""
+    """Return the error message for ``cuda_graphs=True`` when steps cannot be recorded."""
     return f'Trainer(cuda_graphs=True) cannot record the training step: {why}. Write cuda_graphs="auto" or False.'
 
 
@@ -111,7 +112,7 @@ def why_not_now(run: Run) -> str:
 
 
 def _why_not_stepped(optimizer: Optimizer) -> str:
-    """An optimizer must read its learning rate and its step count from the device."""
+    """Return why the optimizer cannot read its learning rate and step count from the device; "" if it can."""
     kind = type(optimizer)
     if not kind.__module__.startswith("torch.optim"):
         return f"{kind.__name__} is no optimizer of torch's"
@@ -121,7 +122,7 @@ def _why_not_stepped(optimizer: Optimizer) -> str:
 
 
 def _hooks_of_torch(module: nn.Module, optimizer: Optimizer) -> Iterator[str]:
-    """Say of each hook that was registered with torch, and would run inside of the step, where it is."""
+    """Yield, for each hook that was registered with torch and would run inside the step, where it is registered."""
     within: Any = optimizer
     if within._optimizer_step_pre_hooks or within._optimizer_step_post_hooks:
         yield f"{type(optimizer).__name__} has a hook around its step"

@@ -40,7 +40,7 @@ TIME_LIMIT = "the time limit"
 REQUEUE = "the cluster's signal"
 _SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 _POLL_S = 0.25  # seconds between two checks of the store
-_ANSWERS_EACH = 4  # checks of the store per answer to the other ranks' question for the position
+_ANSWERS_EACH = 4  # checks of the store for each answer to the other ranks' request for the position
 _LOOK_S = 1.0  # seconds between two checks whether a rank of this machine has ended
 _PAUSE_S = 0.01  # seconds between two checks for the numbers of the other ranks
 _OVER = "over"  # instead of a batch number: the rank has left its fit
@@ -63,8 +63,8 @@ class Stop:
 
     Attributes:
         agreed: all ranks are at the end of the same batch, so that they can use collectives.
-        answers: by reason, a function that all ranks call after the agreed batch instead of saving and ending. Training
-            continues after it, unless it raises SystemExit.
+        answers: for each reason, a function that all ranks call after the agreed batch instead of saving and ending.
+            Training continues after it, unless it raises SystemExit.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Stop:
         self._run, self._save, self._keep_newest, self._timeout_s = run, save, keep_newest, timeout_s
         strategy = run.engine.strategy
         self._rank, self._size = strategy.global_rank, strategy.world.size
-        self._reason = ""  # on which the ranks have agreed
+        self._reason = ""  # the reason on which the ranks have agreed
         self._wanted = ""  # requested by this rank
-        self._next = ""  # this rank's next request
+        self._next = ""  # the next request of this rank
         self.answers: dict[str, Callable[[], None]] = {}
         self._may_reach = self._last = 0  # numbers of batches
         self._written, self._answered, self._acted = threading.Event(), threading.Event(), threading.Event()
@@ -144,7 +144,7 @@ class Stop:
         """Called after a batch and its hooks while :attr:`Run.stop` is set: stop here if this is the agreed batch.
 
         Raises:
-            KeyboardInterrupt, SIGTERMException: it is the agreed batch.
+            KeyboardInterrupt, SIGTERMException: this batch is the agreed one.
         """
         number = self._run.progress.slot[1]
         self._written.wait()
@@ -172,7 +172,8 @@ class Stop:
             raise _exception(self._reason)
         self._time_over = True
         if not (self._saved or self._run.stop_is_delayed()):
-            self._saved = True  # before the last validation and hooks, which draw random numbers and change states
+            # saved before the last validation and hooks, which draw random numbers and change states
+            self._saved = True
             self._save(TIME_LIMIT)
         self._run.stopping.agreed = True
         self._run.progress.ask_to_stop()
@@ -228,7 +229,7 @@ class Stop:
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        # in a copy of this process, such as a loader's worker, which survives Ctrl-C and is terminated
+        # in a forked process, such as a loader's worker, which survives Ctrl-C and ends on SIGTERM
         if os.getpid() != self._process:
             if number == signal.SIGTERM:
                 _end_as_by_default()
@@ -326,7 +327,7 @@ class Stop:
 
     def _agree(self) -> None:
         """See [Note: the batch after which all ranks stop]."""
-        self._run.stop = self  # before the number is read: the loop then passes at most one more batch end
+        self._run.stop = self  # set before the number is read: the loop then passes at most one more batch end
         self._may_reach = self._run.progress.slot[1] + 1
         self._written.set()
         keys = [self._key(rank) for rank in range(self._size)]
@@ -388,7 +389,7 @@ def _forget_pipe() -> None:
 
 def _raise_sigterm(number: int, frame: FrameType | None) -> None:
     if _raises_in != [os.getpid()]:
-        _end_as_by_default()  # a copy of this process
+        _end_as_by_default()  # a forked process
     if _ended_in != [os.getpid()]:  # a second SIGTERM must not interrupt on_exception
         raise SIGTERMException
 

@@ -40,7 +40,7 @@ class UnevenInputs:
         self.uneven_from: float = float("inf") if self._shares is None else self._shares.uneven_from()
 
     def over(self, batches: Batches, counts: Sequence[float], done: int = 0) -> Batches:
-        """Return ``batches``, extended to the number of the rank with most.
+        """Return ``batches``, extended to the largest number of batches of any rank.
 
         Args:
             batches: this rank's own batches.

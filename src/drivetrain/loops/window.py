@@ -35,19 +35,20 @@ class Window:
     Attributes:
         size: the expected number of batches. The window ends early with its epoch.
         batches_done: the number of finished batches; 0 between windows.
-        divisor: the divisor of plain losses: ``size``, or the divisor of a strategy that owns its step.
-        batches_with_gradients: the number of batches that have given gradients. last_counted: the last of those,
+        divisor: the number by which plain losses are divided: ``size``, or the divisor of a strategy that owns its
+            step.
+        batches_with_gradients: the number of batches that have produced gradients. last_counted: the last of those,
             counted from 1.
         reference: the largest weight so far; ``None`` while losses are plain. Weighted gradients are stored in units of
-            it, so that no batch is scaled up and 16-bit floats do not overflow.
+            this weight, so that no batch is scaled up and 16-bit floats do not overflow.
         total: the sum of the weights.
         factor_here: the weight of this rank's mean over the current batch among the ranks: see
-            :class:`drivetrain.data.samplers.Share`. It is 0 for a repeated batch, which does not count.
+            :class:`drivetrain.data.samplers.Share`. The factor is 0 for a repeated batch, which does not count.
         gather: returns the tensor of every rank of the data group, stacked; ``None`` with one rank. Gradients are then
             averaged over these ranks in the backward pass of a window's last batch.
         exchanges_always: gradients are averaged over the ranks in every backward pass, not only in the last.
         rescale: multiplies the current gradients of an optimizer's parameters by a factor.
-        holds_own: a strategy that owns its step has computed gradients, and has not stepped.
+        holds_own: a strategy that owns its step has computed gradients, and has not stepped yet.
         keeps_divisor: a plain window that ends early is still divided by the full number (``drivetrain.parity``).
     """
 
@@ -157,7 +158,7 @@ class Window:
         """Do :meth:`weigh` for a backward pass that averages over the ranks: in units of the largest weight of all
         ranks.
 
-        It needs one small exchange, and reads nothing from the device.
+        The call needs one small exchange between the ranks, and reads nothing from the device.
         """
         assert self.gather is not None  # checked by the caller
         before, there = self.reference, self.batches_with_gradients > 0
@@ -174,7 +175,7 @@ class Window:
         unit = _at_least_tiny(everyones[:, 0].amax())
         if there:
             self.rescale(optimizer, held / unit)
-        self.reference = unit * len(everyones)  # the mean over the ranks divides by their number
+        self.reference = unit * len(everyones)  # averaging over the ranks divides by their number
         self.total = everyones[:, 1].sum()
         return loss * (here / unit)
 
@@ -207,7 +208,7 @@ class Window:
     def factor(self) -> float | Tensor | None:
         """Return the factor that the final gradients still need; ``None`` for 1.
 
-        In a window that ended early, or with a batch without a loss, the losses were divided by too much.
+        In a window that ended early, or with a batch without a loss, the losses were divided by too large a number.
         """
         if self.reference is None:
             return (

@@ -53,7 +53,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
         """Return a data module with loaders for existing datasets.
 
         Args:
-            train_dataset: its loader shuffles, unless it is an iterable-style dataset.
+            train_dataset: the training dataset; its loader shuffles, unless the dataset is iterable-style.
             val_dataset, test_dataset, predict_dataset: one dataset, or a list or dictionary of them: one loader each.
             batch_size, num_workers: as for every DataLoader. They are also passed to a constructor that
                 has parameters of these names.
@@ -71,7 +71,7 @@ class LightningDataModule(DataHooks, HyperparametersMixin, LoadableMixin):
             return DataLoader(dataset, batch_size, shuffle=draws, num_workers=num_workers)
 
         for name, dataset in datasets.items():
-            if dataset is not None:  # on the instance, where the Trainer treats it as an override
+            if dataset is not None:  # set on the instance, where the Trainer treats the method as an override
                 setattr(module, f"{name}_dataloader", partial(loaders, dataset, name == "train"))
         return module
 
@@ -90,7 +90,7 @@ def _described(hook: Callable[[], Any]) -> str:
     """Return a description of the loaders from ``hook``, with their number of samples."""
     try:
         given = hook()
-    except Exception as error:  # for example because setup has not run
+    except Exception as error:  # the hook may raise, for example because setup has not run
         return f"not there yet ({type(error).__name__}: {error})"
     return str(map_leaves(_size, given)) if isinstance(given, (list, tuple, Mapping)) else _size(given)
 

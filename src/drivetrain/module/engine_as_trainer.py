@@ -17,7 +17,7 @@ class EngineAsTrainer:
 
     def __getattr__(self, name: str) -> Any:
         if name == "_engine":
-            raise AttributeError(name)  # missing while this object is being copied
+            raise AttributeError(name)  # the attributes are missing while this object is being copied
         try:
             return getattr(self._engine, name)
         except AttributeError:

@@ -46,7 +46,7 @@ class ExportMixin:
             file_path: the path; large weights may go into a file beside it. Or a file object open for writing, such as
                 ``io.BytesIO()``.
             input_sample: the inputs, in the form of :attr:`example_input_array`, which is the default.
-            **kwargs: for ``torch.onnx.export``, such as ``dynamic_shapes`` or ``opset_version``.
+            **kwargs: arguments of ``torch.onnx.export``, such as ``dynamic_shapes`` or ``opset_version``.
 
         Returns:
             torch's ``ONNXProgram``; ``None`` with ``dynamo=False``.
@@ -57,7 +57,7 @@ class ExportMixin:
         args, kwarg_inputs = _inputs(self, input_sample, "to_onnx", "input_sample")
         _require("to_onnx", *(["onnx", "onnxscript"] if kwargs.get("dynamo", True) else ["onnx"]))
         if file_path is not None and not isinstance(file_path, (str, Path)):
-            kwargs.setdefault("external_data", False)  # everything is written to the one file
+            kwargs.setdefault("external_data", False)  # everything is written into the one open file
         with _exportable(self) as model, _target(file_path) as target:
             return torch.onnx.export(model, args, target, kwargs=kwarg_inputs or None, **kwargs)
 
@@ -74,10 +74,10 @@ class ExportMixin:
             file_path: the path of the file.
             method: "script" compiles ``forward`` and the functions that it calls; "trace" records one run of it.
             example_inputs: the inputs to trace with, in the form of :attr:`example_input_array`, which is the default.
-            **kwargs: for ``torch.jit.script`` or ``torch.jit.trace``.
+            **kwargs: arguments of ``torch.jit.script`` or ``torch.jit.trace``.
 
         Returns:
-            A ``ScriptModule``. It shares its weights with this module until it is saved and loaded.
+            A ``ScriptModule``. The TorchScript module shares its weights with this module until it is saved and loaded.
 
         Raises:
             ConfigurationError: the method is unknown, or there are no inputs to trace with.
@@ -111,8 +111,8 @@ class ExportMixin:
             file_path: the path of the file.
             input_sample: the inputs, in the form of :attr:`example_input_array`, which is the default.
             ir: how the model is captured: "default", "dynamo" or "ts".
-            output_format: the file format: "exported_program" or "torchscript". With ``ir="ts"`` it is always the
-                latter.
+            output_format: the file format: "exported_program" or "torchscript". With ``ir="ts"``, the format is always
+                "torchscript".
             retrace: export the compiled graph once more when it is written.
             **compile_kwargs: for ``torch_tensorrt.compile``.
 
@@ -136,7 +136,7 @@ class ExportMixin:
 
 
 def _inputs(module: Any, sample: Any, method: str, argument: str) -> Arguments:
-    """Return ``sample`` or the module's own example, on its device."""
+    """Return ``sample``, or the module's own example, on the module's device."""
     sample = module.example_input_array if sample is None else sample
     if sample is None:
         raise ConfigurationError(
@@ -164,7 +164,9 @@ def _require(method: str, *packages: str) -> None:
 
 @contextmanager
 def _target(given: str | Path | IO[bytes] | None) -> Iterator[str | None]:
-    """Do :func:`_replacing`; for an open file, yield another path, whose content is written to it at the end."""
+    """Do the work of :func:`_replacing`; for an open file, yield another path, whose content is written to the file at
+    the end.
+    """
     if given is None or isinstance(given, (str, Path)):
         with _replacing(given) as path:
             yield path
@@ -194,7 +196,7 @@ def _replacing(path: str | Path | None) -> Iterator[str | None]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".") as folder:
         yield os.path.join(folder, target.name)
-        # the file itself comes last
+        # the file itself is moved last
         for written in sorted(Path(folder).iterdir(), key=lambda file: file.name == target.name):
             files.move(written, target.parent / written.name)
 
@@ -217,7 +219,8 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
     with nullcontext() if draws else isolate_rng(), torch.no_grad(), without_logging(module):
         try:
             for part in parts:
-                part.training = False  # not eval(): a user's train() may have other effects, which could not be undone
+                # not eval(), because a user's train() may have other effects, which could not be undone
+                part.training = False
             yield
         finally:
             for part, mode in zip(parts, modes, strict=True):
@@ -246,10 +249,9 @@ def example_pass(module: nn.Module, sample: Any = None, draws: bool = False) -> 
         sample: the inputs, in the form of ``example_input_array``, which is the default.
         draws: keep the random generators' new states instead.
 
-    Yields:
-        A copy of the inputs on the module's device; ``None`` if there are none, and then nothing was changed.
+    Yields: A copy of the inputs on the module's device; ``None`` if there are no inputs, and then nothing was changed.
     """
-    # Not read yet, because a property of a user's class may draw random numbers.
+    # Not read yet: a property of a user's class may draw random numbers.
     if sample is None and inspect.getattr_static(module, "example_input_array", None) is None:
         yield None
         return

@@ -58,7 +58,8 @@ def without_frozen(
                 f"Trainer(save_trainable_only=True) needs complete weights, and this process has a shard of {name}. "
                 'Write FSDPStrategy(state_dict_type="full"), or leave save_trainable_only out.'
             )
-        key = (id(parameter), parameter._version)  # a frozen parameter is read once, not at every save
+        # the digest of a frozen parameter is computed once, not at every save
+        key = (id(parameter), parameter._version)
         if name not in known or known[name][0] != key:
             known[name] = key, fingerprint(value)
         fingerprints[name] = known[name][1]
@@ -91,10 +92,10 @@ def check_base(module: nn.Module, checkpoint: Mapping[str, Any], strict: bool) -
     Args:
         module: a module with its base weights loaded.
         checkpoint: any checkpoint.
-        strict: whether the other names must be exactly the module's.
+        strict: whether the checkpoint's other names must be exactly those of the module.
 
     Returns:
-        Whether to load the rest strictly: a checkpoint of trainable weights lacks names.
+        Whether to load the checkpoint strictly; False for a checkpoint of trainable weights, which lacks names.
 
     Raises:
         CheckpointError: the base weights or other names differ.

@@ -198,10 +198,10 @@ class ModelHooks:
         """Called after a prediction batch."""
 
     def on_validation_model_train(self) -> None:
-        """Called after validation only if overridden; otherwise every submodule's mode is restored."""
+        """Called after validation only if overridden; otherwise the Trainer restores the mode of every submodule."""
 
     def on_test_model_train(self) -> None:
-        """Called after testing only if overridden; otherwise every submodule's mode is restored."""
+        """Called after testing only if overridden; otherwise the Trainer restores the mode of every submodule."""
 
     def on_before_zero_grad(self, optimizer: Optimizer) -> None:
         """Called before the gradients of the last window are cleared, after this window's first ``training_step``."""
@@ -240,14 +240,15 @@ class HookTable:
     """The hooks of one run, each bound to the callbacks, module and strategy that override it.
 
     Order: callbacks as listed, the module, the strategy. At ``on_train_epoch_end`` the callbacks with a monitored value
-    come after the module, so that they see the values that it logs there. Callbacks that save come after it also at
-    ``on_train_batch_end`` and ``on_validation_end``, so that the file contains the module's changes there.
+    come after the module, so that they see the values that it logs there. At ``on_train_batch_end`` and
+    ``on_validation_end``, callbacks that save also come after the module, so that the file contains the module's
+    changes in that hook.
 
     Attributes:
         spans: measures hooks as actions of a profiler: a :class:`drivetrain.loops.spans.Spans`; ``None`` without one.
         completes: hooks in which an exception is raised only after all overrides were called. In a fit with a callback
-            that saves on exceptions these are the hooks that end a batch, a validation or an epoch: in the checkpoint
-            all of them have then run, and a resumed run need not repeat them.
+            that saves on exceptions, these are the hooks that end a batch, a validation or an epoch: the checkpoint is
+            then saved after all overrides have run, and a resumed run need not repeat them.
         observers: objects that observe the run without changing it. A method with the name of a hook is called, without
             arguments, after all overrides of that hook, outside steps. Observers are also called in phases without a
             hook: ``nothing_trained``, ``window_without_step(output)``, ``before_validation`` (in a fit),
@@ -256,9 +257,9 @@ class HookTable:
 
     Args:
         trainer, module, callbacks, strategy: the parties; callbacks get ``(trainer, module)`` first.
-        bases: the classes whose methods count as "not overridden": of the module, of callbacks; and the class of the
-            callbacks that save.
-        book: gets the running hook, which determines the defaults of ``self.log``.
+        bases: the classes whose methods do not count as overrides: those of the module and of callbacks; and the class
+            of the callbacks that save.
+        book: the logbook, which is told the running hook; the hook determines the defaults of ``self.log``.
     """
 
     def __init__(
@@ -295,7 +296,7 @@ class HookTable:
     def bind(self, hook: str, dataloader_idx: int | None = None) -> tuple[Call, ...]:
         """Return the callables for ``hook``: none, or one that calls all overrides in order."""
         before, after = self._callback_calls(hook)
-        if after and hook == "on_train_epoch_end":  # they use values that the module logs in this hook
+        if after and hook == "on_train_epoch_end":  # these callbacks use values that the module logs in this hook
             after = [lambda *_: self._book.agree_on_epoch("train"), *after]
         calls = [*before, *self._module_calls(hook), *after, *self._strategy_calls(hook)]
         bound = (self._scoped(hook, calls, dataloader_idx),) if calls else ()
@@ -343,7 +344,7 @@ class HookTable:
             word: the stage in the hooks' names: "validation", "test" or "predict".
 
         Raises:
-            ConfigurationError: one does not.
+            ConfigurationError: a hook does not accept it.
         """
         for hook in (f"on_{word}_batch_start", f"on_{word}_batch_end"):
             for owner, base in self.overriders(hook):
@@ -378,11 +379,11 @@ class HookTable:
             bound(*args)
 
     def call_method(self, name: str, *args: Any) -> Any:
-        """Call the module's ``name``, overridden or not, as that hook."""
+        """Call the module's method ``name``, overridden or not, as the hook of this name."""
         return (self.bind_method(name) or getattr(self._module, name))(*args)
 
     def call_on(self, owner: Any, name: str, *args: Any) -> Any:
-        """Call ``name`` of the module as that hook, or of the datamodule."""
+        """Call the method ``name`` of the module, as that hook, or of the datamodule."""
         if owner is self._module:
             return self.call_method(name, *args)
         return self._measured(owner, "LightningDataModule", name)(*args)
@@ -443,7 +444,8 @@ def bind_transfer(
     """Return how a batch is moved to the device: ``(move, hooks)``. ``convert`` converts its numbers to the run's
     precision.
 
-    With ``spans``, a profiler sees either of them as the action "batch_to_device", and the overridden hooks in it.
+    With ``spans``, a profiler measures ``move`` or ``hooks`` as the action "batch_to_device", and the overridden hooks
+    inside it.
 
     ``move(batch)`` may run as soon as the batch is fetched. If the module or the datamodule overrides a transfer hook,
     or the strategy ``batch_to_device``, ``hooks(batch, dataloader_idx)`` is set instead; it must run at its documented
@@ -472,7 +474,7 @@ def bind_transfer(
     def by_hooks(batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         batch = before(batch, dataloader_idx)
         moved = transfer(batch, device, dataloader_idx)
-        return after(batch if moved is None else moved, dataloader_idx)  # None: it was moved in place
+        return after(batch if moved is None else moved, dataloader_idx)  # None: the batch was moved in place
 
     strategy.driver.transfer = by_hooks
     through = by_hooks if own is None else own

@@ -31,7 +31,7 @@ _described: ContextVar[tuple[type, dict[str, Any]] | None] = ContextVar("describ
 class _MissingHyperparameter(AttributeError, KeyError):
     """An attribute or key to delete that does not exist."""
 
-    __str__ = Exception.__str__  # a KeyError would show its message in quotes
+    __str__ = Exception.__str__  # KeyError would show its message in quotes
 
 
 def _no_hyperparameter(known: Mapping[Any, Any], name: str) -> str:
@@ -52,7 +52,7 @@ class AttributeDict(dict[str, Any]):
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
-        if name.startswith("__"):  # copy, pickle and inspect read many of these
+        if name.startswith("__"):  # copy, pickle and inspect look up many such names
             raise AttributeError(name)
         raise AttributeError(_no_hyperparameter(self, name))
 
@@ -78,8 +78,8 @@ class AttributeDict(dict[str, Any]):
 class HyperparametersMixin:
     """Gives a module or a data module :meth:`save_hyperparameters` and its attributes.
 
-    It does not need ``nn.Module.__init__``: all values are in the instance's ``__dict__``, so that they are pickled and
-    copied with the object.
+    The class does not need ``nn.Module.__init__``: all values are in the instance's ``__dict__``, so that they are
+    pickled and copied with the object.
     """
 
     _hparams_name: str | None = None
@@ -102,15 +102,16 @@ class HyperparametersMixin:
         """Save the arguments of ``__init__``, for checkpoints, for loggers and in :attr:`hparams`.
 
         Call it in ``__init__``, before or after ``super().__init__()``, or in the ``__post_init__`` of a dataclass. The
-        values are those that the arguments have at the call. In the ``__init__`` of a base class it also sees the
-        arguments of the derived classes, which take precedence. Further calls add to the saved values.
+        values are those that the arguments have at the call. In the ``__init__`` of a base class, the method also sees
+        the arguments of the derived classes, which take precedence. Further calls add to the saved values.
 
         For an object that LightningCLI builds, the values are those of the configuration: an argument that is an object
         is described by its ``class_path`` and ``init_args``.
 
         Args:
-            *args: nothing: every argument, each entry of ``**kwargs``, but not ``*args``. Names: only those. One
-                mapping, namespace or dataclass: its items are the hyperparameters; additional names have no effect.
+            *args: if there are none: every argument, and each entry of ``**kwargs``, but not ``*args``. Names: only
+                those. One mapping, namespace or dataclass: its items are the hyperparameters; additional names have no
+                effect.
             ignore: names to leave out, and to remove if a base class has saved them.
             frame: the frame from which to search for ``__init__``, outwards; ``None``: the caller.
             logger: whether the Trainer passes them to the loggers.
@@ -137,8 +138,9 @@ class HyperparametersMixin:
                     f"{type(self).__name__} called save_hyperparameters with an object and with names, {names}. The "
                     "items of the object are saved, and names have no effect beside it. Leave them out."
                 )
-            # An object that was passed as one argument is passed as one again when the class is built from a
-            # checkpoint; if a derived class passed it to its base, under the derived class's name for it.
+            # An object that was passed as one argument is passed as one argument again when the class is built from a
+            # checkpoint; if a derived class passed the object to its base, it is passed under the derived class's name
+            # for it.
             passed = [key for key, value in (arguments or {}).items() if value is objects[0]]
             name = passed[-1] if passed else name
         else:
@@ -159,7 +161,7 @@ class HyperparametersMixin:
             self.hparams.update(saved)
         initial = own.setdefault("_hparams_initial", AttributeDict())
         initial.update(_snapshot(saved))
-        self.remove_ignored_hparams(list(ignored))  # a base class may have saved them
+        self.remove_ignored_hparams(list(ignored))  # a base class may have saved these names
         own["_hparams_name"] = name
         own["_log_hyperparams"] = logger
 
@@ -173,7 +175,7 @@ class HyperparametersMixin:
     def hparams(self) -> Any:
         """The hyperparameters, an :class:`AttributeDict`, which may be changed (``self.hparams.lr = 1``).
 
-        After ``save_hyperparameters(config)`` with a DictConfig of OmegaConf, it is that config.
+        After ``save_hyperparameters(config)`` with a DictConfig of OmegaConf, it is this config.
         """
         found: Any = self.__dict__.get("_hparams")
         if found is None:  # torch.compile of torch 2.9 cannot trace setdefault
@@ -213,7 +215,7 @@ def _init_arguments(obj: Any, frame: types.FrameType | None) -> dict[str, Any] |
         names, _, keywords = inspect.getargs(code)
         found = found or {}
         for name in names[1:]:
-            if name in values:  # and was not deleted
+            if name in values:  # the argument was not deleted meanwhile
                 found[name] = vars(obj)[name] if values[name] is _FACTORY_DEFAULT else values[name]
         found.update(values.get(keywords, {}) if keywords else {})
     return found
@@ -267,7 +269,7 @@ def _items(*args: Any) -> dict[str, Any]:
 
 
 def _snapshot(values: Mapping[str, Any]) -> AttributeDict:
-    """Return a deep copy, except for modules, whose weights would be copied too."""
+    """Return a deep copy of ``values``, except for modules, whose weights would be copied too."""
     memo: dict[int, Any] = {}
     return AttributeDict(
         {key: value if isinstance(value, nn.Module) else _copied(value, memo) for key, value in values.items()}
@@ -282,6 +284,6 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     try:
         return copy.deepcopy(value, memo)
     except Exception:  # copying a user's object may raise anything
-        for key in set(memo) - known:  # incomplete copies, which another value could get
+        for key in set(memo) - known:  # incomplete copies, which another value could otherwise use
             del memo[key]
         return value

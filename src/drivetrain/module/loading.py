@@ -47,7 +47,8 @@ else:
                 return bound
             name, cls = bound.__name__, type(instance).__name__
 
-            def refuse(*args, **kwargs):  # raises at the call, not at the lookup: inspection reads every attribute
+            # raises when it is called, not when it is looked up: inspection reads every attribute
+            def refuse(*args, **kwargs):
                 raise _CalledOnInstance(
                     f"{name} was called on an instance of {cls}, and it returns a new one and leaves this one as it "
                     f"is. Call it on the class: model = {cls}.{name}(...)."
@@ -57,7 +58,7 @@ else:
 
 
 # torch's load_state_dict sets its argument's entries as attributes and calls some of them, so functions from a file are
-# refused.
+# refused in these parts.
 PARTS_WITHOUT_REFERENCES = frozenset({"optimizer_states", "lr_schedulers"})
 HYPERPARAMETERS = frozenset({"hyper_parameters", "datamodule_hyper_parameters"})
 _CONFIG = "omegaconf"  # marks hyperparameters that are the plain data of a configuration
@@ -65,7 +66,7 @@ _PARTS_OF_A_RUN = PARTS_WITHOUT_REFERENCES | HYPERPARAMETERS | {"callbacks", "lo
 
 
 class _CalledOnInstance(ConfigurationError, TypeError):
-    """Also a TypeError, as for other wrong calls in Python."""
+    """The error is also a TypeError, as for other wrong calls in Python."""
 
 
 class LoadableMixin:
@@ -98,8 +99,8 @@ class LoadableMixin:
         Args:
             checkpoint_path: a file that the Trainer wrote, or a file object opened for reading bytes. Both are read
                 with the same checks.
-            map_location: the device to which the weights are read, as for ``torch.load``, and the module is moved;
-                ``None``: weights are read to the host, and the module stays where ``__init__`` builds it.
+            map_location: the device to which the weights are read, as for ``torch.load``, and to which the module is
+                moved; ``None``: weights are read to the host, and the module stays where ``__init__`` builds it.
             hparams_file: hyperparameters that replace those in the checkpoint: a ``.yaml`` file, or a ``.csv`` file
                 with a key and a value in each row.
             strict: whether the weights must match the module's names exactly; ``None``: its ``strict_loading``.
@@ -110,8 +111,8 @@ class LoadableMixin:
 
         Raises:
             CheckpointError: the file cannot be read, or its weights do not fit.
-            ConfigurationError: ``__init__`` needs an argument that was not passed, or that the checkpoint only
-                describes; the file of hyperparameters cannot be read; or this was called on an instance.
+            ConfigurationError: ``__init__`` needs an argument that was not passed, or of which the checkpoint contains
+                only a description; the file of hyperparameters cannot be read; or this was called on an instance.
         """
         is_module = issubclass(cls, nn.Module)
         location = "cpu" if map_location is None else map_location
@@ -123,7 +124,7 @@ class LoadableMixin:
         if hparams_file is not None:
             saved.update(_read_hparams(hparams_file))
         kept: dict[str, Any] | None = None
-        if "_instantiator" in saved and not is_config(saved):  # from a run of LightningCLI
+        if "_instantiator" in saved and not is_config(saved):  # saved by a run of LightningCLI
             kept = {**saved, **kwargs}
             with naming(source):
                 cls = of_command_line().class_to_build(cls, saved)
@@ -188,11 +189,11 @@ def encode_hparams(obj: Any, values: Any) -> Any:
 
 
 def decode_parts(checkpoint: Mapping[str, Any], quiet: Collection[str] = HYPERPARAMETERS) -> dict[str, Any]:
-    """Return the checkpoint with every value decoded to what was saved.
+    """Return the checkpoint with every value decoded to the value that was saved.
 
     Args:
         checkpoint: the result of the store.
-        quiet: unused parts: no warning is issued if they contain only descriptions.
+        quiet: parts that the caller does not use: no warning is issued if they contain only descriptions.
 
     Raises:
         CheckpointError: a value is damaged, or stored by a newer version.
@@ -217,7 +218,7 @@ def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | 
     """Return a checkpoint's hyperparameters, a dictionary or a configuration, and the name of their argument.
 
     Raises:
-        CheckpointError: they are not a dictionary with names.
+        CheckpointError: the hyperparameters are not a dictionary with names.
     """
     with restoring(f"'{prefix}hyper_parameters'"):
         saved = expect(checkpoint.get(f"{prefix}hyper_parameters", {}), (Mapping, None, {str: object})) or {}
@@ -231,7 +232,9 @@ def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | 
 
 
 def hyperparameters_in(path: str) -> Mapping[str, Any]:
-    """Return the plain data among a checkpoint's hyperparameters of the module; none if they are one object's items."""
+    """Return the plain data among a checkpoint's hyperparameters of the module; ``{}`` if they are one object's
+    items.
+    """
     from drivetrain.checkpoints.plain import descriptions
 
     with naming(path):
@@ -308,7 +311,7 @@ def _restore_module(
     name = type(module).__name__
     chosen = next((each for each in type(module).__mro__ if "strict_loading" in vars(each)), TrainableModule)
     sets = chosen is not TrainableModule or "strict_loading" in vars(module)
-    sets = sets and module.strict_loading is not None  # None leaves the choice to the caller
+    sets = sets and module.strict_loading is not None  # None leaves the choice of strictness to the caller
     if strict is not None and sets and strict != module.strict_loading:
         raise ConfigurationError(
             f"load_from_checkpoint(strict={strict!r}) contradicts {name}.strict_loading, which is "
@@ -346,7 +349,8 @@ def _restore_module(
 
 
 def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments for building ``cls``: those of ``saved`` and ``given`` that its ``__init__`` has.
+    """Return the keyword arguments for building ``cls``: the entries of ``saved`` and ``given`` that its ``__init__``
+    has.
 
     Args:
         saved: the hyperparameters.
@@ -460,7 +464,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """Return the Python literal in ``text``, or ``text`` if it is none."""
+    """Return the Python literal in ``text``, or ``text`` if it contains none."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -18,10 +18,10 @@ class WeightedLoss(NamedTuple):
     the sum of the weights when the optimizer steps.
 
     Attributes:
-        loss: the mean over ``weight`` samples or tokens, a tensor with one element and a graph. It must be finite, even
-            if the weight is 0.
-        weight: the number of samples or tokens: a number, or a tensor with one element if it was counted on the device
-            (it is never read back, but each further batch of a window then costs a pass over the gradients).
+        loss: the mean over ``weight`` samples or tokens, a tensor with one element and a graph. The loss must be
+            finite, even if the weight is 0.
+        weight: the number of samples or tokens: a number, or a tensor with one element if it was counted on the device.
+            Such a tensor is never read back, but each further batch of a window then costs a pass over the gradients.
 
     A batch whose weight is the number 0 has no effect and no backward pass.
     """
@@ -38,7 +38,7 @@ def loss_of(output: Any, keeps_zero: bool = False) -> tuple[Tensor | None, float
         keeps_zero: also return a loss of weight 0, because the other ranks wait for its gradients.
 
     Raises:
-        ConfigurationError: it is neither a loss, nor a mapping with a loss under "loss", nor ``None``.
+        ConfigurationError: the result is neither a loss, nor a mapping with a loss under "loss", nor ``None``.
     """
     if output is None or isinstance(output, Tensor):
         return output, None
@@ -81,7 +81,7 @@ def check_manual_output(output: Any) -> None:
     """Check the result of ``training_step`` in manual optimization, which callbacks get.
 
     Raises:
-        ConfigurationError: it is neither a tensor, nor a mapping, nor a :class:`WeightedLoss`, nor ``None``.
+        ConfigurationError: the result is neither a tensor, nor a mapping, nor a :class:`WeightedLoss`, nor ``None``.
     """
     if not (output is None or isinstance(output, (Tensor, Mapping, WeightedLoss))):
         raise ConfigurationError(
@@ -113,7 +113,7 @@ def cannot_be_differentiated(loss: Tensor, module: nn.Module | None = None) -> s
 def outputs_for_hooks(output: Any) -> dict[str, Any]:
     """Return the outputs for ``on_train_batch_end``: the unscaled loss and the extras, all detached from the graph.
 
-    If the step returned nothing, it is an empty dictionary.
+    If the step returned ``None``, the result is an empty dictionary.
     """
     if output is None:
         return {}
@@ -122,5 +122,5 @@ def outputs_for_hooks(output: Any) -> dict[str, Any]:
     if isinstance(output, WeightedLoss):
         return {"loss": output.loss.detach(), "weight": output.weight}
     extras: dict[str, Any] = dict(output)
-    loss = extras.pop("loss", None)  # optional in manual optimization
+    loss = extras.pop("loss", None)  # a loss is optional in manual optimization
     return {**outputs_for_hooks(loss), **detach(extras)}

@@ -125,7 +125,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             reduce_fx: "mean" (weighted by batch size), "sum", "min" or "max".
             enable_graph: keep the value's graph, so that it can be differentiated later; this needs memory.
             sync_dist: with several processes, reduce the values of all of them; means are weighted by batch size. Every
-                process must then log it. Otherwise each process keeps its own value.
+                process must then log the value. Otherwise each process keeps its own value.
             sync_dist_group: accepted for compatibility; all processes take part.
             rank_zero_only: log on global rank 0 only.
             add_dataloader_idx: with several evaluation loaders, append ``/dataloader_idx_<i>``.
@@ -209,8 +209,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
     @property
     def trainer(self) -> Trainer:
-        """The Trainer that runs this module; if an Engine has set it up, an object with those of a Trainer's attributes
-        that the Engine has.
+        """The Trainer that runs this module; if an Engine has set up the module, an object with the attributes of a
+        Trainer that an Engine also has.
 
         Raises:
             RuntimeError: the module is not attached to a Trainer or an Engine.
@@ -218,7 +218,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         trainer = self.__dict__.get("_trainer")
         if trainer is None:
             if self.fabric is not None:
-                # imported here: most modules do not need it
+                # imported here, because most modules do not need it
                 from drivetrain.module.engine_as_trainer import EngineAsTrainer
 
                 return cast("Trainer", EngineAsTrainer(self.fabric))
@@ -255,7 +255,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return current is not None and self.device.type == current.type
 
     @property
-    def _compiler_ctx(self) -> dict[str, Any] | None:  # libraries read it to find out whether the module is compiled
+    # libraries read this attribute to find out whether the module is compiled
+    def _compiler_ctx(self) -> dict[str, Any] | None:
         context = context_of(self)
         return None if context is None else {"compiler": "dynamo", "dynamo_ctx": context}
 
@@ -269,7 +270,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
 
         Args:
             engine: the Engine that has set up this module.
-            optimizers: those that were set up with it.
+            optimizers: the optimizers that were set up with this module.
         """
         for module in self.modules():
             if isinstance(module, LightningModule):
@@ -339,15 +340,15 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     def toggle_optimizer(self, optimizer: Any) -> None:
         """Let only this optimizer's parameters require gradients, until :meth:`untoggle_optimizer`.
 
-        Parameters that it shares with another optimizer keep requiring gradients. Calls may be nested; the innermost
-        one is in effect. A parameter that was frozen before the first call stays frozen in all of them.
+        Parameters that this optimizer shares with another one keep requiring gradients. Calls may be nested; the
+        innermost one is in effect. A parameter that was frozen before the first call stays frozen in all calls.
         """
         chosen = set(parameters_of(optimizer))
         everyones = {p for other in self.trainer.strategy.optimizers for p in parameters_of(other)} | chosen
         toggles = self._toggles
         found = {parameter: parameter.requires_grad for parameter in everyones}
         if toggles and toggles[-1].found == found:
-            found = toggles[-1].found  # a program that never untoggles does not add an entry in each step
+            found = toggles[-1].found  # a program that never untoggles must not add an entry in each step
         before = {**found, **{p: required for toggle in reversed(toggles) for p, required in toggle.found.items()}}
         toggles.append(_Toggle(unwrapped(optimizer), found))
         for parameter in everyones:
@@ -389,8 +390,8 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return self.requires_grad_(True).train()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A run holds threads, files and all data: none of it belongs to a copy of the model. A compiled call would run
-        # the original instead of the copy.
+        # A run holds threads, files and all data, none of which belongs to a copy of the model. A compiled call of the
+        # copy would run the original.
         own = {name: value for name, value in self.__dict__.items() if name != "_compiled_call_impl"}
         return {**own, "_trainer": None, "_book": None, "_engine": None, "_toggles": []}
 
@@ -398,7 +399,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if "_book" in state:
             return
-        # A pickle of Lightning's module, loaded as our class: Lightning stores some attributes under private names.
+        # A pickle of Lightning's module, loaded as this class: Lightning stores some attributes under private names.
         own = self.__dict__
         own.update({"_trainer": None, "_book": None, "_toggles": []})
         for name in ("automatic_optimization", "strict_loading", "example_input_array"):

@@ -35,8 +35,9 @@ _FORMS = (
 class LightningOptimizer(OptimizerHandle):
     """Wrapper of an optimizer that ``self.optimizers()`` returns; everything except ``step`` is the optimizer's own.
 
-    Its ``step`` unscales gradients if the precision scales them, calls ``on_before_optimizer_step``, clips if the loop
-    does, and counts in ``global_step``. While the loop trains, it replaces the behaviour of ``step``.
+    Its ``step`` unscales gradients if the precision scales them, calls ``on_before_optimizer_step``, clips if the
+    Trainer is configured to clip, and counts in ``global_step``. While the loop trains, the loop replaces the behaviour
+    of ``step``.
     """
 
     _OWN = OptimizerHandle._OWN | {"_module"}
@@ -69,7 +70,8 @@ class LRSchedulerConfig:
         name: the name under which LearningRateMonitor logs it.
         interval: "epoch", on the last batch of an epoch, or "step", after an optimizer step.
         frequency: the number of epochs or optimizer steps between two steps.
-        reduce_on_plateau: whether its ``step`` takes the monitored value; it then steps after validation.
+        reduce_on_plateau: whether the scheduler's ``step`` has the monitored value as its argument; it then steps after
+            validation.
         monitor: the name of that value.
         strict: whether a missing monitor is an error or a warning.
     """
@@ -88,7 +90,7 @@ def normalise(returned: Any, by_hand: bool = False) -> tuple[list[Optimizer], li
 
     Args:
         returned: the result of ``configure_optimizers``.
-        by_hand: the module steps the schedulers itself, so none needs a monitor.
+        by_hand: whether the module steps the schedulers itself, so that none needs a monitor.
 
     Raises:
         ConfigurationError: the value is not valid, or a scheduler's dictionary is wrong.

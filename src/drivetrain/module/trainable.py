@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class TrainableModule(DataHooks, ModelHooks, nn.Module):
-    """The part of a LightningModule that loops use: methods that the user defines or may override."""
+    """The part of a LightningModule that the loops use: methods that the user defines or may override."""
 
     automatic_optimization: bool = True
     """Whether the loop calls backward and the optimizer; with False, ``training_step`` does (``manual_backward``)."""
@@ -55,7 +55,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         raise NotImplementedError
 
     def test_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate one batch of the test loaders, as :meth:`validation_step`."""
+        """Evaluate one batch of the test loaders, with the arguments of :meth:`validation_step`."""
         raise NotImplementedError
 
     def predict_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         raise NotImplementedError
 
     def configure_model(self) -> None:
-        """Create layers on the device, in the run's precision. Called in every run: do nothing if they already
+        """Create layers on the device, in the run's precision. Called in every run: do nothing if the layers already
         exist.
         """
 
@@ -166,18 +166,18 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         self.eval()
 
     def on_validation_model_train(self) -> None:
-        """Switch to training mode; called after validation only if overridden, otherwise each submodule's mode is
-        restored.
+        """Switch to training mode; called after validation only if overridden: otherwise the Trainer restores each
+        submodule's mode.
         """
         self.train()
 
     def on_test_model_train(self) -> None:
-        """Switch to training mode; called after testing only if overridden, otherwise each submodule's mode is
-        restored.
+        """Switch to training mode; called after testing only if overridden: otherwise the Trainer restores each
+        submodule's mode.
         """
         self.train()
 
 
 def is_strict(module: Any) -> bool:
-    """Whether weights must match ``module`` exactly, from its ``strict_loading``; ``None`` is the default."""
+    """Whether weights must match ``module`` exactly, from its ``strict_loading``; ``None`` means the default, True."""
     return bool(True if module.strict_loading is None else module.strict_loading)

@@ -1,4 +1,4 @@
-"""The familiar import paths for plugins; the classes are defined in their own folders."""
+"""Lightning's import paths for plugins; the classes are defined in their own folders."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ Layer = TypeVar("Layer", bound=nn.Module)
 def plain_layers(module: nn.Module, kind: type[Layer], ignored: Collection[str] = ()) -> dict[str, Layer]:
     """Return the layers of ``module`` that are exactly of ``kind``, by path; "" for ``module`` itself.
 
-    Subclasses have their own forward pass, and a layer that shares its weight cannot be replaced alone: both are left
-    out, and so are the layers in ``ignored`` and their children.
+    Subclasses are left out, because they have their own forward pass; so are layers that share their weight, because
+    such a layer cannot be replaced alone, and the layers in ``ignored`` with their children.
     """
     owners: dict[int, int] = {}
     for each in module.modules():

@@ -22,8 +22,8 @@ class BitsandbytesPrecision(Autocast):
     """Packed weights for linear layers, to train adapters on a large model or to run it; needs ``bitsandbytes``.
 
     The packed weights are frozen: only the other parameters, which keep their dtype, are trained. "int8-training" packs
-    them for each matrix product and trains them. A checkpoint contains packed weights in the form of bitsandbytes. Both
-    packed and plain weights can be loaded; plain ones are packed then.
+    the weights for each matrix product and trains them. A checkpoint contains packed weights in the form of
+    bitsandbytes. Both packed and plain weights can be loaded; plain weights are packed during loading.
 
     Args:
         mode: "nf4" and "fp4" pack weights into 4 bits, with "-dq" their scales too; "int8" into 8 bits.
@@ -56,7 +56,8 @@ class BitsandbytesPrecision(Autocast):
         four, eight = _layer_classes()
         there = [each for each in module.modules() if isinstance(each, (four.__base__, eight.__base__))]
         if there:
-            if not any(isinstance(each, (four, eight)) for each in there):  # otherwise an earlier run has packed them
+            # otherwise an earlier run has packed the layers
+            if not any(isinstance(each, (four, eight)) for each in there):
                 rank_zero_info(
                     f"{type(module).__name__} has {len(there)} layer{'s' * (len(there) > 1)} of bitsandbytes itself, "
                     "so BitsandbytesPrecision packs no others."
@@ -100,7 +101,9 @@ class BitsandbytesPrecision(Autocast):
 
 
 def _as_on_first_rank(weight: Tensor) -> Tensor:
-    """Return the first rank's values, because packed weights and scales can no longer be broadcast."""
+    """Return the first rank's values: a weight must be equal on all ranks before it is packed, because packed weights
+    cannot be broadcast.
+    """
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and not weight.is_meta:
         weight = weight.clone()
         dist.broadcast(weight, 0)
@@ -146,9 +149,9 @@ def _layer_classes() -> tuple[Any, Any]:
 
         def forward(self, x: Tensor) -> Tensor:
             state = self.state
-            # Training mode multiplies by unpacked weights; gradients on CPUs need it. Without it, bitsandbytes packs
-            # the inputs too, and on CPUs with AVX512 calls torch._int_mm, which leaves some results uninitialized
-            # (pytorch#195066).
+            # In training mode, the layer multiplies by unpacked weights, which gradients on CPUs need. Without training
+            # mode, bitsandbytes packs the inputs too, and on CPUs with AVX512 calls torch._int_mm, which leaves some
+            # results uninitialized (pytorch#195066).
             state.is_training = self.training or state.has_fp16_weights or x.is_cpu
             if state.has_fp16_weights:
                 if hasattr(self.weight, "placements"):  # a sharded tensor, of which each process has a part
@@ -157,7 +160,7 @@ def _layer_classes() -> tuple[Any, Any]:
                         f"{tuple(self.weight.shape)} that tensor parallelism has split. Leave the layer out of the "
                         "tp_plan, or name it in ignore_modules."
                     )
-                state.CB = None  # with a gradient, bitsandbytes would not pack the weight again
+                state.CB = None  # bitsandbytes would not pack a weight with a gradient again
             if getattr(self.weight, "CB", None) is not None:
                 self.init_8bit_state()
             # on CPUs, the backward pass needs 2-D inputs of this dtype

@@ -1,4 +1,4 @@
-"""Familiar precisions for one strategy each; in drivetrain every precision works with every strategy."""
+"""Lightning's precision classes for single strategies; in drivetrain every precision works with every strategy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from drivetrain.precision.precision import Precision, PrecisionRegistry
 
 
 class _OfStrategy(Precision):
-    """Creates the precision for a name; a user's subclass is combined with it, with its own methods first."""
+    """Creates the precision for a name; for a user's subclass, a class that combines both, with the subclass's methods
+    first.
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return _made(cls, *args, **kwargs) if is_own_class(cls) else super().__new__(cls)

@@ -1,11 +1,11 @@
-"""Familiar members of precisions under their usual names and signatures, implemented with this contract.
+"""Precision members with Lightning's names and signatures, implemented with this package's contract.
 
 [Note: signatures of the field]
 drivetrain calls ``backward(loss, ...)`` between the backward hooks, ``optimizer_step(optimizer, model, closure, ...)``
 also without a closure, and clipping with ``norm_type``. In other libraries ``backward`` also gets the model and the
 optimizer, ``optimizer_step`` always gets a closure, possibly as a keyword, and clipping has only one norm. A
-``forward_context`` with a parameter for the device type gets it. ``state_dict`` and ``load_state_dict`` may omit the
-module and the optimizers. :func:`adapt` supports both signatures in overrides.
+``forward_context`` that has a parameter for the device type is called with the device type. ``state_dict`` and
+``load_state_dict`` may omit the module and the optimizers. :func:`adapt` supports both signatures in overrides.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CLIPPING = frozenset({"clip_grad_by_value", "clip_grad_by_norm", "main_params"})
 
 
 class Familiar:
-    """Familiar members that this contract has in another form: they can be called, and overrides are used."""
+    """Members with Lightning's names, which the contract has in another form; users can call and override them."""
 
     scaler: Any = None
     """The gradient scaler, if there is one."""
@@ -47,18 +47,20 @@ class Familiar:
     optimizer_step: Callable[..., Any]
     state_dict: Callable[..., dict[str, Any]]
 
-    _backward_of: tuple[nn.Module | None, Optimizer | None] = (None, None)  # arguments of the running backward pass
+    # the model and the optimizer of the running backward pass
+    _backward_of: tuple[nn.Module | None, Optimizer | None] = (None, None)
     _is_differentiating: bool = False  # whether an override of backward is running
-    _clips_by_members: bool = False  # whether a subclass overrides one of CLIPPING
+    _clips_by_members: bool = False  # whether a subclass overrides a method in CLIPPING
     _unscales: bool = False  # whether a subclass overrides unscaling
-    # by which method, and of which optimizer, since its last step
+    # (method, optimizer) for each optimizer that was unscaled since its last step
     _unscaled_now: tuple[tuple[Any, Optimizer], ...] = ()
 
     @classmethod
     def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
         """Give the class its names: ``precision_registry.register("name", cls, description="...")``.
 
-        Called once, when a subclass that defines it is defined, so that no other line is needed. Further arguments of
+        Python calls it once, when a subclass that defines it is defined, so no other line is needed. Further arguments
+        of
         ``register`` are arguments of the constructor.
         """
 
@@ -81,7 +83,7 @@ class Familiar:
         return nullcontext()
 
     def train_step_context(self) -> AbstractContextManager[Any]:
-        """Return a new context for one step: of ``training_step``, and of the other steps by their own names."""
+        """Return a new context for one ``training_step``; the other steps have methods of their own names."""
         return self.forward_context() or nullcontext()
 
     val_step_context = test_step_context = predict_step_context = train_step_context
@@ -113,10 +115,10 @@ class Familiar:
         return tensor
 
     def _after_closure(self, model: Any, optimizer: Any) -> None:
-        """Do nothing: the closure for ``optimizer_step`` has already done this work."""
+        """Do nothing: the closure for ``optimizer_step`` has already done this step's work."""
 
     def step(self, optimizer: Optimizer, **kwargs: Any) -> bool:
-        """Call ``optimizer_step`` with existing gradients; return whether it stepped."""
+        """Call ``optimizer_step`` with existing gradients; return whether the optimizer was stepped."""
         self.stepped = True
         self.optimizer_step(optimizer, **kwargs)
         return self.stepped
@@ -148,8 +150,8 @@ class Familiar:
     ) -> Callable[[], dict[str, Any]]:
         """Return a function whose result is the present ``state_dict(module, optimizers)``, also if it is called later.
 
-        The loop calls it at the start of each window while a callback saves on exceptions, so it must not wait for the
-        device: override it if ``state_dict`` reads from one.
+        The loop calls this at the start of each window while a callback saves on exceptions, so it must not wait for
+        the device: override it if ``state_dict`` reads from one.
         """
         state = copy.deepcopy(self.state_dict(module, optimizers))
         return lambda: state
@@ -183,8 +185,8 @@ def differentiate(
 def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Compute the gradients of ``loss`` for a caller who may also pass the model and the optimizer.
 
-    An override's ``super().backward(tensor, model, optimizer)`` passes them. So does a strategy with a copy of the
-    familiar ``backward``, which expects this call to include the hooks and the scaling.
+    An override's ``super().backward(tensor, model, optimizer)`` passes them. A strategy with a copy of Lightning's
+    ``backward`` also passes them, and expects this call to include the hooks and the scaling.
     """
     if precision._is_differentiating:
         args = _without_parties(args)
@@ -194,12 +196,12 @@ def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ..
         if getattr(module, "_trainer", None) is not None:
             module.trainer.strategy.driver.differentiate(loss, *args[2:], **kwargs)
             return
-        loss, args = precision.scale(loss), _without_parties(args)  # outside of a run
+        loss, args = precision.scale(loss), _without_parties(args)  # outside of a run, the precision scales here
     loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the further arguments of a familiar ``backward``, without the model and the optimizer."""
+    """Return the further arguments of Lightning's ``backward``, without the model and the optimizer."""
     if args and (args[0] is None or isinstance(args[0], nn.Module)):
         args = args[1:]
         if args and (args[0] is None or isinstance(args[0], Optimizer)):
@@ -208,7 +210,7 @@ def _without_parties(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def end_step(precision: Familiar, optimizer: Optimizer) -> None:
-    """Reset the unscaled state of the gradients of ``optimizer``: it has stepped, or skipped its step."""
+    """Reset the unscaled state of the gradients of ``optimizer``, which has stepped or skipped its step."""
     if precision._unscaled_now:
         precision._unscaled_now = tuple(pair for pair in precision._unscaled_now if pair[1] is not optimizer)
 
@@ -220,11 +222,11 @@ def clips_by_members(precision: Familiar) -> bool:
 
 def clip_by_value(parameters: list[Tensor] | list[nn.Parameter], clip_val: float) -> None:
     """Clip each element of the gradients of ``parameters``."""
-    if any(each.grad is not None for each in parameters):  # otherwise torch raises an error
+    if any(each.grad is not None for each in parameters):  # torch raises an error if there are no gradients
         torch.nn.utils.clip_grad_value_(parameters, clip_val)
 
 
-# ---- overrides with familiar signatures ------------------------------------------------------------------------------
+# ---- overrides with Lightning's signatures ---------------------------------------------------------------------------
 
 
 def adapt(cls: type[Precision]) -> None:
@@ -254,9 +256,9 @@ def _backward(method: Method) -> Method:
 
     @functools.wraps(method)
     def backward(self: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._is_differentiating:  # called by super() in an override
+        if self._is_differentiating:  # super() in an override has called this
             return method(self, tensor, *args, **kwargs)
-        if args and isinstance(args[0], nn.Module):  # called by a strategy with a copy of the familiar body
+        if args and isinstance(args[0], nn.Module):  # a strategy with a copy of Lightning's body has called this
             module: Any = args[0]
             return module.trainer.strategy.driver.differentiate(tensor, *args[2:], **kwargs)
         self._is_differentiating = True
@@ -290,7 +292,9 @@ def _no_loss() -> None:
 
 
 def _once_per_step(method: Method) -> Method:
-    """Make a second call before the optimizer's step do nothing: clipping and the step both call it."""
+    """Wrap ``method`` so that a second call before the optimizer's step does nothing: both clipping and the step call
+    it.
+    """
 
     @functools.wraps(method)
     def unscale_gradients(self: Any, optimizer: Any) -> None:
@@ -302,7 +306,7 @@ def _once_per_step(method: Method) -> Method:
 
 
 def _without(*names: str, kept: int) -> Callable[[Method], Method]:
-    """Return what wraps a method to drop the arguments ``names``, which follow ``kept`` others, if it lacks them."""
+    """Return a decorator that drops the arguments ``names``, which follow ``kept`` others, if the method lacks them."""
 
     def wrap(method: Method) -> Method:
         if positional_arity(method) - 1 >= kept + len(names):

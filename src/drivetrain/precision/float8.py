@@ -16,7 +16,7 @@ from drivetrain.precision._layers import keep_hooks, listed, plain_layers
 from drivetrain.precision.precision import Autocast
 
 _RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-_MULTIPLE = 16  # both sizes of a weight must be multiples, on devices with 8-bit products
+_MULTIPLE = 16  # both sizes of a weight must be multiples of this, on devices with 8-bit products
 
 
 class Float8Precision(Autocast):
@@ -28,10 +28,11 @@ class Float8Precision(Autocast):
     Args:
         recipe: how numbers are scaled: "tensorwise" is the fastest, "rowwise" more accurate, "rowwise_with_gw_hp" the
             most accurate; or torchao's ``Float8LinearConfig``.
-        module_filter_fn: ``(layer, path)``: whether to convert this linear layer; ``None``: all. Layers with a size
-            that is not a multiple of 16, subclasses of ``Linear`` and layers that share their weight are never
-            converted.
-        emulate: compute the rounding of 8-bit floats in wider types; ``None``: if the device does not support them.
+        module_filter_fn: ``(layer, path)``, returns whether to convert this linear layer; ``None``: all layers. Layers
+            with a size that is not a multiple of 16, subclasses of ``Linear`` and layers that share their weight are
+            never converted.
+        emulate: compute the rounding of 8-bit floats in wider types; ``None``: only if the device does not support
+            8-bit floats.
         fsdp_all_gather: with FSDP, gather the weights of these layers in 8 bits; only "tensorwise".
         autocast: the dtype of all other operations under ``torch.autocast``; ``None``: the parameters' own.
 
@@ -70,7 +71,7 @@ class Float8Precision(Autocast):
         fits = {path for path, each in found.items() if not any(size % _MULTIPLE for size in each.weight.shape)}
         chosen = {path for path in fits if self._filter is None or self._filter(found[path], path)}
         if not chosen:
-            # otherwise an earlier run has converted them
+            # otherwise an earlier run has converted the layers
             if not any(isinstance(each, Float8Linear) for each in module.modules()):
                 rank_zero_warn(
                     f"Float8Precision converts no layer of {type(module).__name__}, so nothing computes in 8 bits: "
@@ -103,13 +104,13 @@ class Float8Precision(Autocast):
 
 @functools.cache
 def _multiplies(device_type: str, config: Any) -> bool:
-    """Return whether this device type supports ``config``, by trying it."""
+    """Return whether this device type supports ``config``; a small layer is run to find out."""
     from torchao.float8 import convert_to_float8_training
 
     plain = dataclasses.replace(config, enable_fsdp_float8_all_gather=False)
     kind: dict[str, Any] = {"device": device_type, "dtype": torch.bfloat16}
     with torch.enable_grad():
-        # draws no random numbers
+        # skip_init draws no random numbers
         layer = nn.utils.skip_init(nn.Linear, _MULTIPLE, _MULTIPLE, **kind)  # type: ignore[no-untyped-call]
         for parameter in layer.parameters():
             nn.init.ones_(parameter)

@@ -22,7 +22,7 @@ from drivetrain.precision.precision import Autocast, Precision
 
 _DTYPES = {"16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}
 _SKIPS_BEFORE_WARNING = 100
-_SKIPS_ITSELF = "_step_supports_amp_scaling"  # torch's attribute of optimizers with such a kernel
+_SKIPS_ITSELF = "_step_supports_amp_scaling"  # torch's attribute of optimizers whose kernel skips steps itself
 
 
 class MixedPrecision(Autocast):
@@ -33,16 +33,16 @@ class MixedPrecision(Autocast):
         device: the device type for autocast; ``None``: the accelerator's.
         scaler: your own ``torch.amp.GradScaler`` for "16-mixed"; ``None``: one with torch's defaults.
 
-    The backward pass runs outside the context, as torch advises, and the cast cache is off: it would reuse a weight
-    that was cast under ``no_grad`` in a later step that needs its gradient.
+    The backward pass runs outside the context, as torch advises, and the cast cache is off: a later step that needs a
+    weight's gradient would otherwise reuse a copy that was cast under ``no_grad``.
 
     A step whose gradients are not finite is skipped. This check is the only time per step that the device is read;
     "bf16-mixed" reads nothing.
 
-    Several optimizers share the scale, which must not change while any of them has scaled gradients. So it is updated
-    once per round: right after a step if no other optimizer of the run has gradients, otherwise when the next loss is
-    scaled. Gradients that other optimizers then hold are converted to the new scale, including those already unscaled
-    for clipping, so that further losses can be added.
+    Several optimizers share the scale, which must not change while any of them has scaled gradients. So the scale is
+    updated once per round of steps: right after a step if no other optimizer of the run has gradients, otherwise when
+    the next loss is scaled. Gradients that other optimizers hold at that time are converted to the new scale, including
+    those already unscaled for clipping, so that the gradients of further losses can be added.
 
     Raises:
         ConfigurationError: the precision is unknown, or a scaler was passed for "bf16-mixed".
@@ -64,11 +64,11 @@ class MixedPrecision(Autocast):
                 'Leave scaler out, or write precision="16-mixed".'
             )
         self._scaler = scaler
-        self._made_for = ""  # the device type of a scaler that was made here; "" if one was passed
-        self._loaded: dict[str, Any] = {}  # the state for the scaler, until it exists
-        self._optimizers: tuple[Optimizer, ...] | None = None  # None: bind() was not called yet
+        self._made_for = ""  # the device type of a scaler that this object has created; "" for a user's scaler
+        self._loaded: dict[str, Any] = {}  # the state for the scaler, until the scaler exists
+        self._optimizers: tuple[Optimizer, ...] | None = None  # None: bind() was not called in this run
         self._device: torch.device | None = None  # the device of the losses
-        self._rounds: list[dict[str, Any]] = []  # by optimizer, a checkpoint's entries for an unfinished round
+        self._rounds: list[dict[str, Any]] = []  # a checkpoint's entries for an unfinished round, one per optimizer
         self._scaled = False  # whether a loss was scaled since the last update
         self._unscaled: set[Optimizer] = set()  # optimizers with unscaled gradients and without a step since
         self._stepped: set[Optimizer] = set()  # optimizers that stepped or skipped since the last update
@@ -77,7 +77,7 @@ class MixedPrecision(Autocast):
     def forward_context(self) -> AbstractContextManager[Any] | None:
         kind = self.device or self.device_type
         if self.scales_loss:
-            self._scaler_for(kind)  # so that it exists before the first batch
+            self._scaler_for(kind)  # so that the scaler exists before the first batch
         return torch.autocast(kind, dtype=self.computes_in, cache_enabled=False)
 
     def bind(self, optimizers: Sequence[Optimizer]) -> None:
@@ -93,7 +93,7 @@ class MixedPrecision(Autocast):
         if not self.scales_loss:
             return loss
         scaler = self._scaler_for(loss.device.type)
-        if self._rounds:  # from a checkpoint whose gradients were not restored
+        if self._rounds:  # a checkpoint was restored, but not its gradients
             self.restored_gradients(loss.device)
         if self._stepped or self._unscaled:
             self._settle()
@@ -130,7 +130,7 @@ class MixedPrecision(Autocast):
             self.stepped = True
             return
         self.unscale_gradients(optimizer)
-        assert self._scaler is not None  # unscaling has created it
+        assert self._scaler is not None  # unscaling has created the scaler
         called: list[bool] = []
         # The scaler calls the optimizer only if all gradients are finite, so the call itself gives the answer.
         hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
@@ -148,7 +148,7 @@ class MixedPrecision(Autocast):
 
     def restored_gradients(self, device: torch.device) -> None:
         if self.scales_loss:
-            # a scaler initialises itself with its first loss
+            # a scaler initialises its tensors with its first loss
             self._scaler_for(device.type).scale(torch.ones((), device=device))
             self._scaled, self._device = True, device
             for optimizer, its_round in zip(self._optimizers or (), self._rounds, strict=False):
@@ -157,7 +157,7 @@ class MixedPrecision(Autocast):
 
     @property
     def scaler(self) -> GradScaler | None:
-        """The scaler of "16-mixed"; ``None`` for "bf16-mixed". Another device's run has another one."""
+        """The scaler of "16-mixed"; ``None`` for "bf16-mixed". A run on another device type has another scaler."""
         return self._scaler_for(self.device or self.device_type) if self.scales_loss else None
 
     @scaler.setter
@@ -165,7 +165,7 @@ class MixedPrecision(Autocast):
         self._scaler = scaler
 
     def state_dict(self, module: nn.Module | None = None, optimizers: Sequence[Optimizer] = ()) -> dict[str, Any]:
-        """Return the scale and its growth state; empty for "bf16-mixed". Reading it changes nothing.
+        """Return the scale and its growth state; empty for "bf16-mixed". Reading the state changes nothing.
 
         If the scale is due for an update and no optimizer holds gradients, the state contains the updated scale.
         Otherwise the gradients belong to the current scale, and "optimizers" contains each optimizer's progress in the
@@ -191,7 +191,7 @@ class MixedPrecision(Autocast):
         if self._stepped or self._unscaled:  # several optimizers are in the middle of a round, which is rare
             return super().deferred_state_dict(module, optimizers)
         twin = _twin(self._scaler, lambda value: value.clone() if isinstance(value, Tensor) else value)
-        return twin.state_dict  # it reads the device
+        return twin.state_dict  # reading the scale waits for the device
 
     def load_state_dict(
         self, state_dict: dict[str, Any], module: nn.Module | None = None, optimizers: Sequence[Optimizer] = ()
@@ -205,13 +205,13 @@ class MixedPrecision(Autocast):
             self._loaded = dict(state_dict)
             return
         if self._stepped:
-            self._update()  # it was due before this state, and must not change it later
+            self._update()  # the update belongs to the time before this state, and must not change it later
         self._scaler.load_state_dict(state_dict)
 
     # ---- the scale -----------------------------------------------------------------------------------------------
 
     def _scaler_for(self, device_type: str) -> GradScaler:
-        has_scaled = getattr(self._scaler, "_scale", None) is not None  # a scaler makes it with its first loss
+        has_scaled = getattr(self._scaler, "_scale", None) is not None  # a scaler creates its scale with its first loss
         if self._scaler is None or (self._made_for not in ("", device_type) and not has_scaled):
             self._scaler, self._made_for = GradScaler(device_type), device_type
             if self._loaded:
@@ -224,7 +224,7 @@ class MixedPrecision(Autocast):
         return [optimizer for optimizer in others if _holds_gradients(optimizer)]
 
     def _update(self) -> None:
-        assert self._scaler is not None  # a step has created it
+        assert self._scaler is not None  # a step has created the scaler
         self._scaler.update()
         self._unscaled.clear()
         self._stepped.clear()
@@ -253,7 +253,7 @@ class MixedPrecision(Autocast):
 
     def _settle(self) -> None:
         """Update the scale if it is due, and convert all gradients without a step to the new scale."""
-        assert self._scaler is not None  # unscaling has created it
+        assert self._scaler is not None  # unscaling has created the scaler
         held = self._held()
         one = torch.ones((), device=self._device)
         before = self._scaler.scale(one)
@@ -295,9 +295,9 @@ def _stepped_as_others(optimizer: Optimizer) -> Iterator[None]:
     """Context in which a scaler treats ``optimizer`` as one that cannot skip a step itself.
 
     A scaler calls an optimizer with a fused kernel on every step, and the kernel skips the update if gradients are not
-    finite. By then ``step`` has created the optimizer's state: SGD's momentum buffers are allocated but not
-    initialised, and a skipped step leaves them so. The gradients are already unscaled, so the kernel has no other
-    advantage.
+    finite. Before that, ``step`` creates the optimizer's state: SGD's momentum buffers are allocated but not
+    initialised, and stay uninitialised if the step is skipped. The gradients are already unscaled, so the fused kernel
+    has no other advantage.
     """
     own = vars(optimizer)
     if not getattr(optimizer, _SKIPS_ITSELF, False):

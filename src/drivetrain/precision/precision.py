@@ -24,8 +24,9 @@ class Precision(Familiar):
 
     A new precision is a file in this folder, or in a package, with one subclass: it registers names in
     ``register_precisions(cls, precision_registry)``, and each is a value of ``precision=``. A member that a subclass
-    does not override is not called in a step. Familiar members such as ``pre_backward`` may be overridden too; they are
-    in :class:`drivetrain.precision.familiar.Familiar`. Overrides may have the familiar signatures.
+    does not override is not called in a step. Members with Lightning's names, such as
+    ``pre_backward``, may be overridden too: see :class:`drivetrain.precision.familiar.Familiar`. Overrides may have
+    Lightning's signatures.
     """
 
     name: str = "32-true"
@@ -75,8 +76,8 @@ class Precision(Familiar):
     def forward_context(self) -> AbstractContextManager[Any] | None:
         """Return a context for a forward pass on :attr:`device_type`; ``None`` if none is needed.
 
-        It returns ``None`` instead of an empty context, because entering even an empty one costs time in every step.
-        drivetrain's own contexts are entered repeatedly; a context from your subclass is entered once.
+        The method returns ``None`` instead of an empty context, because entering even an empty context costs time in
+        every step. drivetrain's own contexts are entered repeatedly; a context from your subclass is entered once.
         """
         return None
 
@@ -96,8 +97,8 @@ class Precision(Familiar):
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients of ``loss``, between the hooks ``on_before_backward`` and ``on_after_backward``.
 
-        An override may have the familiar signature ``(tensor, model, optimizer, *args, **kwargs)``. A strategy's own
-        ``backward`` may call it with these arguments: it then includes the hooks and the scaling.
+        An override may have Lightning's signature ``(tensor, model, optimizer, *args, **kwargs)``. A strategy's own
+        ``backward`` may call it with these arguments; the call then includes the hooks and the scaling.
         """
         if args or kwargs:
             backward_of_the_field(self, loss, args, kwargs)
@@ -119,15 +120,16 @@ class Precision(Familiar):
         Args:
             optimizer: the user's optimizer.
             model: the model whose parameters are stepped.
-            closure: runs the forward and backward pass, and returns the loss. It also unscales the gradients if
-                :attr:`scales_loss`, calls the hooks ``on_before_optimizer_step`` and clips. ``None``: the gradients are
-                already computed.
+            closure: runs the forward and backward pass, and returns the loss. The closure also unscales the gradients
+                if :attr:`scales_loss`, calls the hooks ``on_before_optimizer_step`` and clips. ``None``: the gradients
+                are already computed.
             kwargs: for ``optimizer.step``.
         """
         if not self.scales_loss:
             return optimizer.step(**kwargs) if closure is None else optimizer.step(closure=closure, **kwargs)
         loss = None
-        if closure is not None:  # called before the step and not inside of it: a scaler checks the gradients first
+        # the closure is called before the step and not inside it, because a scaler checks the gradients first
+        if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._step_scaled(optimizer, **kwargs)
@@ -185,7 +187,8 @@ class Precision(Familiar):
 
         Args:
             module: the user's module, whose parameter names are the keys for the state of parameters. In an Engine's
-                checkpoint of several modules, a module with these as its children, under their names in the checkpoint.
+                checkpoint of several modules, it is a module with these as its children, under their names in the
+                checkpoint.
             optimizers: the optimizers of its parameters.
         """
         return {}
@@ -237,8 +240,8 @@ for _name in ("32-true", "32"):  # __init_subclass__ is not called for this clas
 class Autocast(Precision):
     """Base of precisions whose forward passes run under ``torch.autocast``, in :attr:`computes_in`.
 
-    The cast cache is off: it would reuse a weight that was cast under ``no_grad`` in a later step that needs its
-    gradient.
+    The cast cache is off: a later step that needs a weight's gradient would otherwise reuse a copy that was cast under
+    ``no_grad``.
     """
 
     def convert_output(self, data: Any) -> Any:

@@ -16,7 +16,7 @@ from drivetrain.precision._layers import exchange, listed, plain_layers
 from drivetrain.precision.half import DefaultDtype, TruePrecision
 
 _NAMES = {torch.bfloat16: "transformer-engine", torch.float16: "transformer-engine-float16"}
-_MULTIPLE = 16  # both sizes of a weight must be multiples
+_MULTIPLE = 16  # both sizes of a weight must be multiples of this
 
 
 class TransformerEnginePrecision(TruePrecision):
@@ -28,8 +28,8 @@ class TransformerEnginePrecision(TruePrecision):
     Args:
         weights_dtype: ``torch.bfloat16`` ("transformer-engine") or ``torch.float16`` ("transformer-engine-float16").
         recipe: one of TransformerEngine's recipes, or the arguments of its ``DelayedScaling``; ``None``: its default.
-        replace_layers: replace ``Linear`` and ``LayerNorm`` with TransformerEngine's layers. ``None``: unless the
-            module already has layers of TransformerEngine.
+        replace_layers: replace ``Linear`` and ``LayerNorm`` with TransformerEngine's layers. ``None``: replace them
+            unless the module already has layers of TransformerEngine.
         fallback_compute_dtype: the dtype in which all other layers compute; ``None``: ``weights_dtype``.
 
     Raises:

@@ -15,7 +15,7 @@ _DTYPES = {"32-true": torch.float32, "16-true": torch.float16, "bf16-true": torc
 class XLAPrecision(TruePrecision):
     """Parameters, buffers, inputs and new tensors in one dtype on an XLA device.
 
-    ``Trainer(precision="bf16-true")`` does the same; this class is the familiar name. Nothing is scaled, and
+    ``Trainer(precision="bf16-true")`` does the same; this class has Lightning's name. Nothing is scaled, and
     torch_xla's removed variables ``XLA_USE_BF16`` and ``XLA_USE_F16`` are not needed.
 
     Args:

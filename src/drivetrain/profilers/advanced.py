@@ -12,9 +12,9 @@ from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import ConfigurationError, is_number, wrong_value
 from drivetrain.profilers.profiler import Profiler, already_running, not_running
 
-_PRINTED = 20  # functions of each action without a limit: all of them would be thousands of lines
+_PRINTED = 20  # without a limit, how many functions of each action are printed
 
-Path = tuple[str, ...]  # an action, after the actions that contain it
+Path = tuple[str, ...]  # the names of an action and of the actions that contain it, outermost first
 
 
 class AdvancedProfiler(Profiler):
@@ -24,7 +24,7 @@ class AdvancedProfiler(Profiler):
     the actions around it. Recording makes Python functions several times slower.
 
     Args:
-        dirpath: the folder of the files; ``None``: that of the run's logger.
+        dirpath: the folder of the files; ``None``: the folder of the run's logger.
         filename: a part of the files' names. ``None``: the report is printed.
         line_count_restriction: the number of functions per action in the report: an integer, or a fraction as a float
             below 1.0. 1.0 means all of them in a file, and 20 in a printed report.
@@ -64,7 +64,7 @@ class AdvancedProfiler(Profiler):
         """Begin an action.
 
         Raises:
-            ConfigurationError: it is already running, or another tool profiles this process.
+            ConfigurationError: the action is already running, or another tool profiles this process.
         """
         if action_name in self._open:
             raise already_running(self, action_name)
@@ -75,7 +75,7 @@ class AdvancedProfiler(Profiler):
         """End an action.
 
         Raises:
-            ConfigurationError: it has not begun.
+            ConfigurationError: the action has not begun.
         """
         self._pause()
         if action_name not in self._open:
@@ -87,8 +87,8 @@ class AdvancedProfiler(Profiler):
             self._profiles[self._open].disable()
 
     def _record(self, path: Path) -> None:
-        """Record what follows as part of ``path``; only one profile runs at a time, because Python allows no second
-        one.
+        """Record calls as part of ``path`` from now on; only one profile runs at a time, because Python allows no
+        second one.
         """
         self._open = path
         if path:

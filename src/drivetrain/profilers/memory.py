@@ -20,7 +20,7 @@ class Growth:
 
     Attributes:
         calls: the number of finished calls.
-        grown: their total memory growth; negative if they freed more.
+        grown: the total memory growth of these calls; negative if they freed more than they allocated.
         peak: the highest allocation in any call.
     """
 
@@ -44,13 +44,13 @@ class MemoryProfiler(Profiler):
     ``<stage>-<filename>-<rank>.pickle``, for https://pytorch.org/memory_viz. On other devices it is the memory of this
     process, for which torch has no snapshots.
 
-    It resets torch's peak statistics, ``torch.cuda.max_memory_allocated()``, at each action.
+    The profiler resets torch's peak statistics, ``torch.cuda.max_memory_allocated()``, at each action.
 
     Args:
-        dirpath: the folder of the files; ``None``: that of the run's logger.
+        dirpath: the folder of the files; ``None``: the folder of the run's logger.
         filename: a part of the files' names. ``None``: the table is printed.
         snapshot: write the snapshot, with CUDA.
-        max_entries: the number of allocations and frees that it contains, counted from the last.
+        max_entries: the maximum number of the latest allocations and frees in the snapshot.
     """
 
     @arguments_checked

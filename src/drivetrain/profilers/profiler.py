@@ -31,7 +31,7 @@ class Profiler(ABC):
     :meth:`stop`.
 
     Args:
-        dirpath: the folder of its files; ``None``: that of the run's logger.
+        dirpath: the folder of its files; ``None``: the folder of the run's logger.
         filename: a part of these files' names. ``None``: the report is printed.
     """
 
@@ -49,7 +49,7 @@ class Profiler(ABC):
 
     @property
     def dirpath(self) -> str | os.PathLike[str] | None:
-        """The folder that was given; without one, that of the last run's logger, and ``None`` before a run."""
+        """The folder that was passed; without one, the folder of the last run's logger, or ``None`` before a run."""
         return self._log_dir if self._dirpath is None else self._dirpath
 
     @dirpath.setter
@@ -84,7 +84,7 @@ class Profiler(ABC):
         Args:
             stage: the run's stage.
             local_rank: this process's rank on its machine; ``None`` with one process.
-            log_dir: the folder for files without a ``dirpath``.
+            log_dir: the folder for files if there is no ``dirpath``.
         """
         self._stage, self._log_dir, self._local_rank = stage, log_dir, local_rank
 

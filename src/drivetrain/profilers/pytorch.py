@@ -62,7 +62,7 @@ class PyTorchProfiler(Profiler):
     writes a trace for https://ui.perfetto.dev or ``chrome://tracing``, and its report is a table of operations.
 
     Args:
-        dirpath: the folder of the trace and of the table's file; ``None``: that of the run's logger.
+        dirpath: the folder of the trace and of the table's file; ``None``: the folder of the run's logger.
         filename: a part of the files' names. ``None``: the table is printed.
         group_by_input_shapes: one row in the table per operation and input shapes.
         emit_nvtx: mark operations for NVIDIA's Nsight instead of recording here; needs a CUDA device.
@@ -162,7 +162,7 @@ class PyTorchProfiler(Profiler):
             **self._kwargs,
         }
         user = kwargs.pop("on_trace_ready", None)
-        if kwargs["schedule"] is not None:  # otherwise torch would call it before the table can be made
+        if kwargs["schedule"] is not None:  # torch would call the handler before the table can be made
             kwargs["on_trace_ready"] = lambda profiler: self._ready(profiler, user)
         return torch.profiler.profile(**kwargs)
 

@@ -19,9 +19,9 @@ class Durations:
 
     Attributes:
         calls: the number of finished calls.
-        total: their total duration in seconds, including the actions inside them.
+        total: the total duration of these calls in seconds, including the actions inside them.
         own: without those.
-        longest: the longest call's, in seconds.
+        longest: the duration of the longest call in seconds.
         recent: the durations of the last calls, at most 10 000.
     """
 
@@ -36,7 +36,7 @@ class Durations:
 class _Open:
     action: str
     began: float
-    inner: float = 0.0  # seconds of the actions inside it
+    inner: float = 0.0  # the seconds of the actions inside this one
 
 
 class SimpleProfiler(Profiler):
@@ -45,13 +45,13 @@ class SimpleProfiler(Profiler):
     The table has one row per action. Actions contain others: ``Total`` includes them and ``Own`` does not, so the
     ``Own`` column adds up to the time of the run. Each run starts a new table.
 
-    Times are those of this process. A GPU works asynchronously, so its time appears in the action that waits for it;
-    ``PyTorchProfiler`` shows both.
+    The times are measured in this process. A GPU works asynchronously, so its time appears in the action that waits for
+    it; ``PyTorchProfiler`` shows both.
 
     ``durations`` contains sums by action, ``recorded_durations`` the last single calls.
 
     Args:
-        dirpath: the folder of the table's file; ``None``: that of the run's logger.
+        dirpath: the folder of the table's file; ``None``: the folder of the run's logger.
         filename: a part of the file's name. ``None``: the table is printed.
         extended: show all columns. False: show the action, its mean duration and its total.
     """
@@ -77,7 +77,7 @@ class SimpleProfiler(Profiler):
         """Begin an action, inside the innermost running one.
 
         Raises:
-            ConfigurationError: it is already running.
+            ConfigurationError: the action is already running.
         """
         if any(each.action == action_name for each in self._open):
             raise already_running(self, action_name)
@@ -87,7 +87,7 @@ class SimpleProfiler(Profiler):
         """End an action.
 
         Raises:
-            ConfigurationError: it is not running.
+            ConfigurationError: the action is not running.
         """
         now = time.perf_counter()
         index = next((index for index, each in enumerate(self._open) if each.action == action_name), None)

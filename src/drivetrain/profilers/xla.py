@@ -35,7 +35,7 @@ class XLAProfiler(Profiler):
         """Begin an action, which the trace shows under its name.
 
         Raises:
-            ConfigurationError: it is already running.
+            ConfigurationError: the action is already running.
         """
         from torch_xla.debug import profiler
 

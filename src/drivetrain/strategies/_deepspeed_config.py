@@ -32,10 +32,11 @@ def given(
     nvme_path: str,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return the configuration that the strategy's arguments describe, without ``options``.
+    """Return DeepSpeed's configuration from the strategy's arguments, without ``options``.
 
     Raises:
-        ConfigurationError: the file cannot be read, only the Trainer may set an entry, or two entries contradict.
+        ConfigurationError: the file cannot be read, an entry belongs to the Trainer, or two entries contradict each
+            other.
     """
     found = read(config)
     section = {"stage": 2, **found.get("zero_optimization", {}), **(zero_optimization or {})}

@@ -1,7 +1,7 @@
 """The user's optimizer, and an optimizer of the same class that DeepSpeed's engine steps on its own tensors.
 
-ZeRO replaces the tensors in the parameter groups of the optimizer that it gets with flat tensors of its own.
-Checkpoints, schedulers and callbacks use the user's optimizer, whose groups are not changed.
+ZeRO replaces the tensors in the parameter groups of its optimizer with flat tensors of its own. Checkpoints, schedulers
+and callbacks use the user's optimizer, whose groups are not changed.
 """
 
 from __future__ import annotations

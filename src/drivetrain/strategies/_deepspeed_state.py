@@ -1,8 +1,8 @@
 """The states of a DeepSpeed engine: gathered to complete tensors for a checkpoint, split again when it is loaded.
 
-ZeRO keeps float32 master weights and the optimizer's states as flat pieces, one per rank and parameter group. In a
-checkpoint they have the names and numbers of the module and its optimizer without DeepSpeed, so that any strategy can
-load it on any number of processes.
+ZeRO keeps float32 master weights and optimizer states as flat shards, one per rank and parameter group. In a
+checkpoint, these tensors are complete and named as in the module and its optimizer without DeepSpeed, so that any
+strategy can load them on any number of processes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from drivetrain.errors import CheckpointError
 
 
 def is_partitioned(parameter: Tensor) -> bool:
-    """Whether each rank has only a piece of this parameter, because ZeRO-3 has partitioned it."""
+    """Whether each rank has only a shard of this parameter, because ZeRO-3 has partitioned it."""
     return hasattr(parameter, "ds_id")
 
 
 def whole_weights(module: nn.Module, keep: bool, trained: bool) -> dict[str, Any]:
-    """Return the module's state with complete weights in host memory: the float32 master weights where ZeRO has them.
+    """Return the module's state with complete weights in host memory, from ZeRO's float32 master weights if it has
+    them.
 
     Every rank must call it.
 
@@ -146,7 +147,8 @@ def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, 
                 key: torch.zeros_like(piece) if _is_like(value, shape) else _copied(value)
                 for key, value in like.items()
             }
-    if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):  # ZeRO-1 and 2 look the states up there
+    # ZeRO-1 and ZeRO-2 find the states through these parameters
+    if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):
         engine.optimizer._lazy_init_hp_params_optimizer_state()
     for parameter, index, entry in entries:
         for key, value in entry.items():
@@ -169,7 +171,7 @@ def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> Non
 
 
 def _set_whole(parameter: Any, value: Tensor, key: str | None = None) -> None:
-    """Set the float32 master weights of ``parameter``, or its optimizer state ``key``; no rank waits for another."""
+    """Set the float32 master weights of ``parameter``, or its optimizer state ``key``, without communication."""
     from deepspeed import utils
 
     value = value.to(device=parameter.device, dtype=torch.float32)
@@ -196,9 +198,7 @@ def _copied(value: Any) -> Any:
 
 
 def _pieces(engine: Any, optimizer: Optimizer) -> list[list[Tensor]]:
-    """Return this rank's flat pieces of each parameter group of ``optimizer``; ZeRO-3 may split a group into
-    several.
-    """
+    """Return this rank's flat shards of each parameter group of ``optimizer``; ZeRO-3 may split a group."""
     zero = engine.optimizer
     trained = [any(each.requires_grad for each in group["params"]) for group in optimizer.param_groups]
     if hasattr(zero, "single_partition_of_fp32_groups"):

@@ -22,27 +22,27 @@ from drivetrain.precision.precision import Precision
 from drivetrain.strategies.familiar import then
 from drivetrain.strategies.strategy import Strategy
 
-_NO_QUEUE = "device_ready_queues_"  # from torch's error if its engine does not know the device
-DEBUG = "PT_XLA_DEBUG"  # torch_xla's variable; it then reports compilations and reads of values
+_NO_QUEUE = "device_ready_queues_"  # part of torch's error if its autograd engine does not know the device
+DEBUG = "PT_XLA_DEBUG"  # torch_xla's variable: report compilations and reads of values
 
 
 class XLAExecution(Strategy):
     """Base of the strategies for XLA devices.
 
-    torch_xla records operations and executes them at a ``sync``. These strategies call it after each optimizer step,
-    after each batch whose gradients are accumulated, and after each batch of an evaluation: an optimizer step and the
-    forward and backward pass before it form one graph, compiled once per shape of batch.
+    torch_xla records operations and executes them at a ``sync``. These strategies call ``sync`` after each optimizer
+    step, after each batch whose gradients are accumulated, and after each batch of an evaluation: an optimizer step and
+    the forward and backward pass before it form one graph, compiled once per shape of batch.
 
     At the start of a run the device's generator is seeded from the state of torch's generator.
 
     Attributes:
-        debug: whether torch_xla reports in this run why it compiles and where values are read.
+        debug: whether torch_xla reports during this run why it compiles and where values are read.
     """
 
     facts = Strategy.facts.but(
         refuses={"compile": "torch_xla compiles what it records by itself."},
         accelerators=frozenset({"xla"}),
-        allows_inference_mode=False,  # inference tensors cannot be recorded together with others
+        allows_inference_mode=False,  # an inference tensor cannot be recorded together with other tensors
     )
 
     debug: bool = False
@@ -51,7 +51,7 @@ class XLAExecution(Strategy):
 
     def setup_environment(self) -> None:
         super().setup_environment()
-        if (xla := xla_generator()) is not None:  # torch.manual_seed does not seed it
+        if (xla := xla_generator()) is not None:  # torch.manual_seed does not seed torch_xla's generator
             xla.set_rng_state(_seed())
 
     def setup(self, trainer: Any) -> None:
@@ -99,7 +99,7 @@ def _seed() -> int:
 
 
 def run_recorded() -> None:
-    """Let the device execute the recorded operations; this does not wait for the results."""
+    """Let the device execute the recorded operations, without waiting for the results."""
     import torch_xla
 
     torch_xla.sync(reset_scope=False)  # keep an enclosing scope of torch_xla's profiler
@@ -112,13 +112,13 @@ def checked(
 
     Args:
         cls: the strategy's class.
-        unknown: arguments that its constructor does not have.
+        unknown: arguments that the constructor does not have.
         checkpoint_io, precision: the arguments ``checkpoint_io`` and ``precision_plugin``.
 
     Raises:
         UnknownArgumentError: there are unknown arguments; the message names the first and a similar known one.
         ModuleNotFoundError: torch_xla is not installed.
-        TypeError: the store is no CheckpointIO, or the precision no Precision.
+        TypeError: ``checkpoint_io`` is not a CheckpointIO, or ``precision_plugin`` is not a Precision.
     """
     owner = cls.__name__
     if unknown:

@@ -54,7 +54,8 @@ def _device_loader() -> Any:
 
         def _uploaded_ahead(self) -> Iterator[Any]:
             source = without_restart(iter(self._loader))
-            first = next(source, _END)  # in this thread: samplers draw random numbers now, and call collectives
+            # first fetched in this thread: samplers draw random numbers and call collectives
+            first = next(source, _END)
             if first is _END:
                 return iter(())
             self._parallel_loader = ParallelLoader(
@@ -64,7 +65,7 @@ def _device_loader() -> Any:
             return batches
 
         def close(self) -> None:
-            """End the upload threads if a pass was left early."""
+            """Stop the upload threads if the loop left a pass early."""
             if self._parallel_loader is not None:
                 self._parallel_loader.close()
                 self._parallel_loader = None

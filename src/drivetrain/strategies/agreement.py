@@ -21,11 +21,12 @@ from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.peers import COMPARISON, owners_of, peers_of, some
 from drivetrain.strategies.strategy import Strategy
 
-_MOST = 8  # differences shown in a message
+_MOST = 8  # number of differences that a message shows
 _MISSING = "none"
 METHOD = "the method called"  # a key in ``Facts.job`` when a run starts
 _CALL = COMPARISON
-_OWN_VALUES = (bool, int, float, str, type(None))  # types of options; the text of other values may contain an address
+# types of options whose text is compared; the text of other values may contain a memory address
+_OWN_VALUES = (bool, int, float, str, type(None))
 
 
 @dataclass
@@ -68,8 +69,8 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
     case, and different seeds are a common way to augment samples differently on each rank.
 
     Args:
-        world: all ranks. data: the ranks that have the same part of the model as this one.
-        facts: those of this rank.
+        world: all ranks. data: the ranks that have the same part of the model as this rank.
+        facts: the facts of this rank.
 
     Raises:
         ConfigurationError: on all ranks, if something differs; the message shows each rank's value.
@@ -78,7 +79,7 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
         return Agreement(facts.changes)
     rows = [text.split() for text in _gathered(world, " ".join(_digests(facts, data.ranks[0])))]
     _, jobs, parts, models, seeds, loggers, changes = zip(*rows, strict=True)
-    final = "1" not in changes  # otherwise they are compared when they are final
+    final = "1" not in changes  # otherwise the models are compared later, when they are final
     same = len(set(jobs)) == 1 and not (final and len(set(zip(parts, models, strict=True))) > len(set(parts)))
     if not same or len(set(seeds)) > 1:
         everyones: list[Facts] = world.gather_objects(facts)
@@ -94,7 +95,7 @@ def compare(world: Group, data: Group, facts: Facts) -> Agreement:
 
 
 def _digests(facts: Facts, part: int) -> Iterable[str]:
-    yield facts.job.get(METHOD, "compare_models").replace(" ", "_")  # messages show only this word
+    yield facts.job.get(METHOD, "compare_models").replace(" ", "_")  # messages show only the first word
     yield _digest(facts.job)
     yield str(part)
     yield _digest(facts.model)
@@ -104,7 +105,7 @@ def _digests(facts: Facts, part: int) -> Iterable[str]:
 
 
 def _digest(texts: Mapping[str, str]) -> str:
-    """The order matters: DDP matches parameters by it."""
+    """The order of the texts matters, because DDP matches parameters by order."""
     return hashlib.sha256(repr(list(texts.items())).encode()).hexdigest()[:16]
 
 
@@ -147,7 +148,7 @@ def _differences(each: Sequence[Mapping[str, str]], ranks: Sequence[int]) -> lis
 
 
 def _each(texts: Sequence[str], ranks: Sequence[int]) -> str:
-    """Return each different text once: "rank 0 has 1.0, ranks 1, 2 have None"."""
+    """Return each different text once, with its ranks: "rank 0 has 1.0, ranks 1, 2 have None"."""
     return ", ".join(
         f"rank {whose[0]} has {text}" if len(whose) == 1 else f"ranks {some(whose)} have {text}"
         for text, whose in owners_of(texts, ranks).items()
@@ -191,7 +192,9 @@ def of_module(module: nn.Module) -> dict[str, str]:
 
 
 def of_optimizers(optimizers: Sequence[Optimizer], schedulers: Sequence[Any] = ()) -> dict[str, str]:
-    """Return classes and options without the parameters, which an optimizer may divide among the ranks."""
+    """Return the optimizers' classes and options, without the parameters, which an optimizer may divide among the
+    ranks.
+    """
     texts = {"the number of optimizers": str(len(optimizers)), "the number of schedulers": str(len(schedulers))}
     for index, optimizer in enumerate(optimizers):
         texts[f"optimizer {index}"] = type(optimizer).__name__
@@ -213,7 +216,9 @@ def seed() -> str:
 
 
 def text_of(value: Any) -> str:
-    """Return a text for an option that is equal in every process: plain values, or the name of any other object."""
+    """Return a text for an option that is equal in every process: a plain value as text, or the name of any other
+    object.
+    """
     if isinstance(value, _OWN_VALUES):
         return repr(value)
     if isinstance(value, (list, tuple)):

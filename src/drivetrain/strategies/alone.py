@@ -1,4 +1,4 @@
-"""What a rank can save without the others, when a fit ends with an exception and another rank may be dead."""
+"""What one rank can save without communication when a fit ends with an exception, because another rank may be dead."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ STATE_VERBS = (
 
 @contextmanager
 def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
-    """Context in which this rank exchanges nothing with the others; yields ``what``, the parts that it can save
-    alone.
-    """
+    """Context in which this rank does not communicate; yields ``what``, the state that it can save alone."""
     groups, lone = strategy._groups, LoneGroup(strategy.global_rank)
     strategy._groups = lone, lone, lone
     try:
@@ -35,10 +33,10 @@ def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
 
 
 def whole_here(strategy: Strategy, base: type = Familiar) -> Alone:
-    """Return "whole" if each rank has the whole model and the whole states of its optimizers, else "".
+    """Return "whole" if each rank has the complete model and optimizer states, else "".
 
-    The result is "whole" if the strategy overrides no state method of ``base`` (default: the contract) and no
-    optimizer's state is spread over the ranks.
+    "whole" requires that the strategy overrides no state method of ``base``, and that no optimizer's state is spread
+    over the ranks.
     """
     if any(overrides(strategy, name, base) for name in STATE_VERBS):
         return ""

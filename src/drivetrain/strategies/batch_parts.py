@@ -42,7 +42,7 @@ def split_batch(batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any],
 
 
 def samples_in(batch: Any) -> int:
-    """Return the number of samples in ``batch``, or 1 if nothing in it has a length."""
+    """Return the number of samples in ``batch``, or 1 if the batch contains no tensor or list with a length."""
     return next(_lengths(batch), 1)
 
 
@@ -68,7 +68,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 
 def _split(tree: Any, sizes: Sequence[int], devices: Sequence[torch.device]) -> Sequence[Any]:
-    """Return each device's part."""
+    """Return the part of ``tree`` for each device."""
     count, samples = len(devices), sum(sizes)
     if isinstance(tree, Tensor):
         if tree.ndim and tree.shape[0] != samples:
@@ -114,10 +114,10 @@ class Joiner:
     # ---- for hooks over the whole batch --------------------------------------------------------------------------
 
     def gathered(self, outputs: Sequence[Any]) -> Any:
-        """Return the parts' tensors concatenated; numbers and tensors without dimensions are stacked, one for each
-        part.
+        """Return a tree of the parts' tensors, concatenated; numbers and tensors without dimensions are stacked, one
+        per part.
 
-        Other values become a list with one item for each part. ``None`` from all parts stays ``None``.
+        Other values become a list with one item for each part. If all parts return ``None``, the result is ``None``.
         """
         return self._zipped(outputs, self._gather)
 
@@ -132,7 +132,7 @@ class Joiner:
     # ---- without such a hook -------------------------------------------------------------------------------------
 
     def joined(self, outputs: Sequence[Any]) -> Any:
-        """Return what one device would return for the whole batch, if its numbers are means over samples.
+        """Return the output that one device would return for the complete batch, if its numbers are means over samples.
 
         Tensors with one element and numbers are averaged, weighted by samples; other tensors, and lists with an item
         for each sample, are concatenated. Parts that return ``None`` are left out.
@@ -224,14 +224,14 @@ def _is_plain_list(tree: Any) -> bool:
 
 
 def _is_per_sample(items: Any, size: int) -> bool:
-    """Whether ``items`` is a list with one item per sample, and none of them is a tensor about all samples."""
+    """Whether ``items`` is a list with one item per sample, and no item is a tensor about all samples."""
     if type(items) is not list or len(items) != size:
         return False
     return not any(isinstance(each, Tensor) and (each.ndim == 0 or len(each) == size) for each in items)
 
 
 def _is_weighted(output: Any) -> bool:
-    """Whether ``output`` is a ``WeightedLoss``; that class is defined in a higher layer."""
+    """Whether ``output`` is a ``WeightedLoss``, without importing that class from a higher layer."""
     return getattr(output, "_fields", None) == ("loss", "weight") and isinstance(output.loss, Tensor)
 
 

@@ -82,7 +82,7 @@ def synchronised(module: nn.Module, group: Any = None) -> nn.Module:
             overridden.append(f"{name!r} ({cls.__name__})")
         else:
             changing.append(layer)
-    for layer in changing:  # if one cannot be changed, none is
+    for layer in changing:  # if one layer cannot be changed, no layer is
         kind: type = type(layer)
         layer.__class__ = _synchronised_class(kind)
         vars(layer)["data_group"] = group
@@ -124,7 +124,7 @@ class _Synchronised(_BatchNorm):
     """The class of a synchronised layer; it is always combined with the layer's original class, ``was``."""
 
     was: type[_BatchNorm]
-    counts: bool = True  # whether the statistics include this rank's batch; see count_batches
+    counts: bool = True  # whether the statistics include this rank's batch: see count_batches
     data_group: Any = None  # the process group for layers without their own
 
     def forward(self, input: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class _Synchronised(_BatchNorm):
         return cast(Tensor, normalized)
 
     def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
-        """Move the running statistics towards the batch's; an empty batch does not change them."""
+        """Move the running statistics towards the batch statistics; an empty batch does not change them."""
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         if self.running_mean is None or self.running_var is None:
@@ -169,7 +169,7 @@ class _Synchronised(_BatchNorm):
 def _synchronised_class(was: type) -> type:
     base = was
     members: dict[str, Any] = {"was": was, "__module__": __name__}
-    if was is nn.SyncBatchNorm:  # DDP refuses its subclasses
+    if was is nn.SyncBatchNorm:  # DDP rejects subclasses of SyncBatchNorm
         base, members["_check_input_dim"] = _BatchNorm, nn.SyncBatchNorm._check_input_dim
     return type(f"Synchronised{was.__name__}", (_Synchronised, base), members)
 
@@ -199,7 +199,7 @@ def _statistics(input: Tensor, peers: Peers) -> tuple[Tensor, Tensor, Tensor]:
         )
     some = total.clamp(min=1)
     mean = (counts * means).sum(0) / some
-    # a difference of large squares would lose precision
+    # mean(x^2) - mean^2, a difference of large squares, would lose precision
     var = (counts * (variances + (means - mean).square())).sum(0) / some
     return mean, var, total
 
@@ -214,7 +214,7 @@ class _Normalized(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(input, weight, mean, var, count)
         ctx.eps, ctx.peers, ctx.counts = eps, peers, counts
-        return F.batch_norm(input, mean, var, weight, bias, eps=eps)  # one kernel; keeps dtype and memory format
+        return F.batch_norm(input, mean, var, weight, bias, eps=eps)  # one kernel, which keeps dtype and memory format
 
     @staticmethod
     @once_differentiable
@@ -230,8 +230,8 @@ class _Normalized(torch.autograd.Function):
             scale = weight * (var + ctx.eps).rsqrt()
             seen = float(ctx.counts)  # 0 if the statistics do not include this input: they do not depend on it
             slope, offset = (sums / -count.clamp(min=1)).view(2, -1) * scale * seen
-            # The gradient through the statistics is linear in the normalized input. It may nearly cancel the direct
-            # gradient, so their sum is rounded to 16 bits only at the end.
+            # The gradient through the statistics is linear in the normalized input. This gradient may nearly cancel the
+            # direct gradient, so their sum is rounded to 16 bits only at the end.
             wide = F.batch_norm(input.to(mean.dtype), mean, var, slope, offset, eps=ctx.eps)
             past = scale.view(-1, *[1] * (input.dim() - 2))
             to_input = wide.addcmul_(gradient.to(mean.dtype), past).to(input.dtype)

@@ -2,10 +2,10 @@
 
 Before each operation, the ranks exchange one small message of fixed size that describes it. If the operations, shapes
 or names differ, every rank raises the same error, and none waits forever. The message is exchanged in host memory if
-the group has a backend for it ("cpu:gloo,cuda:nccl"); otherwise it waits for the device. Only a rank that never calls
-the function is found by the group's timeout. ``all_gather`` and ``reduce`` take several times as long with this
-message, so ``checks`` can turn it off: ranks that differ then hang or get wrong values, as with torch's own
-collectives.
+the group has a backend for the host ("cpu:gloo,cuda:nccl"); otherwise the exchange waits for the device. Only a rank
+that never calls the function is detected by the group's timeout instead. ``all_gather`` and ``reduce`` take several
+times as long with this message, so ``checks`` can turn it off: ranks that differ then hang or get wrong values, as with
+torch's own collectives.
 
 Without a process group, and in a group of one, every function returns its input. ``group`` is a process group that
 contains this process; ``None`` means all processes. If the group's backends do not support a tensor's device, it is
@@ -131,12 +131,13 @@ def reduce(
     """Return the element-wise reduction of every rank's tensor; other values are returned unchanged.
 
     Sums use a wider type, so that no precision is lost: float64 for float32, float32 for 16-bit types, int64 for
-    integers; a mean is divided once. The mean of integers or booleans is float64: the mean of 1 and 2 is 1.5. Their
-    sums and products are int64, as in torch. All other results have the input's dtype. NaN on one rank makes the result
-    NaN on all ranks.
+    integers; a mean is divided once. The mean of integers or booleans is float64: the mean of 1 and 2 is 1.5. Sums and
+    products of integers or booleans are int64, as in torch. All other results have the input's dtype. NaN on one rank
+    makes the result NaN on all ranks.
 
     Args:
-        tensor: the same shape and dtype on every rank. It is not changed, and the result is detached from its graph.
+        tensor: the same shape and dtype on every rank. ``tensor`` is not changed, and the result is detached from its
+            graph.
         group: the participating ranks; ``None``: all.
         reduce_op: "mean" (or "avg"), "sum", "min", "max", "product" (or "prod"), or one of these or a bitwise one as a
             ``ReduceOp``; ``None`` is the mean.
@@ -240,7 +241,7 @@ def gather_keyed(
         return values.detach().unsqueeze(0)
     rows = peers.meet(f"{len(names)} names, {_kind(values)}", failed=wrong, also="\0".join(names))
     if len({row.digest for row in rows}) > 1 and builtins.all(row.call == "gather_keyed" for row in rows):
-        each = _gathered(list(names), peers)  # all ranks have the same rows, so all of them call this
+        each = _gathered(list(names), peers)  # all ranks have the same rows, so every rank calls this
         if any(other != each[0] for other in each):
             raise ConfigurationError(differing_names(each, peers.ranks))
     peers.check(rows)
@@ -299,7 +300,9 @@ class _Gather(torch.autograd.Function):
 
 
 class _OwnSlice(torch.autograd.Function):
-    """This rank's slice of the sum of all ranks' stacks; :class:`_Gather` is its backward, and this is _Gather's."""
+    """This rank's slice of the sum of all ranks' stacks: the backward of :class:`_Gather`, whose backward is _Gather's
+    forward.
+    """
 
     @staticmethod
     def forward(ctx: Any, stack: Tensor, peers: Peers) -> Tensor:

@@ -1,9 +1,9 @@
 """Sequences split over ranks: attention over complete sequences, and which part of a sequence each rank has.
 
 Each rank of a context-parallel group computes on a part of every sequence. Only attention needs the other parts: before
-it, the ranks exchange heads for positions (arXiv 2309.14509, "Ulysses"), so that each computes plain attention over
-complete sequences for some heads; afterwards they exchange back. A module calls :func:`attention`, :func:`positions`
-and :func:`gather`; in a run that does not split sequences, they work on complete sequences.
+it, the ranks exchange heads for positions (arXiv 2309.14509, "Ulysses"), so that each computes plain attention
+over complete sequences for some heads; afterwards the ranks exchange back. A module calls :func:`attention`,
+:func:`positions` and :func:`gather`; in a run that does not split sequences, they work on complete sequences.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Context:
 
     Attributes:
         group: these ranks, in the order of their parts.
-        kind: how attention exchanges the parts, "ulysses" or "ring".
+        kind: how the ranks exchange the parts in attention, "ulysses" or "ring".
     """
 
     group: Group
@@ -258,7 +258,9 @@ class _Exchange(torch.autograd.Function):
 
 
 def _with_heads_for(size: int, tensor: Tensor, heads: int, enable_gqa: bool) -> Tensor:
-    """Return keys or values with a number of heads that the ranks divide; heads shared by queries are repeated."""
+    """Return keys or values with a number of heads that is divisible by ``size``; heads that queries share are
+    repeated.
+    """
     own = tensor.shape[1]
     if heads % size:
         raise ConfigurationError(
@@ -303,7 +305,7 @@ def _ring(handle: Any, size: int, device: torch.device) -> Any:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.experimental import _attention, context_parallel
 
-    _attention._cp_options.enable_load_balance = False  # it would reorder the parts
+    _attention._cp_options.enable_load_balance = False  # load balancing would reorder the parts
     buffer = torch.zeros(size, device=device)  # torch requires a buffer
     mesh = DeviceMesh.from_group(handle, device.type)
     return context_parallel(mesh, buffers=[buffer], buffer_seq_dims=[0], no_restore_buffers={buffer})

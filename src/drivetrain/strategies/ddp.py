@@ -32,7 +32,8 @@ from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_UNFINISHED = "Expected to have finished reduction in the prior iteration"  # the beginning of torch's error
+# the beginning of torch's error about an unfinished reduction
+_UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
 
 class DDPArguments(TypedDict, total=False):
@@ -58,7 +59,7 @@ class DDPArguments(TypedDict, total=False):
 class DDPStrategy(ParallelStrategy):
     """``torch.nn.parallel.DistributedDataParallel`` around the model while it is trained.
 
-    Evaluation and prediction run the model itself, without communication except what user code starts.
+    Evaluation and prediction call the model without the wrapper; only user code communicates.
 
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
@@ -67,8 +68,8 @@ class DDPStrategy(ParallelStrategy):
         model_averaging_period: with ``ddp_comm_hook=post_localSGD_hook`` and a ``PostLocalSGDState``: after its
             ``start_localSGD_iter`` steps, in which gradients are averaged over all ranks, they are averaged over its
             subgroup only (``None``: over each machine), and parameters over all ranks after every so many optimizer
-            steps. In between ranks differ: evaluation takes each one's own parameters, and a checkpoint holds rank 0's
-            with its optimizer state, from which all ranks go on.
+            steps. Between two averages, the ranks' parameters differ: each rank evaluates its own, and a checkpoint
+            contains rank 0's parameters and optimizer state, from which all ranks resume.
         start_method: the launcher that starts the processes if no cluster does: "popen" runs the program again;
             "spawn", "fork" and "forkserver" pass this process's objects to new processes; "ray" passes them to actors
             of a Ray cluster.
@@ -112,7 +113,7 @@ class DDPStrategy(ParallelStrategy):
         self.comm = (ddp_comm_state, ddp_comm_hook, ddp_comm_wrapper)
         self.facts = self.facts.but(refuses={**self.facts.refuses, **self._refused()})
         self._wraps = True
-        self._sync: LayerSync | None = None  # of the running fit
+        self._sync: LayerSync | None = None  # the layer synchronisation of the running fit
         self._averaged: set[int] = set()  # parameters, by identity
         self._frozen: list[nn.Parameter] = []  # parameters that are not averaged
 
@@ -138,7 +139,8 @@ class DDPStrategy(ParallelStrategy):
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> nn.Module:
         module = super().setup_module(module, move_to_device)
-        if self.world.size > self.data.size == 1:  # every other rank holds another part of this model
+        # every other rank holds another part of this model, so there is nothing to average
+        if self.world.size > self.data.size == 1:
             return module
         if not (self._wraps and any(parameter.requires_grad for parameter in module.parameters())):
             self.share_from_rank_zero([*module.parameters(), *module.buffers()])
@@ -168,7 +170,7 @@ class DDPStrategy(ParallelStrategy):
             super().on_validation_start()
 
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return nothing if each forward pass broadcasts rank 0's buffers."""
+        """Return an empty state if each forward pass broadcasts rank 0's buffers."""
         return {} if self.ddp_arguments.get("broadcast_buffers", True) else super().rank_state(module)
 
     def bind(self, name: str) -> Callable[..., Any]:
@@ -184,7 +186,7 @@ class DDPStrategy(ParallelStrategy):
     def _wrap_again(self) -> None:
         """Wrap the module again if parameters have been thawed or frozen since it was wrapped.
 
-        A parameter frozen inside a window has gradients there that only the present wrapper exchanges.
+        A parameter that is frozen inside a window has gradients of this window that only the present wrapper exchanges.
         """
         model = self.model
         if not isinstance(model, DistributedDataParallel) or (trained := _trained(model)) == self._averaged:
@@ -201,16 +203,16 @@ class DDPStrategy(ParallelStrategy):
         for parameter in frozen:
             parameter.requires_grad_(False)
         if self.driver.rebind is not None:
-            self.driver.rebind()  # the loop uses the earlier wrapper until then
+            self.driver.rebind()  # until this call, the loop uses the earlier wrapper
 
     def _continue_window(self) -> None:
-        """Let a new wrapper average all gradients of an open window, including those that its remaining batches do not
-        add to.
+        """Let a new wrapper average all gradients of an open window, also of parameters that get none in its remaining
+        batches.
         """
         model = self.model
         if not isinstance(model, DistributedDataParallel):
             return
-        model.require_forward_param_sync = False  # as after a pass without an exchange
+        model.require_forward_param_sync = False  # no broadcast of buffers, as after a pass without an exchange
         if model.find_unused_parameters:
             held = [each for each in model.parameters() if each.requires_grad and each.grad is not None]
             with model.no_sync():
@@ -262,7 +264,8 @@ class DDPStrategy(ParallelStrategy):
         found = [loss] if model.find_unused_parameters and not model.static_graph else []
         model.reducer.prepare_for_backward(found)
         yield
-        model.require_backward_grad_sync = False  # otherwise the end of the forward pass would prepare it again
+        # otherwise the end of the forward pass would prepare the reducer again
+        model.require_backward_grad_sync = False
         if model.static_graph and not model._static_graph_delay_allreduce_enqueued:
             model._static_graph_delay_allreduce_enqueued = True
             model.reducer._delay_all_reduce()  # type: ignore[attr-defined]  # the end of a first pass would call it
@@ -272,7 +275,7 @@ class DDPStrategy(ParallelStrategy):
     @property
     def optimizers(self) -> list[Optimizer]:
         """The optimizers of the run. Setting them also registers the hooks that DDP needs at their steps."""
-        # in the instance's dictionary, where a copy in another process looks for it
+        # stored in the instance's dictionary, where a copy in another process looks for it
         mine: list[Optimizer] = self.__dict__["optimizers"]
         return mine
 
@@ -280,8 +283,8 @@ class DDPStrategy(ParallelStrategy):
     def optimizers(self, optimizers: list[Optimizer]) -> None:
         self.__dict__["optimizers"] = optimizers
         for optimizer in filter(_is_sharded, optimizers):
-            # It also leaves the loaded state in its own ``state``: a second copy that is never updated, with None for
-            # the parameters of other ranks.
+            # torch also leaves the loaded state in the outer ``state``: a second copy that is never updated, with None
+            # for the parameters of other ranks.
             optimizer.register_load_state_dict_post_hook(_drop_copies)
         if self._averaging is not None and not self._outlived:
             self._averaging.attach(optimizers)
@@ -300,10 +303,10 @@ class DDPStrategy(ParallelStrategy):
     def _consolidate(self, sharded: Any, rank: int) -> None:
         sharded.consolidate_state_dict(to=rank)
         if self.accelerator is not None:
-            self.accelerator.synchronize(self.root_device)  # its copies to the host are asynchronous
+            self.accelerator.synchronize(self.root_device)  # the optimizer's copies to the host are asynchronous
 
     def whole_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Return ``optimizer`` for a process outside the job: with all ranks' state, on the first rank of each machine.
+        """Return ``optimizer`` for a process outside the job, with all ranks' state on the first rank of each machine.
         Every rank must call it.
         """
         if not _is_sharded(optimizer):
@@ -342,7 +345,7 @@ class DDPStrategy(ParallelStrategy):
             self._wrap_again()
         own = self.model
         if isinstance(own, DistributedDataParallel) and next(own.parameters()) is next(model.parameters()):
-            model = own  # replaces an earlier one
+            model = own  # this wrapper has replaced ``model``
         return model.no_sync()
 
 
@@ -369,10 +372,10 @@ StrategyRegistry.derive(_entries)
 
 
 def _static_from_first_exchange(model: DistributedDataParallel) -> None:
-    """Make its graph static before the first pass that exchanges gradients.
+    """Make the graph of ``model`` static before the first pass that exchanges gradients.
 
-    torch should record the graph in that pass; in the earlier passes of an accumulation window it would record too, and
-    then silently miss exchanges later (pytorch#187732).
+    torch should record the graph in that pass; in the earlier passes of an accumulation window it would also record,
+    and then silently skip exchanges later (pytorch#187732).
     """
 
     def look(*_: Any) -> None:
@@ -384,7 +387,7 @@ def _static_from_first_exchange(model: DistributedDataParallel) -> None:
 
 
 def _by_hand(step: Callable[..., Any], model: DistributedDataParallel) -> Callable[..., Any]:
-    """Return ``step`` of manual optimization, whose backward passes prepare their own exchange."""
+    """Return ``step`` for manual optimization: each of its backward passes prepares its own exchange."""
 
     def step_by_hand(*args: Any, **kwargs: Any) -> Any:
         model.require_forward_param_sync = True

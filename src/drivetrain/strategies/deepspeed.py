@@ -58,8 +58,8 @@ class DeepSpeedStrategy(ParallelStrategy):
     Args:
         accelerator, parallel_devices, cluster_environment, checkpoint_io, precision_plugin, process_group_backend,
             timeout: as for :class:`ParallelStrategy`.
-        stage: what is spread over the ranks. 1: optimizer states; 2: gradients too; 3: parameters too. ``None``: what
-            ``config`` says, or 2.
+        stage: what is sharded over the ranks. 1: optimizer states; 2: gradients too; 3: parameters too. ``None``: the
+            stage in ``config``, or 2.
         offload_optimizer: keep and step optimizer states in host memory. ``True``, or DeepSpeed's options for it.
         offload_parameters: keep parameters in host memory; only with ``stage=3``.
         offload_optimizer_device, offload_params_device: "cpu", or "nvme" for files in ``nvme_path``.
@@ -143,9 +143,10 @@ class DeepSpeedStrategy(ParallelStrategy):
         super().setup_environment()
         deepspeed = self._deepspeed()
         self._had_local_rank = "LOCAL_RANK" in os.environ
-        os.environ["LOCAL_RANK"] = str(self.local_rank)  # DeepSpeed reads it in every step
+        os.environ["LOCAL_RANK"] = str(self.local_rank)  # DeepSpeed reads this variable in every step
         if _WORLD and _WORLD[0] is not dist.group.WORLD:
-            deepspeed.utils.groups._release_process_group_references()  # the groups that it keeps no longer exist
+            # the groups that DeepSpeed keeps no longer exist
+            deepspeed.utils.groups._release_process_group_references()
         _WORLD[:] = [dist.group.WORLD]
         deepspeed.init_distributed(verbose=False)  # uses the existing process group
         device = deepspeed.accelerator.get_accelerator().device_name()
@@ -166,7 +167,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         fitting = trainer.progress.fn == "fit"
         if fitting:
             self._check_run(trainer)
-        self.engine_config()  # its errors come before the model is moved
+        self.engine_config()  # raises configuration errors before the model is moved
         super().setup(trainer)
         if not fitting and self.stage == 3:
             self._start_engine(None)
@@ -207,7 +208,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         """Return the configuration that DeepSpeed's engine gets.
 
         Raises:
-            ConfigurationError: it contradicts the Trainer's arguments, or an option is unknown.
+            ConfigurationError: the configuration contradicts the Trainer's arguments, or an option is unknown.
         """
         self._deepspeed()
         return _deepspeed_config.complete(self.config, self._options, self.precision_plugin.name)
@@ -257,13 +258,14 @@ class DeepSpeedStrategy(ParallelStrategy):
             self._tear_down()
         finally:
             if self.world_size == 1 and not self._had_local_rank:
-                os.environ.pop("LOCAL_RANK", None)  # it would mean that a launcher has started this process
+                # a remaining LOCAL_RANK would mean that a launcher has started this process
+                os.environ.pop("LOCAL_RANK", None)
 
     def _tear_down(self) -> None:
         if self._engine is None:
             super().teardown()
             return
-        # super() destroys the process group, which reading the states needs
+        # super() destroys the process group, and reading the states needs it
         if self.world_size == 1 and dist.is_initialized():
             states = {id(each): self.optimizer_state(each) for each in self.optimizers}
             kept = self.module_state(self.lightning_module), states
@@ -320,12 +322,13 @@ class DeepSpeedStrategy(ParallelStrategy):
         return step
 
     def rescale_gradients(self, optimizer: Any, factor: float | Tensor) -> None:
-        """Multiply the factor for the engine's gradients: later losses are divided by it, and the step applies it.
+        """Multiply the factor for the engine's gradients: later losses are divided by it, and the optimizer step
+        applies it.
 
-        A factor on the device is read back here.
+        A factor on the device is read from the device here.
         """
         self._unit *= float(factor)
-        if self._unit == 0:  # earlier gradients come from weights of 0: they are 0 at any scale
+        if self._unit == 0:  # earlier gradients have weights of 0, so they are 0 at any scale
             self._unit = 1.0
 
     def clip_gradients(

@@ -32,7 +32,7 @@ class ReplicaStrategy(Strategy):
     def _devices(self) -> Sequence[torch.device]:
         if devices := self.parallel_devices or self.own_parts.devices:
             return devices
-        assert self.accelerator is not None  # without a plan, the caller has passed one
+        assert self.accelerator is not None  # without a plan, the caller has passed an accelerator
         return self.accelerator.get_parallel_devices([0])
 
     def split_batch(self, batch: Any, devices: Sequence[torch.device]) -> tuple[list[Any], list[int]]:
@@ -126,7 +126,7 @@ class DataParallelStrategy(ReplicaStrategy):
 
 
 def bound_to(replicas: Replicas, module: nn.Module, name: str, devices: int) -> Callable[..., Any]:
-    """Return the step of this name as the replicas of ``module`` run it.
+    """Return the step of this name, run on the replicas of ``module``.
 
     Raises:
         NotSupportedError: the step fetches its batches itself, and there are several devices.

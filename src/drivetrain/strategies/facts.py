@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Earlier:
-    """Hooks and arguments of earlier generations that a strategy's steps use.
+    """Hooks and arguments of earlier Lightning generations that a strategy's steps use.
 
     Attributes:
         step_ends: it splits batches, and calls the module's ``training_step_end``, ``validation_step_end`` and
             ``test_step_end`` with the outputs of all parts. Other strategies refuse a module that defines one.
-        zero_grad: its ``zero_grad`` calls the module's ``optimizer_zero_grad``; otherwise the module's method replaces
-            it.
-        hooks: further methods of a module or a callback that it calls; other strategies refuse a module that defines
-            one, and warn about a callback.
+        zero_grad: the strategy's ``zero_grad`` calls the module's ``optimizer_zero_grad``; otherwise the module's
+            method replaces the strategy's.
+        hooks: further methods of a module or a callback that the strategy calls; other strategies refuse a module that
+            defines one, and warn about a callback.
         step_arguments: the names of further arguments of ``training_step``.
-        enters_contexts: its steps enter the precision's contexts themselves.
-        reduces: its ``reduce`` also reduces logged values.
+        enters_contexts: the strategy's steps enter the precision's contexts themselves.
+        reduces: the strategy's ``reduce`` also reduces logged values.
     """
 
     step_ends: bool = False
@@ -66,16 +66,16 @@ class Facts:
         allows_inference_mode: evaluation may run under ``torch.inference_mode``; otherwise it runs under ``no_grad``.
         handles_gradient_accumulation: its optimizers add up the gradients of a window: the loop does not divide the
             loss, and steps them after each batch.
-        honoured_hooks: for a strategy that owns its step: the hooks inside a step that it calls. If another hook is
-            overridden, set-up raises an error. ``StepParts.HOOKS`` are the hooks that the parts call; "all": every
-            hook.
+        honoured_hooks: for a strategy that owns its step: the hooks inside a step that the strategy calls. If another
+            hook is overridden, set-up raises an error. ``StepParts.HOOKS`` are the hooks that the parts call; "all":
+            every hook.
         local_passes: "module:function" that returns the :class:`~drivetrain.strategies.local_passes.LocalPasses` of
             this strategy: passes without communication between ranks, followed by one exchange, for
             ``Trainer(split_on_oom=True)``; "": that argument raises an error.
         refuses: arguments of the Trainer that do not work with it, each with the reason as a sentence: "compile",
             "cuda_graphs", "save_trainable_only", "split_on_oom".
-        engine_verbs: for methods with other signatures, which a Trainer cannot use: the class that calls them. An
-            Engine uses it instead of its own ``Verbs``.
+        engine_verbs: for methods whose signatures differ from a Trainer's: the class that calls them. An Engine uses
+            that class instead of its own ``Verbs``.
         engine_class: for a strategy that only a Trainer can use: "module:class" that an Engine builds under the same
             names.
         earlier: facts of strategies that train like earlier generations.
@@ -102,14 +102,15 @@ class Facts:
         return replace(self, **changes)
 
 
-_NAMES = {each.name for each in fields(Facts)} - {"handles_gradient_accumulation"}  # a property under the familiar name
+# handles_gradient_accumulation is also a property of strategies
+_NAMES = {each.name for each in fields(Facts)} - {"handles_gradient_accumulation"}
 
 
 def check_declared(cls: Any) -> None:
     """Check that a strategy's class declares facts only in ``facts``.
 
     Raises:
-        ConfigurationError: it has an attribute with the name of a fact, which nothing would read.
+        ConfigurationError: the class has an attribute with the name of a fact, which nothing would read.
     """
     if wrong := sorted(vars(cls).keys() & _NAMES):
         value = vars(cls)[wrong[0]]

@@ -18,7 +18,7 @@ from drivetrain.launchers.board import Sheet
 from drivetrain.launchers.tracebacks import place_of_user
 from drivetrain.strategies import waiting
 
-_STORE_S = 2.0  # how long a failing rank waits for the store: the process that holds it may have stopped
+_STORE_S = 2.0  # seconds that a failing rank waits for the store, whose process may have stopped
 
 
 def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Exception], str]) -> None:
@@ -35,9 +35,9 @@ def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Excepti
 
 
 def use_store(exchange: Callable[[], object]) -> None:
-    """Call ``exchange``, which uses the job's store, in a thread; wait for it only a few seconds.
+    """Call ``exchange``, which uses the job's store, in a thread; wait only a few seconds for the result.
 
-    A store that does not answer then cannot keep a rank from ending.
+    So a store that does not answer cannot prevent a rank from ending.
     """
 
     def attempt() -> None:
@@ -53,11 +53,11 @@ def _tell_ranks(error: Exception, summary: Callable[[Exception], str]) -> None:
     """Send the reason of this failure to the other ranks; if an exchange broke, add the reason that another rank has
     sent.
 
-    The other rank's connections break when its process ends or leaves the group, and it sends its reason before that. A
+    The other rank's connections break when its process ends or leaves the group; before that, it sends its reason. A
     second call changes nothing.
     """
     store = waiting.store_of_job()
-    if store is None or isinstance(error, PeerError):  # it already contains the other rank's reason
+    if store is None or isinstance(error, PeerError):  # a PeerError already contains the other rank's reason
         return
     follows, found = child.follows(error), list[str]()
 
@@ -83,7 +83,7 @@ def _write_for_report(sheet: Sheet | None, error: BaseException) -> None:
     """
     if sheet is None or not (isinstance(error, Exception) or _is_failed_exit(error)):
         return
-    with suppress(OSError):  # the launching process was killed, and its folder was removed
+    with suppress(OSError):  # the launching process was killed, and the board's folder was removed
         if isinstance(error, Exception) and (text := _collective(error)):
             sheet.note_collective(text)
         child.write_failure(sheet.folder, sheet.local_rank, error)

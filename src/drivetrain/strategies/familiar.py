@@ -1,7 +1,7 @@
-"""Familiar members of strategies under their usual names, implemented with this contract.
+"""Strategy members with Lightning's names, implemented with this package's contract.
 
-The class defines them, so that they can be called and overridden. The library calls the functions below the class: each
-runs the contract's method, unless the strategy overrides the familiar name.
+The class defines these names, so that users can call and override them. The library calls the functions below the
+class: each runs the contract's method, unless the strategy overrides the member of that name.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ COLLECTIVES = frozenset({"barrier", "broadcast", "reduce_boolean_decision"})
 
 
 class Familiar(Step, State):
-    """Familiar members that this contract defines under other names or signatures: they can be called and
-    overridden.
-    """
+    """Members with Lightning's names, which the contract defines in another form; users can call and override them."""
 
     @property
     def is_distributed(self) -> bool:
@@ -103,7 +101,7 @@ class Familiar(Step, State):
     # ---- between ranks -------------------------------------------------------------------------------------------
 
     def barrier(self, name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """Wait for every rank. Further arguments are not used: strategies of other libraries take them."""
+        """Wait for every rank. Further arguments are ignored: barriers of other libraries have some."""
         self._plain_world.barrier(name)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
@@ -217,7 +215,9 @@ class Familiar(Step, State):
     # ---- phases of a run -----------------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Called after the callbacks' and the module's hook of this name, like the following ones."""
+        """Called after the callbacks' and the module's hook of this name; the same is true for the following
+        methods.
+        """
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Called before a batch, only if overridden."""
@@ -254,7 +254,7 @@ def own_collectives(strategy: Strategy, world: Group) -> Group:
     """Return ``world``, or a copy that calls the strategy's methods if it overrides one of :data:`COLLECTIVES`."""
     if not any(overrides(strategy, name, Familiar) for name in COLLECTIVES):
         return world
-    asks: Any = copy.copy(world)  # a copy keeps the class and its other exchanges
+    asks: Any = copy.copy(world)  # a copy keeps the class of ``world`` and its other exchanges
     asks.barrier, asks.reduce_boolean_decision = strategy.barrier, strategy.reduce_boolean_decision
     asks.broadcast = lambda obj, src=None: strategy.broadcast(obj, world.ranks[0] if src is None else src)
     return asks  # type: ignore[no-any-return]
@@ -267,7 +267,9 @@ def own_reduce(strategy: Strategy) -> Callable[..., Any] | None:
 
 
 def share(strategy: Strategy, loader: Any, splits: bool = False, pads: bool = False) -> Any:
-    """Return ``loader``, or a copy that yields this rank's part: see :func:`drivetrain.data.samplers.share`."""
+    """Return ``loader``, or a copy that yields this rank's part of the data: see
+    :func:`drivetrain.data.samplers.share`.
+    """
     if not strategy.facts.is_distributed or not (mine := strategy.distributed_sampler_kwargs):
         return loader
     from drivetrain.data.samplers import share as shared
@@ -299,7 +301,7 @@ def bind_step_of(strategy: Strategy, name: str) -> Callable[..., Any]:
 
 
 def enters_step_contexts(strategy: Strategy) -> bool:
-    """Whether user code defines the contexts of the four steps, so that they are entered again for each step."""
+    """Whether user code defines contexts of the four steps, which are then entered again for each step."""
     own = any(
         defined_by_user(strategy.precision_plugin, name) for name in ("forward_context", *_STEP_CONTEXTS.values())
     )
@@ -378,7 +380,7 @@ def bind_accumulating(strategy: Strategy, model: nn.Module) -> Callable[[], Abst
     """Return a function that creates the context whose gradients stay on this rank; ``None`` if every pass
     exchanges.
     """
-    if overrides(strategy, "block_backward_sync", Familiar):  # it only supports the model of the run
+    if overrides(strategy, "block_backward_sync", Familiar):  # the override only supports the model of the run
         return functools.partial(_blocking, strategy, model)
     return functools.partial(strategy.accumulating, model) if overrides(strategy, "accumulating", Step) else None
 
@@ -420,7 +422,7 @@ def load_module_state(
 
 def optimizer_state(strategy: Strategy, optimizer: Optimizer, module: nn.Module | None) -> dict[str, Any]:
     """Return the state of an optimizer of ``module``'s parameters, for a checkpoint."""
-    with standing_for(strategy, lightning_module=module):  # this method has the familiar signature, without the module
+    with standing_for(strategy, lightning_module=module):  # Lightning's method has no argument for the module
         return strategy.optimizer_state(optimizer)
 
 
@@ -441,7 +443,9 @@ def _own(strategy: Strategy, name: str) -> bool:
 
 @contextmanager
 def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
-    """Context in which a strategy has other attributes: overrides of familiar names only use the run's module."""
+    """Context in which a strategy has other attributes, because overrides of these members only know the run's
+    module.
+    """
     # Written to the instance's dictionary, because a setter may do work that belongs to the start of a run.
     own = vars(strategy)
     before = {name: own[name] for name in attributes if name in own}
@@ -453,7 +457,7 @@ def standing_for(strategy: Strategy, **attributes: Any) -> Iterator[None]:
 
 
 def read_overrides(strategy: Strategy) -> None:
-    """Let overrides of familiar members change the strategy's declared facts; called when a run begins."""
+    """Let overrides of these members change the strategy's declared facts; called when a run begins."""
     own = type(strategy)
     overridden = {name: fact for name, fact in _DECLARED.items() if getattr(own, name) is not vars(Familiar)[name]}
     if overridden:

@@ -48,7 +48,7 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
         mixed_precision: torch's ``MixedPrecisionPolicy``: the dtypes in which parameters are gathered and gradients are
             reduced. ``None``: the parameters' own dtype.
         auto_wrap_policy: the layers that are blocks: classes, class names, a function ``policy(module) -> bool``, or
-            one of torch's policies. ``None``: the model's declaration, or otherwise its repeated layers.
+            one of torch's policies. ``None``: the blocks that the model declares, or otherwise its repeated layers.
         activation_checkpointing: an alias of ``activation_checkpointing_policy``.
         activation_checkpointing_policy: the layers that recompute their activations in the backward pass, in the same
             forms as ``auto_wrap_policy``.
@@ -62,8 +62,8 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
             until then each process holds the gradients of all parameters.
         shard_placement_fn: torch's argument: the dimension along which a parameter is sharded.
         init_on_meta: ``configure_model`` creates parameters on the meta device, without memory. After sharding, each
-            layer initialises its own with ``reset_parameters``. Without it, this happens only for parameters that
-            ``configure_model`` itself has put on the meta device.
+            layer initialises its own parameters with ``reset_parameters``. With False, this happens only for parameters
+            that ``configure_model`` itself has put on the meta device.
         start_method: how processes start if no launcher has: "popen", "spawn", "fork", "forkserver" or "ray".
         others: arguments of torch's first FSDP that have no effect here; they cause a warning.
 

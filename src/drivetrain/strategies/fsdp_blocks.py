@@ -24,7 +24,7 @@ def find_blocks(root: nn.Module) -> list[nn.Module]:
 
     A model declares them in ``_no_split_modules``, a list of class names, as models of Hugging Face do. Repeated layers
     have the same class in one ``ModuleList``, ``Sequential`` or ``ModuleDict``; if there are none, the same class in
-    any module. Of nested repetitions the outermost is used.
+    any module. If repetitions are nested, the outermost one is used.
     """
     declared = {name for module in root.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     if declared and (found := [each for each in _below(root) if type(each).__name__ in declared]):
@@ -58,7 +58,7 @@ def matching(root: nn.Module, policy: Policy, argument: str) -> list[nn.Module]:
         argument: the constructor's argument, for messages.
 
     Raises:
-        ConfigurationError: it selects nothing, or it is not a policy.
+        ConfigurationError: the policy selects nothing, or ``policy`` is not a policy.
     """
     classes = getattr(policy, "_module_classes", policy)  # torch's ModuleWrapPolicy
     function: Any = getattr(policy, "_lambda_fn", policy)  # torch's CustomPolicy
@@ -114,7 +114,9 @@ def _by_function(root: nn.Module, function: Callable[..., Any]) -> list[nn.Modul
 
 
 def _by_size(module: nn.Module, function: Callable[..., Any], found: list[nn.Module], root: nn.Module) -> int:
-    """Apply a policy ``(module, recurse, nonwrapped_numel)`` bottom-up; return the number of elements in blocks."""
+    """Apply a policy ``(module, recurse, nonwrapped_numel)`` bottom-up; return the number of elements in the found
+    blocks.
+    """
     size = _size(module)
     if not function(module=module, recurse=True, nonwrapped_numel=size):
         return 0
@@ -128,7 +130,7 @@ def _by_size(module: nn.Module, function: Callable[..., Any], found: list[nn.Mod
 def apart_from_tied(root: nn.Module, blocks: list[nn.Module]) -> list[nn.Module]:
     """Return the blocks that share no parameter with a module outside them; a warning names the others.
 
-    Sharding would silently turn a parameter in two groups into two parameters.
+    Sharding would silently turn a parameter that is in two groups into two parameters.
     """
     owners: dict[int, list[nn.Module]] = {}
     for module in root.modules():
@@ -193,7 +195,7 @@ def _below(root: nn.Module) -> Iterator[nn.Module]:
 
 
 def outermost(found: list[nn.Module]) -> list[nn.Module]:
-    """Return the modules that are not inside another one of the list."""
+    """Return the modules of the list that are not inside another one of it."""
     inside: set[nn.Module] = set()
     for each in found:
         inside |= set(_below(each))

@@ -1,8 +1,8 @@
 """Parameters that FSDP keeps gathered from forward to backward, and when they are freed without a backward pass.
 
-torch frees them in the backward pass. After a forward pass without one (a validation step, or a training step that
-returns ``None``), the gathered copies would replace the module's shards, and a later forward pass would use them
-although the optimizer has stepped the shards since.
+torch frees them in the backward pass. After a forward pass without a backward pass (a validation step, or a training
+step that returns ``None``), the gathered copies would stay in the module instead of the shards, and a later forward
+pass would use them although the optimizer has stepped the shards since.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 
 def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
-    """Start each forward pass of ``root`` with shards; free gathered parameters after it if it computes no gradients.
+    """Start each forward pass of ``root`` with shards; free gathered parameters afterwards if it computes no gradients.
 
     Args:
         root: the model.
@@ -25,7 +25,7 @@ def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
     if groups:
         passes = _Passes(root, groups, groups_of(root))
         root.register_forward_pre_hook(passes.begin, prepend=True)
-        # also after passes that fail, because a step may catch the exception
+        # also after a pass that fails, because the step may catch the exception
         root.register_forward_hook(passes.end, always_call=True)
         root.zero_grad = passes.zero_grad  # type: ignore[method-assign]
     for module in kept:
@@ -36,8 +36,8 @@ def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
 class _Passes:
     """The running forward passes of a model: ``training_step``, and ``self(x)`` inside it.
 
-    torch treats the end of the inner pass as the end of both, and frees the model's own parameters at the end of the
-    outer.
+    torch treats the end of the inner pass as the end of both, and frees the model's own parameters after the outer
+    pass.
 
     Args:
         root: the model.
@@ -71,7 +71,7 @@ class _Passes:
                 shard.grad = None if set_to_none else torch.zeros_like(shard.grad)
 
     def end(self, module: Any, args: Any, output: Any) -> None:
-        self._running = max(0, self._running - 1)  # a hook may have failed before the pass began
+        self._running = max(0, self._running - 1)  # a hook may have failed before the pass was counted
         if self._running:
             for group in self._own:
                 group._training_state = self._forward
@@ -87,7 +87,7 @@ def _drop_without_gradients(module: Any, args: Any, output: Any) -> None:
 def groups_of(module: Any) -> list[Any]:
     """Return torch's groups of parameters that ``module``, an ``FSDPModule``, gathers together."""
     state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)  # before torch 2.12 there is a single group
+    groups = getattr(state, "_fsdp_param_groups", None)  # torch before 2.12 has a single group
     return [each for each in ([state._fsdp_param_group] if groups is None else groups) if each is not None]
 
 

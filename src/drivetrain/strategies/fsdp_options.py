@@ -13,12 +13,12 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, described, did_you_mean
 from drivetrain.strategies import fsdp_blocks
 
-# Whether a block's gathered parameters are freed after forward: fully_shard's reshard_after_forward.
+# ``reshard_after_forward`` by sharding strategy: whether a block's gathered parameters are freed after forward.
 _SHARDING = {"FULL_SHARD": True, "SHARD_GRAD_OP": False, "HYBRID_SHARD": True, "_HYBRID_SHARD_ZERO2": False,
              "NO_SHARD": False}  # fmt: skip
 _HYBRID = ("HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
 
-# Arguments of torch's first FSDP, and what FSDP2 does instead without an argument.
+# Arguments of torch's first FSDP that have no effect, and what FSDP2 does instead.
 _WITHOUT_MEANING = {
     "use_orig_params": "parameters are always the module's own",
     "sync_module_states": "all processes start with the weights of rank 0",
@@ -40,7 +40,7 @@ class FirstFSDPArguments(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Options:
-    """FSDPStrategy's arguments, described there."""
+    """FSDPStrategy's arguments; its docstring describes them."""
 
     cpu_offload: Any
     mixed_precision: Any
@@ -53,7 +53,7 @@ class Options:
     shard_placement_fn: Callable[[nn.Parameter], Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check the arguments that are not checked where they are read."""
+        """Check the arguments that are not checked where they are used."""
         _one_of("state_dict_type", self.state_dict_type, ("full", "sharded"))
         _one_of("gradient_exchange", self.gradient_exchange, ("batch", "window"))
         mesh = self.device_mesh
@@ -117,7 +117,7 @@ def ignore_first_arguments(others: Mapping[str, Any]) -> None:
     """Warn of arguments of torch's first FSDP.
 
     Raises:
-        UnknownArgumentError: one is not an argument of torch's first FSDP either.
+        UnknownArgumentError: an argument is not an argument of torch's first FSDP either.
     """
     for name in others:
         if name not in _WITHOUT_MEANING:
@@ -146,7 +146,7 @@ def precision_policy(given: Any) -> Any:
     """Return torch's ``MixedPrecisionPolicy``; also converts the ``MixedPrecision`` of torch's first FSDP.
 
     Raises:
-        ConfigurationError: it has neither type.
+        ConfigurationError: ``given`` has neither type.
     """
     if given is None or type(given).__name__ == "MixedPrecisionPolicy":
         return given

@@ -48,12 +48,12 @@ class FullySharded(Strategy):
 
     facts = ParallelStrategy.facts.but(
         calls_through_forward=True,  # fully_shard gathers parameters around the module's __call__
-        allows_inference_mode=False,  # it cannot gather them under inference mode
+        allows_inference_mode=False,  # fully_shard cannot gather parameters under inference mode
         restores_after_setup=True,  # weights are loaded into the shards
     )
     large: tuple[str, ...] = LARGE  # names of large entries in a checkpoint to read
     _loads = False  # whether a checkpoint will be loaded after the set-up
-    _mesh: tuple[Any, DeviceMesh] | None = None  # the mesh, of the process group beside it
+    _mesh: tuple[Any, DeviceMesh] | None = None  # the process group and the mesh of all its ranks
 
     def _shard_by(self, options: Options, init_on_meta: bool, start_method: str) -> None:
         """Store arguments of the constructor, and declare which arguments of the Trainer contradict them."""
@@ -80,7 +80,7 @@ class FullySharded(Strategy):
         """The mesh over which the model is divided; a module reads it as ``self.device_mesh``."""
         self._check_met()
         world = dist.group.WORLD
-        if self._mesh is None or self._mesh[0] is not world:  # of an earlier process group
+        if self._mesh is None or self._mesh[0] is not world:  # the mesh belongs to an earlier process group
             self._mesh = world, self._make_mesh(self.root_device.type)
         return self._mesh[1]
 
@@ -113,7 +113,7 @@ class FullySharded(Strategy):
                 f"{type(self.precision_plugin).__name__} packs weights into integers, which {type(self).__name__} "
                 'cannot shard. Write strategy="ddp", which keeps all of them in each process.'
             )
-        if module in _SHARDED:  # by an earlier run
+        if module in _SHARDED:  # an earlier run has sharded this module
             fsdp_kept.forget_iteration(module)
         module = super().setup_module(module, move_to_device=False)  # the complete module may be larger than the device
         if module not in _SHARDED:
@@ -170,7 +170,7 @@ class FullySharded(Strategy):
         chosen = {module, *blocks} - set(own)
         kept = []
         for block in reversed([each for each in module.modules() if each in chosen]):
-            self._share(block)  # inner blocks first: each block takes the parameters that no inner block has taken
+            self._share(block)  # inner blocks first: each block gets the parameters that are in no inner block
             # backward starts with the root's own parameters; freeing them after forward would gather them twice in a
             # row
             if keeps := block is module or not options.reshards_after_forward:
@@ -181,15 +181,16 @@ class FullySharded(Strategy):
     def _set_divide_factor(self, group: Any) -> None:
         """Make gradients means over the ranks that see different samples, as weighted losses assume.
 
-        torch divides by the factor that ``configure_model`` has set, or by the size of the mesh; if that is the number
-        of these ranks, it stays unset, because with one shard torch would divide by a set factor twice.
+        torch divides by the factor that ``configure_model`` has set, or else by the size of the mesh; if the mesh has
+        exactly these ranks, the factor stays unset, because with one shard torch would divide by a set factor twice.
         """
         size = self.data.size
         if group.mesh_info.mesh.size() == size:
             group.gradient_divide_factor = None
         else:
             group.gradient_divide_factor = float(size)
-            group.force_sum_reduction_for_comms = True  # only NCCL supports a premultiplied sum
+            # sum and divide separately, because only NCCL supports a premultiplied sum
+            group.force_sum_reduction_for_comms = True
 
     def _place(self, module: nn.Module) -> None:
         """Move buffers that ``fully_shard`` has not moved, and parameters that an earlier run has moved to the host."""
@@ -271,7 +272,9 @@ class FullySharded(Strategy):
 
     @contextmanager
     def _on_all_ranks(self) -> Iterator[None]:
-        """Context in which ranks read their own shards: if one fails, all of them raise, and none waits for it."""
+        """Context in which each rank reads its own shards: if one rank fails, all ranks raise, and none waits for
+        it.
+        """
         failure: Exception | None = None
         try:
             yield
@@ -322,7 +325,7 @@ class FullySharded(Strategy):
         return super().load_checkpoint(checkpoint_path, weights_only, into)
 
 
-_SHARDED: WeakSet[nn.Module] = WeakSet()  # modules of earlier set-ups, which stay sharded after a run
+_SHARDED: WeakSet[nn.Module] = WeakSet()  # modules that an earlier set-up has sharded; they stay sharded after a run
 
 _ONE_BLOCK = (
     "FSDPStrategy found no repeated layers in {}, so the whole model is one block: each process gathers all parameters "

@@ -48,8 +48,8 @@ class Bucket:
         name: the name of the exchange, the same on all ranks.
 
     Attributes:
-        waiting: identities of parameters without a gradient in this backward pass so far.
-        flat: the gradients, concatenated, followed by a 1 for each parameter that has one, during the exchange.
+        waiting: identities of the parameters that have no gradient in this backward pass yet.
+        flat: during the exchange, the concatenated gradients, followed by a 1 for each parameter that has a gradient.
     """
 
     def __init__(self, parameters: Sequence[Tensor], name: str = "") -> None:
@@ -90,7 +90,7 @@ class Bucket:
         assert self.flat is not None  # pack() has run
         sizes = [*(parameter.numel() for parameter in self.parameters), len(self.parameters)]
         *parts, there = self.flat.split(sizes)  # type: ignore[no-untyped-call]
-        # read from the device only if a gradient is missing
+        # the counts are read from the device only if this rank lacks a gradient
         somewhere = [number > 0 for number in there.tolist()] if self.missing else []
         for index, (parameter, part) in enumerate(zip(self.parameters, parts, strict=True)):
             if parameter.grad is not None:
@@ -125,7 +125,9 @@ class GradientExchange:
         self.include_thawed(parameters)
 
     def include_thawed(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Also exchange the gradients of those ``parameters`` that are trained now; the others stay in ``frozen``."""
+        """From now on also exchange the gradients of those ``parameters`` that are trained; the others stay in
+        ``frozen``.
+        """
         parameters = list(parameters)
         thawed = [each for each in parameters if each.requires_grad and id(each) not in self._bucket_of]
         self._fill(thawed)
@@ -133,7 +135,7 @@ class GradientExchange:
         self.frozen = [each for each in parameters if id(each) not in self._bucket_of]
 
     def _fill(self, parameters: list[nn.Parameter]) -> None:
-        """Put parameters into buckets, in reverse order: the last ones get their gradients first."""
+        """Put parameters into buckets, in reverse order: the last parameters get their gradients first."""
         for together in alike(reversed(parameters), _BUCKET_BYTES):
             bucket = Bucket(together, f"drivetrain.gradients.{len(self._buckets)}")
             bucket.expect()
@@ -179,10 +181,10 @@ class GradientExchanges:
     """The exchanges of a strategy, one for each module that it has set up for training."""
 
     def __init__(self) -> None:
-        self._of: dict[int, GradientExchange] = {}  # by the module's identity
+        self._of: dict[int, GradientExchange] = {}  # by the identity of the module
 
     def begin(self, module: nn.Module, ranks: int, start: Start, wait: Callable[[Any], Any]) -> None:
-        """Start exchanging the gradients of ``module``; an earlier exchange of them ends."""
+        """Start exchanging the gradients of ``module``, in place of an earlier exchange."""
         if (earlier := self._of.pop(id(module), None)) is not None:
             earlier.close()
         self._of[id(module)] = GradientExchange(module.parameters(), ranks, start, wait)

@@ -25,8 +25,8 @@ class Group(ABC):
     """A group of ranks of a job, as seen by one of them.
 
     A subclass sets the two attributes and defines :meth:`gather_objects` and :meth:`new`. All other methods are built
-    on :meth:`gather_objects`; override those for which the communication library has a faster operation. All members
-    must call the same methods in the same order. A rank is always a global rank of the job.
+    on :meth:`gather_objects`; override a method if the communication library has a faster operation. All members must
+    call the same methods in the same order. A rank is always a global rank of the job.
 
     Attributes:
         rank: this process.
@@ -93,7 +93,7 @@ class Group(ABC):
         return reduction_of(self.all_gather(tensor.detach()), op)
 
     def broadcast(self, obj: Any, src: int | None = None) -> Any:
-        """Return ``obj`` of rank ``src`` on every member; ``None``: of the first of ``ranks``."""
+        """Return ``obj`` of rank ``src`` on every member; ``None`` means the first rank in ``ranks``."""
         src = self.ranks[0] if src is None else src
         return self.gather_objects(obj if src == self.rank else None)[self.ranks.index(src)]
 
@@ -124,7 +124,7 @@ class Group(ABC):
         self.gather_objects(name)
 
     def wait_for_first(self, name: str) -> None:
-        """A barrier without a time limit, for long work of one rank, such as a download."""
+        """A barrier without a time limit, for long work of the first rank, such as a download."""
         self.barrier(name)
 
 
@@ -186,9 +186,10 @@ class TorchGroup(Group):
         return TorchGroup(handle, self.device, self.checks, self.timeout)
 
     def _check_other_groups(self, ranks: list[int]) -> None:
-        """Check that torch gives the group of ``ranks`` the same name on all of them; otherwise they would deadlock.
+        """Check that torch gives the group of ``ranks`` the same name on all of them; with different names they would
+        deadlock.
 
-        torch derives the name from the members and the number of groups that the process is already in.
+        torch derives the name from the members and from the number of groups in which the process is already.
 
         Raises:
             ConfigurationError: the members are in different numbers of groups; raised on all of them.
@@ -196,7 +197,7 @@ class TorchGroup(Group):
         from torch.distributed import distributed_c10d  # imported here: some builds of torch lack it
 
         store = distributed_c10d._get_default_store()
-        # how often this rank has asked for it in this job
+        # how often this rank has asked for this group in this job
         times = store.add(f"drivetrain/group {ranks} by {self.rank}", 1)
         key = f"drivetrain/group {ranks}/{times}"
         store.set(f"{key}/{self.rank}", str(len(distributed_c10d._world.pg_names)))
@@ -240,7 +241,8 @@ class TorchGroup(Group):
         if (store := self.store) is None:
             self.barrier(name)
             return
-        times = store.add(f"drivetrain/{name} by {self.rank}", 1)  # how often this rank has called this in this job
+        # how often this rank has called this method in this job
+        times = store.add(f"drivetrain/{name} by {self.rank}", 1)
         key, pause = f"drivetrain/{name}/{times}", 0.001
         if store.add(key, 1) == self.size:
             store.set(f"{key}/all", "")

@@ -27,7 +27,8 @@ from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy, until_thawed
 from drivetrain.strategies.strategy import StrategyRegistry
 
-_RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # keys of a parameter group; the last two belong to cyclic schedules
+# learning rates in a parameter group; the last two belong to cyclic schedules
+_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 
 
 class HorovodGroup(Group):
@@ -215,7 +216,9 @@ class HorovodStrategy(ParallelStrategy):
 
 
 def horovod_package() -> tuple[Any, str]:
-    """Return the module ``horovod.torch`` if it can connect the processes of this job, or ``None``; and the reason."""
+    """Return the module ``horovod.torch``, or ``None`` if it cannot connect the processes of this job; and the
+    reason.
+    """
     by_horovod, by_mpi = "HOROVOD_RANK" in os.environ, "OMPI_COMM_WORLD_RANK" in os.environ
     if not (by_horovod or by_mpi):
         return None, "neither horovodrun nor mpirun has started this process"

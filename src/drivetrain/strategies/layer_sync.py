@@ -23,7 +23,7 @@ class LayerSync(ABC):
     def register_layer_syncs(cls, layer_sync_registry: Registry[LayerSync]) -> None:
         """Give the class its names: ``layer_sync_registry.register("name", cls, description="...")``.
 
-        Called once, when a subclass that defines it is defined, so that no other line is needed.
+        Python calls it once, when a subclass that defines it is defined, so no other line is needed.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

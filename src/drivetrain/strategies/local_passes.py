@@ -1,6 +1,6 @@
 """Forward and backward passes without communication between ranks, followed by one exchange of gradients.
 
-A rank whose pass has failed can then run it again: no other rank waits in the middle of it.
+A rank whose pass has failed can then run the pass again, because no other rank waits in the middle of a pass.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class LocalPasses:
         self._strategy: Any = strategy
 
     def begin(self) -> None:
-        """Exchange what the passes of a window need; all ranks call it before the window's first batch."""
+        """Exchange what the passes of a window need, such as parameters; all ranks call it before the window's first
+        batch.
+        """
 
     def without_exchange(self) -> AbstractContextManager[Any]:
         """Return the context in which a rank runs its passes."""
@@ -48,7 +50,7 @@ class DDPPasses(LocalPasses):
 
     @property
     def _model(self) -> Any:
-        return self._strategy.model  # replaced when layers thaw
+        return self._strategy.model  # read each time, because thawing layers replaces it
 
     def begin(self) -> None:
         model = self._model
@@ -59,12 +61,12 @@ class DDPPasses(LocalPasses):
     @contextmanager
     def without_exchange(self) -> Iterator[None]:
         with self._strategy.accumulating(self._model):
-            self._model.require_forward_param_sync = False  # otherwise each pass would broadcast rank 0's buffers
+            self._model.require_forward_param_sync = False  # with True, each pass would broadcast rank 0's buffers
             yield
 
     def exchange(self) -> None:
         group = self._strategy.data
-        # also those that were frozen inside the window
+        # includes parameters that were frozen inside the window
         averaged = [each for each in self._model.parameters() if id(each) in self._strategy._averaged]
         for bucket in map(Bucket, alike(averaged)):
             bucket.flat = group.all_reduce(bucket.pack().div_(group.size), "sum")
@@ -102,7 +104,7 @@ class FSDPPasses(LocalPasses):
             group._training_state = type(group._training_state).IDLE
         state._root_post_backward_final_callback()  # reduces the gradients of each group, and shards it again
         for group in groups_in(self._root):
-            # hooks may have frozen the gathered parameters, which were the module's
+            # hooks may have frozen the gathered parameters, which the module held instead of the shards
             for parameter in group.fsdp_params:
                 parameter.sharded_param.requires_grad_(parameter._unsharded_param.requires_grad)
             group.reshard()
@@ -117,9 +119,9 @@ class FSDPPasses(LocalPasses):
 
 
 def _stay() -> None:
-    """Replace the function that shards a group of parameters again."""
+    """Do nothing: replaces the function that shards a group of parameters again."""
 
 
 def of_ddp(strategy: Strategy) -> LocalPasses:
-    """Return the passes of DDP, whose model is wrapped while it trains."""
+    """Return the passes of DDP; if the model is not wrapped, passes that never communicate."""
     return (LocalPasses if strategy.model is strategy.lightning_module else DDPPasses)(strategy)

@@ -23,7 +23,8 @@ from drivetrain.errors import ConfigurationError, DrivetrainError
 from drivetrain.launchers.script import started_by_rank
 from drivetrain.strategies.peers import some
 
-GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"  # where Gloo listens; torch reads it whenever a group is created
+# the network interface on which Gloo listens; torch reads the variable whenever a group is created
+GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK_INTERFACES = {"linux": "lo", "darwin": "lo0"}
 _WITHOUT_STORE = ("mpi", "fake")  # backends without a store
 _PROBE_S = 0.5
@@ -42,14 +43,14 @@ def meet(
     """Create the process group of all ranks.
 
     On one machine whose main address is a loopback address, rank 0's store and Gloo listen on the loopback interface
-    only. Under torchrun, its agent owns the store, and decides where it listens.
+    only. Under torchrun, its agent owns the store and decides at which address it listens.
 
     Args:
         backend: of ``torch.distributed``.
         environment: provides the main address and port.
-        rank, world_size: of this process and of the job.
+        rank, world_size: the rank of this process, and the number of processes of the job.
         num_nodes: the number of machines.
-        timeout: for the rendezvous, and for the group afterwards; ``None``: torch's default.
+        timeout: the timeout of the rendezvous, and of the group afterwards; ``None``: torch's default.
 
     Raises:
         ConfigurationError: rank 0 cannot listen at the main address, this machine cannot resolve it, or this process
@@ -78,9 +79,9 @@ def meet(
 
 
 def loopback_address(environment: ClusterEnvironment, num_nodes: int) -> str | None:
-    """The main address as an IP address, if all processes are on this machine and it is a loopback address.
+    """Return the main address as an IP, if it is a loopback address and the job is on one machine; else ``None``.
 
-    On several machines each may resolve the name differently: Debian resolves a machine's own name to 127.0.1.1.
+    With several machines, each may resolve the name differently: Debian resolves a machine's own name to 127.0.1.1.
     """
     if not environment.is_one_machine(num_nodes):
         return None
@@ -95,7 +96,7 @@ class Meeting:
 
     Args:
         address, port: where rank 0 listens.
-        rank, world_size: of this process and of the job.
+        rank, world_size: the rank of this process, and the number of processes of the job.
         timeout: for all ranks to connect; ``None``: torch's default.
     """
 
@@ -148,20 +149,21 @@ class Meeting:
         store.wait([_HERE], patience)
 
     def _listening(self) -> dict[str, Any]:
-        """Return a socket bound only to this address, as an argument for torch's store, which takes ownership of it.
+        """Return a socket bound only to this address, as arguments for torch's store, which takes ownership of the
+        socket.
 
         Raises:
             ConfigurationError: another program holds the port.
         """
         family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as own:
-            if os.name == "posix":  # elsewhere the option would let two programs listen at one port
+            if os.name == "posix":  # on other systems the option would let two programs listen at one port
                 own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 own.bind((self.address, self.port))
             except OSError as error:
                 if error.errno == errno.EADDRINUSE and (self.address, self.port) in _served:
-                    return {}  # torch reuses an earlier store of this process
+                    return {}  # torch reuses the earlier store of this process
                 raise self._cannot_listen(str(error)) from error
             _served.add((self.address, self.port))
             return {"master_listen_fd": own.detach()}
@@ -169,11 +171,11 @@ class Meeting:
     def _in_time(self, function: Callable[[], Any]) -> Any:
         """Return the result of ``function``.
 
-        It runs in a thread, because torch waits without a limit for the first answer of a program that listens at the
-        address, and ignores Ctrl-C meanwhile.
+        The function runs in a thread, because torch waits without a limit for the first answer of a program that
+        listens at the address, and ignores Ctrl-C meanwhile.
 
         Raises:
-            RuntimeError: the deadline comes first.
+            RuntimeError: the deadline has passed.
         """
         result: Future[Any] = Future()
 
@@ -243,11 +245,11 @@ _served: set[tuple[str, int]] = set()  # the addresses at which this process has
 
 # ---- Gloo ------------------------------------------------------------------------------------------------------------
 
-_set_here: list[str] = []  # the value that this module has set for Gloo's variable
+_set_here: list[str] = []  # the value to which this module has set Gloo's variable
 
 
 def _keep_gloo_on_loopback() -> None:
-    """Restrict Gloo's connections to the loopback interface, unless the user has chosen another."""
+    """Restrict Gloo's connections to the loopback interface, unless the user has set its variable."""
     name = _LOOPBACK_INTERFACES.get(sys.platform)
     if GLOO_INTERFACE not in os.environ and name in {each for _, each in socket.if_nameindex()}:
         os.environ[GLOO_INTERFACE] = str(name)

@@ -27,7 +27,7 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
         device: where its layers compute.
         shards_on: the device of the shards.
         group: the ranks that must get the same values.
-        loads: weights will be loaded later, so layers without ``reset_parameters`` are allowed.
+        loads: a checkpoint's weights will be loaded later, so layers without ``reset_parameters`` are allowed.
 
     Raises:
         ConfigurationError: a layer has no ``reset_parameters``; the message names all of them.
@@ -55,7 +55,7 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
         if callable(getattr(layer, "reset_parameters", None)):
             _reset(layer, replaced, device, filled)
     if not torch.equal(before["torch"], first["torch"]):
-        set_rng_state(before)  # restore the different random state that this rank had
+        set_rng_state(before)  # restore the random state that this rank had before, which differs from rank 0's
     return True
 
 
@@ -81,7 +81,7 @@ def _replace(layers: list[nn.Module], device: torch.device, shards_on: torch.dev
 
 @torch.no_grad()
 def _reset(layer: Any, replaced: set[int], device: torch.device, filled: set[int]) -> None:
-    """Let ``layer`` initialise complete tensors, and keep this rank's shards of those that no earlier layer has
+    """Let ``layer`` initialise complete tensors; keep this rank's shards of those that no earlier layer has
     initialised.
     """
     own = {name: each for name, each in layer._parameters.items() if id(each) in replaced}

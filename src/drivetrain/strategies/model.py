@@ -22,14 +22,14 @@ class Model(Shared):
     Attributes:
         accelerator, precision_plugin, checkpoint_io: the strategy's parts; the plan fills in what was not passed.
         lightning_module: the user's module.
-        model: the object that :meth:`setup` has made of it; the module itself before.
-        optimizers, lr_scheduler_configs: those of the run.
+        model: the object that :meth:`setup` has made of the module; before, the module itself.
+        optimizers, lr_scheduler_configs: the optimizers and schedulers of the run.
     """
 
     _converted: nn.Module | None
 
     def connect(self, model: nn.Module) -> None:
-        """Get the user's module, before any process or device is set up."""
+        """Store the user's module, before any process or device is set up."""
         self.lightning_module = self.model = model
         self._converted = None
 

@@ -26,8 +26,8 @@ class ModelAveraging:
     ``state.subgroup`` afterwards. Parameters are averaged for the first time after the first step with the subgroup.
 
     [Note: where the counters are]
-    How far an optimizer is stands in its first parameter group, as the initial learning rates of torch's schedulers
-    do: checkpoints and copies of an optimizer have it without further ado.
+    An optimizer's step count is stored in its first parameter group, where torch's schedulers also store the initial
+    learning rate. So checkpoints and copies of the optimizer contain the count.
 
     Args:
         period: the number of optimizer steps between two averages.
@@ -38,13 +38,13 @@ class ModelAveraging:
         self.period = period
         self.state = state
         self._hooks: list[Any] = []
-        self.trained: set[int] = set()  # identities of parameters that were trained at the last average or since
+        self.trained: set[int] = set()  # identities of parameters trained at the last average or since
 
     def attach(self, optimizers: Sequence[Optimizer]) -> None:
         """Average after the steps of these optimizers only.
 
         Raises:
-            ConfigurationError: one of them exchanges parameters itself.
+            ConfigurationError: an optimizer exchanges parameters itself.
         """
         self.detach()
         for optimizer in optimizers:
@@ -54,7 +54,7 @@ class ModelAveraging:
                     "exchanges parameters by itself after each step. Leave out model_averaging_period, or return "
                     "a plain optimizer from configure_optimizers."
                 )
-            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # the warm-up may be over
+            optimizer.param_groups[0].setdefault(_STEPS, self.state.iter)  # stores the warm-up as over if it is
             self._hooks.append(optimizer.register_step_post_hook(self._after_step))
             self._hooks.append(optimizer.register_load_state_dict_post_hook(self._read_counts))
             self.trained.update(id(each) for each in parameters_of(optimizer) if each.requires_grad)
@@ -82,8 +82,8 @@ class ModelAveraging:
     def _average(self, optimizer: Optimizer) -> None:
         from torch.distributed.algorithms.model_averaging.utils import average_parameters
 
-        # All of them, also without a gradient: every rank must exchange the same parameters. Those that were frozen
-        # since the last average differ too.
+        # All parameters that were trained, even without a gradient: every rank must exchange the same parameters.
+        # Parameters that were frozen since the last average also differ between ranks.
         parameters = [each for each in parameters_of(optimizer) if each.requires_grad or id(each) in self.trained]
         self.trained.difference_update(map(id, parameters))
         self.trained.update(id(each) for each in parameters if each.requires_grad)
@@ -93,11 +93,11 @@ class ModelAveraging:
         average_parameters(iter(parameters), self.state.process_group)
         for parameter, place in zip(parameters, places, strict=True):
             place.copy_(parameter.data)
-            parameter.data = place  # its own memory and format, not a view of the exchanged buffer
+            parameter.data = place  # own memory and format, not a view of the exchanged buffer
 
     def _read_counts(self, optimizer: Optimizer) -> None:
         group = optimizer.param_groups[0]
-        group.setdefault(_STEPS, 0)  # a checkpoint of another strategy: start the warm-up
+        group.setdefault(_STEPS, 0)  # a checkpoint of another strategy has no step count: start the warm-up
         self.state.iter = group.get(_ITERATIONS, 0)
 
 

@@ -64,7 +64,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             divided by the other sizes, or, if ``data_parallel_size`` is "auto" too, the number of processes of one
             machine.
         save_distributed_checkpoint: checkpoints are folders, into which each process writes its parts. False: they are
-            files like those of one process. Both are read in either case.
+            single files, as with one process. Both are read in either case.
         process_group_backend, timeout, accelerator, parallel_devices, cluster_environment, checkpoint_io,
             precision_plugin: as for :class:`ParallelStrategy`.
         context_parallel_size: over how many neighbouring ranks each sequence is split.
@@ -75,7 +75,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             "ulysses" exchanges heads for positions; "ring" is torch's ring attention, on devices that support it.
         tp_plan: how layers are split: a mapping from layer names, in which ``*`` matches one component, to "colwise",
             "rowwise", or one of torch's ``ParallelStyle``. ``None``: the plan that the model declares.
-        compile: compile the forward pass of each block with ``torch.compile``; a dictionary: its arguments.
+        compile: compile the forward pass of each block with ``torch.compile``; a dictionary contains its arguments.
         auto_wrap_policy, activation_checkpointing_policy, mixed_precision, cpu_offload, gradient_exchange,
             init_on_meta, start_method: as for :class:`FSDPStrategy`.
 
@@ -129,15 +129,16 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         self.context_parallel_size, self.sequence_dims = context_parallel_size, sequence_dims
         check_arguments(type(self).__name__, context_parallel_size, sequence_dims, context_parallel_attention)
         self._attention = context_parallel_attention
-        self._context: tuple[Group, Context] | None = None  # with the data group for which it was made
+        self._context: tuple[Group, Context] | None = None  # with the data group for which this context was made
         self._own_plan = tp_plan
         self._compile: Mapping[str, Any] | None = {} if compile is True else compile or None
         if self._compile is not None:
             why = f"{type(self).__name__}(compile=...) compiles layers already."
             self.facts = self.facts.but(refuses={**self.facts.refuses, "compile": why})
-        self._checkpointing = activation_checkpointing_policy  # applied here, because compilation comes after it
-        self._hooks: dict[nn.Parameter, Any] = {}  # of parameters, for this run
-        self._scaler: Any = None  # with unscaling replaced for this run
+        # applied by this class, because compilation comes after it
+        self._checkpointing = activation_checkpointing_policy
+        self._hooks: dict[nn.Parameter, Any] = {}  # hooks of parameters, for this run
+        self._scaler: Any = None  # the precision's scaler, with its unscaling replaced for this run
 
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "_hooks": {}, "_scaler": None, "_context": None}
@@ -195,7 +196,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         super().leave_process_group()
 
     def make_data_group(self, world: Group) -> Group:
-        if world.size == 1 < self.world_size:  # after the job, in a process that is not one of its ranks
+        if world.size == 1 < self.world_size:  # after the job, the launching process is not one of its ranks
             return world
         _, tensor = self.sizes
         return world if tensor == 1 else world.new(range(world.rank % tensor, world.size, tensor))
@@ -215,8 +216,8 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     def _draw_alike(self) -> None:
         """Give the ranks of a tensor-parallel group the random state of its first rank.
 
-        They hold copies of the activations between split layers, so dropout must drop the same elements. A
-        context-parallel group shares its random state too: its ranks must augment samples identically.
+        The ranks hold copies of the activations between split layers, so dropout must drop the same elements on all of
+        them. A context-parallel group shares its random state too: its ranks must augment samples identically.
         """
         if self.sizes[1] > 1:
             group = TorchGroup(self.device_mesh.get_group(TENSOR), self.root_device, self._checks, self.timeout)
@@ -282,7 +283,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
             )
         if self.sizes[0] > 1:
             super()._shard(module)
-        else:  # one data-parallel rank: nothing to shard or gather
+        else:  # with one data-parallel rank there is nothing to shard or gather
             self._share(module)
 
     def _split(self, module: nn.Module) -> None:
@@ -321,7 +322,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
                 f"ModelParallelStrategy(compile=...) compiles blocks, and {type(module).__name__} has no repeated "
                 "layers. Name their classes in auto_wrap_policy, or compile layers in configure_model."
             )
-        for block in blocks:  # only the forward pass: FSDP's hooks, added later, run outside it
+        for block in blocks:  # only the forward pass is compiled: FSDP's hooks, added later, run outside it
             block.forward = torch.compile(block.forward, **arguments)
         rank_zero_info(f"ModelParallelStrategy compiles {fsdp_blocks.summary(module, blocks).rpartition(',')[0]}.")
 
@@ -334,7 +335,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         self.share_from_rank_zero(split_only)
 
     def _complete_gradients(self, module: nn.Module) -> None:
-        """Give each gradient the placements of its parameter, as FSDP does for sharded ones.
+        """Give each gradient of a split layer the placements of its parameter, as FSDP does for sharded parameters.
 
         If every rank has a layer and computes on a part of the activations, its gradient is a sum over these ranks.
         """

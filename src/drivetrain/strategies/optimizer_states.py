@@ -68,13 +68,13 @@ def by_number(state: Mapping[str, Any], names: Names) -> State:
 
 
 def _keyed(state: Mapping[str, Any], keys: Mapping[Any, Any], lists: Sequence[Sequence[Any]]) -> State:
-    """Return an optimizer's state dict with other ``keys`` of its parameters, which ``lists`` has for each group."""
+    """Return an optimizer's state dict with its parameters' ``keys`` replaced, which ``lists`` has for each group."""
     groups = [{**group, "params": list(own)} for group, own in zip(state["param_groups"], lists, strict=True)]
     return {"state": {keys.get(key, key): each for key, each in state["state"].items()}, "param_groups": groups}
 
 
 def describe(module: nn.Module, optimizer: Optimizer) -> State:
-    """Return what a checkpoint keeps beside an optimizer's state: its class, and the names of its parameters."""
+    """Return what a checkpoint stores beside an optimizer's state: its class, and the names of its parameters."""
     return {"class": _class_of(optimizer), "parameters": parameter_names(module, optimizer)}
 
 
@@ -90,7 +90,7 @@ def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> 
     Args:
         strategy: the strategy that holds the optimizers.
         module: the module that holds their parameters.
-        checkpoint: with ``optimizer_states``, and ``optimizers`` from :func:`describe` if this version wrote it.
+        checkpoint: contains ``optimizer_states``, and ``optimizers`` from :func:`describe` if this version wrote it.
 
     Raises:
         CheckpointError: as in :func:`fitted`.
@@ -146,7 +146,7 @@ def fitted(
             is damaged.
     """
     if len(states) != len(optimizers):
-        return list(states)  # a strategy's own form; otherwise loading raises an error with both counts
+        return list(states)  # another form of the strategy's own; otherwise loading raises an error with both counts
     known = []
     for index, optimizer in enumerate(optimizers):
         with restoring(f"the description of optimizer {index} ({_class_of(optimizer)})"):
@@ -157,7 +157,8 @@ def fitted(
 
 
 def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then: Sequence[Names]) -> None:
-    """Check that no parameter has moved to another group or optimizer: options and schedulers would not move with it.
+    """Check that no parameter has moved to another group or optimizer: its options and scheduler would not move with
+    it.
 
     Raises:
         CheckpointError: a parameter has moved; the message names it and both places.
@@ -181,7 +182,7 @@ def _compare_places(optimizers: Sequence[Optimizer], now: Sequence[Names], then:
 def _fitted(index: int, optimizer: Optimizer, state: Any, now: Names, saved: tuple[str, Names]) -> Any:
     kind, (was, then) = _class_of(optimizer), saved
     if not isinstance(state, Mapping) or not isinstance(groups := state.get("param_groups"), list):
-        return state  # a strategy's own form; or damaged, which loading reports
+        return state  # a strategy's own form, or damaged, which loading reports
     listed = [each.get("params") if isinstance(each, Mapping) else None for each in groups]
     sizes = [len(each) if isinstance(each, list) else -1 for each in listed]
     named = [len(own) for own in then] == sizes

@@ -29,7 +29,7 @@ from drivetrain.strategies.strategy import Strategy
 
 _FOR_HOST = "gloo"
 _LET_GO_S = 0.05
-_TOGETHER = 2**26  # bytes per exchange: a higher limit needs much memory and is not faster
+_TOGETHER = 2**26  # bytes per exchange: a larger exchange needs much memory and is not faster
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 _GROUP: list[Any] = []  # the last process group that this module has created, its timeout and its backend
@@ -41,8 +41,8 @@ class ParallelStrategy(Strategy):
     Args:
         accelerator, checkpoint_io, precision_plugin: as for every strategy.
         parallel_devices: this machine's devices in rank order; ``None``: as the plan decides.
-        cluster_environment: who this process is in the job; ``None``: as the plan detects.
-        process_group_backend: of ``torch.distributed``; ``None``: the accelerator's.
+        cluster_environment: provides the ranks of this process; ``None``: the environment that the plan detects.
+        process_group_backend: the backend of ``torch.distributed``; ``None``: the accelerator's.
         timeout: how long one rank waits for the others in an exchange before the job fails.
     """
 
@@ -118,8 +118,8 @@ class ParallelStrategy(Strategy):
     def _store_ranks_of_job(self) -> None:
         """Store the ranks of this process, once it exists."""
         environment = self.cluster_environment
-        assert environment is not None  # the plan has found one
-        # this program starts the processes, so an environment of the user's must get the world size
+        assert environment is not None  # the plan has found an environment
+        # this program starts the processes, so it tells the environment the world size and the rank
         if not environment.creates_processes_externally:
             environment.set_world_size(self.num_nodes * self.num_processes)
             environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
@@ -143,16 +143,16 @@ class ParallelStrategy(Strategy):
         if dist.is_initialized():
             self._check_group()
         else:
-            self._groups = None  # of an earlier process group
+            self._groups = None  # the groups belong to an earlier process group
             self._meet()
-        if self._groups is None:  # otherwise the groups of an earlier run
+        if self._groups is None:  # otherwise the groups of an earlier run are still valid
             self._make_groups()
 
     def _check_group(self) -> None:
         """Check that the process group, which an earlier run or the user has created, has the requested options.
 
         Raises:
-            ConfigurationError: it has another backend or another timeout, and cannot be changed.
+            ConfigurationError: the group has another backend or another timeout, and cannot be changed.
         """
         made, *options = _GROUP or (None, None, None)
         timeout, backend = options if made is dist.group.WORLD else (self.timeout, None)
@@ -178,7 +178,8 @@ class ParallelStrategy(Strategy):
         atexit.register(_leave_group)
 
     def leave_process_group(self) -> None:
-        joined = self._groups is not None and not self._outlived  # otherwise the process group may be the user's
+        # without groups of this strategy, the process group may be the user's
+        joined = self._groups is not None and not self._outlived
         self._groups, self._outlived = None, True
         if joined:
             _leave_group()
@@ -237,7 +238,7 @@ class ParallelStrategy(Strategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if isinstance(made[0], WaitingGroup):
-            self._groups = None  # the process group may exist at the next call
+            self._groups = None  # at the next call, the process group may exist
         return made
 
     def _check_met(self) -> None:
@@ -260,8 +261,8 @@ class ParallelStrategy(Strategy):
         """Copy the values of the first rank of ``group`` to every rank, in place.
 
         Args:
-            tensors: plain tensors, or the shards of DTensors; those of one dtype are sent together.
-            group: ``None``: the data group; its first rank is rank 0 with plain DDP.
+            tensors: plain tensors, or shards of DTensors; tensors of one dtype are sent together.
+            group: the ranks; ``None``: the data group, whose first rank is rank 0 with plain DDP.
         """
         group = self.data if group is None else group
         for together in alike([tensor.detach() for tensor in tensors], _TOGETHER):

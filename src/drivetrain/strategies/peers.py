@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from drivetrain.errors import ConfigurationError, DrivetrainError
 
 _DIGEST = 16  # bytes
-# a number, whether the rank has failed, a digest, the beginning of the text
+# the row's number, whether the rank has failed, a digest of the text, the beginning of the text
 _HEADER = struct.Struct(f"<q?{_DIGEST}s231s")
-_LONGEST_LIST = 8  # names or ranks in a message
-_CHECKED_FIRST = 100  # tensor collectives checked per group and run, by default
+_LONGEST_LIST = 8  # largest number of names or ranks in a message
+_CHECKED_FIRST = 100  # number of tensor collectives that are checked per group and run, by default
 
-COMPARISON = "compare_ranks"  # a call whose text is the name of the program's call, followed by digests
+COMPARISON = "compare_ranks"  # the call whose text is the name of the program's function, followed by digests
 
 CURES = {
     "all_gather": "Pad the tensors to one shape of one type, or use gather_objects().",
@@ -59,7 +59,7 @@ class Row:
 class Checks:
     """Which tensor collectives the ranks compare before they run: the first ones of a run, all, or none.
 
-    Each group has its own count: its members make the same calls in it, so they agree on which calls are checked.
+    Each group has its own count: its members make the same calls in it, so they agree which of them are checked.
 
     Args:
         check: ``None``: the first 100 of each group; True: all; False: none.
@@ -139,7 +139,7 @@ class Peers:
         return [row.number for row in rows]
 
     def meet(self, text: str, number: int = 0, failed: bool = False, also: str = "") -> list[Row]:
-        """Return the call of every rank; ``also`` is compared, but not shown."""
+        """Return the call of every rank; ``also`` is compared, but messages do not show it."""
         text = f"{self.call}({text})"
         digest = hashlib.sha256(f"{text}\0{also}".encode()).digest()
         header = bytearray(_HEADER.pack(number, failed, digest[:_DIGEST], text.encode()))
@@ -185,8 +185,8 @@ class Peers:
         return rows
 
     def send(self, row: Tensor, src: int) -> Tensor:
-        """Return the bytes of rank ``src``, on the device of ``row``; on the other ranks ``row`` only gives their
-        number.
+        """Return the bytes of rank ``src``, on the device of ``row``; on other ranks only the length of ``row``
+        matters.
         """
         on_wire = row.to(self.wire(row.device))
         if row.numel():
@@ -225,7 +225,7 @@ def peers_of(call: str, group: Any, device: torch.device | None, checks: Checks 
 
 
 def as_bytes(data: Tensor) -> bytearray:
-    """Return what a tensor of bytes holds; numpy, which ``data.numpy().tobytes()`` would need, is optional."""
+    """Return the content of a tensor of bytes, without numpy, which ``data.numpy().tobytes()`` needs."""
     packed = bytearray(data.numel())
     torch.frombuffer(packed, dtype=torch.uint8).copy_(data.flatten())
     return packed
@@ -237,8 +237,8 @@ def _shown(text: str) -> str:
 
 # ---- objects ---------------------------------------------------------------------------------------------------------
 
-# What holds no tensor is pickled. The rest is written by torch.save, and loading it takes half a millisecond: too long
-# where each of 1,024 ranks loads an object of every other.
+# An object without tensors is pickled. Any other object is written by torch.save, and loading it takes half a
+# millisecond: too long if each of 1,024 ranks loads an object of every other rank.
 
 
 class _HasTensorError(Exception):
@@ -249,7 +249,7 @@ def _refuse(obj: Any) -> Any:
     raise _HasTensorError
 
 
-# Of a subclass of Tensor, a storage is pickled.
+# Subclasses of Tensor are found by their storage.
 _TENSORS = dict.fromkeys((Tensor, nn.Parameter, nn.Buffer, torch.UntypedStorage, torch.TypedStorage), _refuse)
 
 
@@ -307,6 +307,6 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def some(values: Sequence[Any]) -> str:
-    """Return the first of the values, and the number of the others."""
+    """Return the first of the values as text, with the number of the others."""
     more = len(values) - _LONGEST_LIST
     return ", ".join(map(repr, values[:_LONGEST_LIST])) + (f" and {more} more" if more > 0 else "")

@@ -119,7 +119,8 @@ class PipelineStrategy(ParallelStrategy):
         # the rank of a pipeline that holds each parameter or buffer; all ranks hold the others
         self._owners: dict[str, int] = {}
         self._schedules: dict[Any, Schedule] = {}
-        self._form: Callable[[Tensor, Tensor], Any] | None = None  # (loss, weight) as the last stage returns them
+        # builds from a loss and a weight the value that the last stage's loss function returns
+        self._form: Callable[[Tensor, Tensor], Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         own: dict[str, Any] = {"_pipeline": None, "_schedules": {}, "_stages": [], "_loss": None, "_form": None}
@@ -158,7 +159,7 @@ class PipelineStrategy(ParallelStrategy):
         return self.size * self.stages_per_rank
 
     def make_data_group(self, world: Group) -> Group:
-        if world.size == 1 < self.world_size:  # after the job, in a process that is not one of its ranks
+        if world.size == 1 < self.world_size:  # after the job, the launching process is not one of its ranks
             return world
         size = self.size
         data = world if size == 1 else world.new(range(world.rank % size, world.size, size))
@@ -170,7 +171,7 @@ class PipelineStrategy(ParallelStrategy):
     def pipeline(self) -> Group:
         """The group of ranks that hold the stages of one model."""
         _ = self.data
-        assert self._pipeline is not None  # created together with the data group
+        assert self._pipeline is not None  # the pipeline group is created together with the data group
         return self._pipeline
 
     # ---- the model -----------------------------------------------------------------------------------------------
@@ -226,7 +227,8 @@ class PipelineStrategy(ParallelStrategy):
         module = self.lightning_module
         if module is not None and self.root_device != HOST:
             place_own(module, HOST)
-        self.lightning_module = None  # the stages of other ranks cannot be moved
+        # otherwise super() would move it, but the stages of other ranks are on the meta device
+        self.lightning_module = None
         try:
             super().teardown()
         finally:
@@ -242,7 +244,7 @@ class PipelineStrategy(ParallelStrategy):
             if index == 0:
                 parts.begin(size)
             parameters = [each for each in self.lightning_module.parameters() if not each.is_meta]
-            held = [each.grad for each in parameters]  # gradients of the window so far
+            held = [each.grad for each in parameters]  # the gradients of the window so far
             for parameter in parameters:
                 parameter.grad = None
             form, loss, weight = self._run_schedule(batch)
@@ -250,7 +252,7 @@ class PipelineStrategy(ParallelStrategy):
             for parameter, gradient in zip(parameters, held, strict=True):
                 parameter.grad = gradient
             with nullcontext() if last else parts.accumulating():
-                # this batch's share of the window; rescales earlier gradients
+                # the share of this batch in the window; the call rescales earlier gradients
                 share = parts.loss_of(form(torch.ones_like(loss), weight), index, last)
             if share is not None:
                 _add(parameters, gradients, share.detach() / weight.clamp(min=torch.finfo(weight.dtype).tiny))
@@ -262,8 +264,8 @@ class PipelineStrategy(ParallelStrategy):
         return step
 
     def _run_schedule(self, batch: Any) -> tuple[Callable[[Tensor, Tensor], Any], Tensor, Tensor]:
-        """Train on one batch: gradients are sums over micro-batches. Return its mean loss and its weight, on all ranks,
-        after the function that makes of both what the user's loss function returns.
+        """Train on one batch: gradients are sums over micro-batches. Return a function, the mean loss and its weight,
+        on all ranks; the function builds from both the value that the user's loss function returns.
 
         With plain losses, the weight is 1.
         """
@@ -291,8 +293,8 @@ class PipelineStrategy(ParallelStrategy):
     def _schedule_for(self, inputs: tuple[Tensor, ...], trains: bool) -> Schedule:
         """Return the schedule for inputs of these shapes: ranks exchange tensors of fixed shapes.
 
-        A schedule also fixes the stages between which gradients are sent, so freezing or thawing layers needs another
-        one.
+        A schedule also determines between which stages gradients are sent, so freezing or thawing layers needs another
+        schedule.
         """
         trained = trained_stages(self._stages) if trains else ()
         key = trains, trained, tuple((tuple(each.shape), each.dtype) for each in inputs)
@@ -364,7 +366,7 @@ class PipelineStrategy(ParallelStrategy):
         parameters = parameters_of(optimizer)
         gradients = [each.grad for each in parameters if each.grad is not None]
         here = total_norm(gradients, norm_type) if gradients else torch.zeros((), device=self.root_device)
-        # the same dtype on all ranks, whatever this rank's gradients have
+        # the exchange needs the same dtype on all ranks, whatever this rank's gradients have
         kind = functools.reduce(torch.promote_types, (each.dtype for each in parameters), torch.float32)
         norms = self.pipeline.all_gather(here.to(kind))
         norm: Tensor = torch.linalg.vector_norm(norms, norm_type)

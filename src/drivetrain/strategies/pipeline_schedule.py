@@ -48,7 +48,7 @@ class Schedule:
         self.count, self.has_first, self.has_last = count, 0 in own, num_stages - 1 in own
         self.user_loss, self.context, self.targets = loss, context, list[Any]()
         self.weights: list[float | Tensor] = []
-        # makes of a loss and its weight what the loss function returns; known after training, with the last stage
+        # builds from a loss and its weight the loss function's value; set by training, on the last stage
         self.form: Callable[[Tensor, Tensor], Any] = plain_loss
         trained = trained or [False] * num_stages
         stages: list[Any] = [
@@ -84,7 +84,7 @@ class Schedule:
         total = total.to(torch.promote_types(total.dtype, torch.float32))
         if self.form is plain_loss:
             return torch.stack([total, torch.ones_like(total)])
-        counted = self.weights[-self.count :]  # torch may have called the loss function on a trial before
+        counted = self.weights[-self.count :]  # torch may have called the loss function earlier, in a trial run
         weights = [torch.as_tensor(each, dtype=total.dtype, device=total.device) for each in counted]
         return torch.stack([total, torch.stack(weights).sum()])
 
@@ -94,7 +94,7 @@ class Schedule:
             return self.schedule.step(*(inputs if self.has_first else ()))
 
     def _loss(self, output: Any, number: Tensor) -> Tensor:
-        """Return the loss of one micro-batch as its part of the sum."""
+        """Return the loss of one micro-batch as its share of the sum."""
         assert self.user_loss is not None
         target = self.targets[int(number[0])]
         with self.context() or nullcontext():
@@ -123,7 +123,8 @@ class _Stage(nn.Module):
     Args:
         stage: the user's stage.
         context: as in :class:`Schedule`.
-        trained: the next stage sends gradients back in each batch, even if no trained parameter took part in it.
+        trained: whether the next stage sends gradients back in each batch, even if no trained parameter took part in
+            it.
     """
 
     def __init__(

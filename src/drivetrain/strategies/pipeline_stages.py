@@ -81,7 +81,7 @@ def owned_by(module: nn.Module, stage_list: Sequence[nn.Module], processes: int)
 
 
 def named(module: nn.Module) -> dict[str, Tensor]:
-    """Yield the module's parameters and buffers; a shared one under each of its names."""
+    """Yield the module's parameters and buffers; a shared one is yielded under each of its names."""
     parameters = dict[str, Tensor](module.named_parameters(remove_duplicate=False))
     return {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
 
@@ -104,7 +104,9 @@ def keep(module: nn.Module, owners: Mapping[str, int], index: int) -> None:
 
 
 def trained_stages(stages: Sequence[nn.Module]) -> tuple[bool, ...]:
-    """Return for each stage whether it or an earlier one has a trained parameter: the same on all ranks."""
+    """Return for each stage whether it or an earlier stage has a trained parameter; the result is the same on all
+    ranks.
+    """
     own = (any(each.requires_grad for each in stage.parameters()) for stage in stages)
     return tuple(itertools.accumulate(own, operator.or_))
 

@@ -77,7 +77,7 @@ def save(
     outcome = failure and shown_error(failure), refused, store.is_durable(path)
     outcomes = strategy.world.gather_objects(outcome)  # waits for every rank
     if all((text, refused) == (None, False) for text, refused, _ in outcomes):
-        # otherwise a later save to this path removes the replaced files
+        # otherwise a later save to this path removes the replaced rank files
         if all(is_durable for *_, is_durable in outcomes):
             commit(strategy, path, entries)
         return
@@ -114,7 +114,7 @@ def write(
         file = f"{path}.{number}.rank{strategy.global_rank}"
         try:
             strategy.checkpoint_io.save_checkpoint(part, file, storage_options)
-            wait_for(strategy.checkpoint_io, file)  # it must be durable before the main file, which lists it
+            wait_for(strategy.checkpoint_io, file)  # the file must be durable before the main file, which lists it
             own = _entry_of(file)
         except Exception as error:
             failure = error
@@ -130,9 +130,9 @@ def write(
 def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry]) -> None:
     """Remove the rank files of earlier saves to ``path``, after the main file, which lists ``entries``, is durable.
 
-    Rank 0 removes all files that it sees. The other ranks begin their next save after rank 0 has, so it removes none of
-    their new files; each removes its own previous file, which rank 0 does not see on another machine's disk or in a
-    remote store.
+    Rank 0 removes all files that it sees. The other ranks begin their next save after rank 0 has removed files, so rank
+    0 removes none of their new files; each removes its own previous file, which rank 0 does not see on another
+    machine's disk or in a remote store.
     """
     if strategy.is_global_zero:
         remove_others(strategy.checkpoint_io, path, {each["name"] for each in entries})
@@ -161,7 +161,8 @@ def remove(strategy: Strategy, path: str | Path) -> None:
 
 def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replaces: bool = True) -> bool:
     """Copy the checkpoint ``source`` to ``path`` with its rank files, or link to it: see :meth:`CheckpointIO.copy`."""
-    if not store.is_durable(source):  # it then has no rank files: a save with rank files waits until it is durable
+    # such a source has no rank files: a save with rank files waits until it is durable
+    if not store.is_durable(source):
         return store.copy(source, path, link=link, replaces=replaces)
     origin = store.resolve(source)
     copies = {
@@ -173,7 +174,7 @@ def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replac
             copies = {}
     for file, copied in copies.items():
         store.copy(file, copied)
-    if not link:  # the main file last, as in a save
+    if not link:  # the main file is copied last, as in a save
         made = store.copy(source, path, replaces=replaces)
     if made:
         remove_others(store, path, {os.path.basename(copied) for copied in copies.values()})
@@ -212,7 +213,7 @@ def finish(store: CheckpointIO, begun: str, path: str) -> None:
     if os.path.isfile(begun):
         files.move(Path(begun), Path(path))
         files.sync_directory(Path(path).parent)
-    else:  # the store keeps it under another path
+    else:  # the store keeps the temporary file under another path
         store.copy(begun, path)
         store.remove_checkpoint(begun)
 
@@ -227,7 +228,7 @@ def _place_of(name: str, path: str | Path) -> str:
     if os.path.basename(name) != name or (suffix := re.search(f"{_SUFFIX}$", name)) is None:
         raise WrongForm("['name']", f"is {name!r}, which names no rank file")
     main = os.path.realpath(os.path.expanduser(path)) if _is_local(path) else str(path)
-    renamed = f"{main}{suffix[0]}"  # if all files were renamed
+    renamed = f"{main}{suffix[0]}"  # the path if all files were renamed
     return _beside(main, name) if _is_local(path) and not os.path.exists(renamed) else renamed
 
 

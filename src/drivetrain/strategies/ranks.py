@@ -20,7 +20,7 @@ class Ranks(Shared, ABC):
     Attributes:
         global_rank, local_rank, node_rank: this process in the job and on its machine, and that machine; from 0.
         world_size: how many processes the job has.
-        parallel_devices: this machine's devices as the plan decided them, in rank order.
+        parallel_devices: this machine's devices, as the plan chose them, in rank order.
     """
 
     global_rank: int = 0
@@ -29,7 +29,7 @@ class Ranks(Shared, ABC):
     world_size: int = 1
     parallel_devices: Sequence[torch.device] = ()
 
-    _groups: tuple[Group, Group, Group] | None = None  # the last is the world without the overrides of a subclass
+    _groups: tuple[Group, Group, Group] | None = None  # the third is the world without the overrides of a subclass
 
     @property
     @abstractmethod
@@ -40,10 +40,11 @@ class Ranks(Shared, ABC):
         """Record rank and world size of this process; called before any process is started."""
 
     def setup_environment(self) -> None:
-        """Make the device current (and, with several processes, create the group)."""
+        """Make the device current; with several processes, also create the process group."""
         if self.accelerator is not None:
             self.accelerator.setup_device(self.root_device)
-            self.precision_plugin.device_type = self.accelerator.autocast_device_type  # an override may have changed it
+            # an override may have changed the type
+            self.precision_plugin.device_type = self.accelerator.autocast_device_type
 
     def leave_process_group(self) -> None:
         """Leave the job: this process will not communicate any more.
@@ -58,9 +59,9 @@ class Ranks(Shared, ABC):
 
     @property
     def data(self) -> Group:
-        """The group of ranks that see different samples, or parts of them; gradients and logs are reduced over it.
+        """The group of ranks that train on different samples, or parts of them; gradients and logs are reduced over it.
 
-        Other ranks hold other parts of the same model, and see the same samples as one of these ranks.
+        The ranks outside the group hold other parts of the same model, and see the same samples as one of its ranks.
         """
         return (self._groups or self._make_groups())[1]
 

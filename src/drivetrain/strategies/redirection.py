@@ -11,11 +11,11 @@ from torch import nn
 def redirected(
     method: Callable[..., Any], module: nn.Module, wrapped: nn.Module, always: bool = False
 ) -> Callable[..., Any]:
-    """Return ``method`` of ``module`` in a form whose calls ``wrapped`` handles as forward passes.
+    """Return a function that runs ``method`` of ``module`` as a forward pass of the wrapper ``wrapped``.
 
     A wrapper such as DDP intercepts ``forward``, but training calls ``training_step``. So the wrapper is called, and
-    its call of the module's ``forward`` runs ``method`` once: inside, ``self(x)`` runs the real ``forward``, which is
-    also restored after an exception.
+    the wrapper's call of the module's ``forward`` runs ``method`` once: inside it, ``self(x)`` runs the real
+    ``forward``, which is also restored after an exception.
 
     A wrapper that runs copies of the module cannot find the method there; its class defines ``runs(method)``, which
     returns the callable to use.
@@ -43,7 +43,7 @@ def redirected(
         try:
             return wrapped(*args, **kwargs)
         finally:
-            if attributes.get("forward") is once:  # it was never called
+            if attributes.get("forward") is once:  # the wrapper has never called forward
                 del attributes["forward"]
                 if own is not None:
                     attributes["forward"] = own
@@ -52,5 +52,7 @@ def redirected(
 
 
 def leaves_gradients(model: nn.Module | None) -> bool:
-    """Return whether ``model`` is torch's wrapper inside its ``no_sync()``: backward passes do not communicate."""
+    """Return whether ``model`` is torch's wrapper inside its ``no_sync()``, so that backward passes do not
+    communicate.
+    """
     return not getattr(model, "require_backward_grad_sync", True)

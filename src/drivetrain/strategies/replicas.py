@@ -54,7 +54,7 @@ class Replicas(nn.Module):
         self.next_run: Callable[..., Any] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run ``forward``, or ``next_run`` where a wrapper has set it for this call."""
+        """Run ``forward``, or ``next_run`` if a wrapper has set it for this call."""
         run, self.next_run = self.next_run, None
         return (run or self.runs(self.module.forward))(*args, **kwargs)
 
@@ -113,7 +113,7 @@ class Replicas(nn.Module):
             return [(args, kwargs)], [1]
         if name not in _STEPS:
             return self._split((args, kwargs), devices)
-        if not args:  # the batch is passed by keyword
+        if not args:  # the batch was passed by keyword
             parts, sizes = self._split(kwargs["batch"], devices)
             return [((), {**kwargs, "batch": part}) for part in parts], sizes
         parts, sizes = self._split(args[0], devices)
@@ -122,7 +122,7 @@ class Replicas(nn.Module):
     def _call(
         self, methods: Sequence[Callable[..., Any]], calls: Sequence[Any], devices: Sequence[torch.device]
     ) -> list[Any]:
-        if not self._several:  # sequentially, so that they draw random numbers in a fixed order
+        if not self._several:  # sequentially, so that replicas draw random numbers in a fixed order
             return [method(*args, **kwargs) for method, (args, kwargs) in zip(methods, calls, strict=True)]
         if self._threads is None:
             self._threads = ThreadPoolExecutor(len(self._devices) - 1, "drivetrain-replica")
@@ -141,7 +141,8 @@ class Replicas(nn.Module):
         try:
             first = methods[0](*calls[0][0], **calls[0][1])
         finally:
-            errors = [future.exception() for future in futures]  # wait for all: the module must not change before
+            # wait for all: the module must not change while a replica runs
+            errors = [future.exception() for future in futures]
         for error in errors:
             if error is not None:
                 raise error
@@ -186,14 +187,14 @@ def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.M
         return copies[id(original)]
 
     def new_copy(original: nn.Module) -> nn.Module:
-        # a wrapper of torch.compile, which runs the original
+        # torch.compile's wrapper runs the original module, so copy the original
         if (inside := original._modules.get("_orig_mod")) is not None:
             return copied(inside)
         if _is_metric(original):
             return _NoMetric(type(original).__name__) if moves else original
         copy: nn.Module = original._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
         own = copy.__dict__
-        own.pop("_compiled_call_impl", None)  # would run the original
+        own.pop("_compiled_call_impl", None)  # a compiled call would run the original module
         own["_parameters"] = {
             name: None if parameter is None else tensor_on_device(parameter) if moves else parameter
             for name, parameter in original._parameters.items()

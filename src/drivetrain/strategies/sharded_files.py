@@ -75,8 +75,8 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
     ``path`` stays.
 
     Args:
-        strategy: the strategy of the fit; its ``state_dict_type`` does not matter.
-        checkpoint: that of this rank, with DTensors or plain tensors; plain data is taken from rank 0.
+        strategy: the strategy of the fit; its ``state_dict_type`` is ignored.
+        checkpoint: this rank's checkpoint, with DTensors or plain tensors; plain data is read from rank 0's part.
         path: the path of the checkpoint, the same on all ranks.
         save_id: eight digits, equal on all ranks that are at the same step of the same fit.
 
@@ -103,14 +103,14 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
             (folder / f"{each}.part").unlink()
         _replace(folder, final)
     except (FileNotFoundError, IsADirectoryError, CheckpointError) as error:
-        # A part is missing; or another rank, which finished at the same time, has renamed the folder.
+        # A part is missing, or another rank finished at the same time and has renamed the folder.
         if folder.exists() or not sharded.is_checkpoint(final):
             return str(getattr(error, "filename", None) or error)
     return ""
 
 
 def _replace(folder: Path, path: Path) -> None:
-    """Rename ``folder`` to ``path``, replacing what is there."""
+    """Rename ``folder`` to ``path``, replacing an existing checkpoint."""
     kept = path.with_name(f"{path.stem}-earlier{path.suffix}")  # ckpt_path="last" finds it if this process is killed
     if os.path.lexists(path):
         _remove(kept)
@@ -127,14 +127,12 @@ def _remove(path: Path) -> None:
 
 
 def _prepared(path: str | Path) -> tuple[str | None, str | None]:
-    """Return the digits of the save, or why it is refused; twice ``None`` if ``path`` exists and may not be
-    replaced.
-    """
+    """Return the save's id, or an error message; twice ``None`` if ``path`` exists and may not be replaced."""
     refused = refused_here()
     try:
         sharded.prepare(sharded.place(path), new=refused is not None)
     except FileExistsError:
-        assert refused is not None  # otherwise it may be replaced
+        assert refused is not None  # without that list, the folder may be replaced
         refused.append(str(path))
         return None, None
     except OSError as error:
@@ -174,7 +172,7 @@ class _Names:
 
 
 def _write_part(strategy: Strategy, names: _Names, folder: Path | str, save_id: str) -> sharded.Written:
-    """Write this rank's tensors into ``folder``; return what is written, on rank 0 with a list of all tensors."""
+    """Write this rank's tensors into ``folder``; return their descriptions, on rank 0 with a list of all tensors."""
     written = sharded.Written()
     if parts := _parts_of_rank(names, strategy.is_global_zero):
         written = sharded.write_tensors(folder, f"{save_id}.rank{strategy.global_rank}.bin", parts)
@@ -184,7 +182,7 @@ def _write_part(strategy: Strategy, names: _Names, folder: Path | str, save_id: 
 
 
 def _parts_of_rank(names: _Names, is_first: bool) -> list[tuple[str, Tensor, tuple[int, ...], sharded.Box]]:
-    """Return what this rank writes: its shards, unless another rank writes a replica of them; rank 0 also plain
+    """Return this rank's tensors to write: its shards, unless another rank writes the same ones; rank 0 adds plain
     tensors.
     """
     parts = []

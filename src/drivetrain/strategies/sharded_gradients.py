@@ -35,7 +35,7 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float = 2.0) -> Tensor:
 
 
 def _sharded_over(gradient: Any) -> Any:
-    """Return a DTensor's mesh and the dimensions over which it is sharded; ``None`` for a plain tensor."""
+    """Return a DTensor's mesh and the dimensions of the mesh over which it is sharded; ``None`` for a plain tensor."""
     if not is_dtensor(gradient):
         return None
     dimensions = tuple(index for index, placement in enumerate(gradient.placements) if not placement.is_replicate())
@@ -71,7 +71,7 @@ def _reduced(norm: Tensor, group: Any, norm_type: float) -> Tensor:
     if math.isinf(norm_type):
         dist.all_reduce(norm, dist.ReduceOp.MAX if norm_type > 0 else dist.ReduceOp.MIN, group)
         return norm
-    power = norm_type or 1.0  # the norm 0 is a number of elements
+    power = norm_type or 1.0  # the norm of order 0 is a count, which is summed
     norm = norm**power
     dist.all_reduce(norm, dist.ReduceOp.SUM, group)
     return norm ** (1 / power)

@@ -19,11 +19,11 @@ those of a strategy that shards nothing, and each can resume the other's::
             load_whole_optimizer_states(optimizers, states)
 
 [Note: torch's own functions]
-``torch.distributed.checkpoint.state_dict`` has functions for this too, and they cannot be
-used for exact checkpoints. ``get_optimizer_state_dict`` steps an optimizer that has no state yet, so that Adam counts a
-step that never happened; it drops the state of currently frozen parameters (pytorch#192202), and it cannot read LBFGS.
-``set_model_state_dict`` accepts a state with missing names even if ``strict``. ``strategies/optimizer_states.py`` uses
-the same names for an optimizer's state as these functions.
+``torch.distributed.checkpoint.state_dict`` also has functions for this, but they cannot be used for exact checkpoints.
+``get_optimizer_state_dict`` steps an optimizer that has no state yet, so that Adam counts a step that never happened;
+it drops the state of currently frozen parameters (pytorch#192202), and it cannot read LBFGS. ``set_model_state_dict``
+accepts a state with missing names even if ``strict``. ``strategies/optimizer_states.py`` uses the same names for an
+optimizer's state as these functions.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def refuse_dtensors(
 
     Args:
         state: the state dict of ``module``, or of ``optimizer``.
-        method: for the message, the method that returned it and that a strategy for sharded models overrides:
-            "DDPStrategy.optimizer_state".
+        method: the name for the message of the method that returned ``state``, such as "DDPStrategy.optimizer_state"; a
+            strategy for sharded models overrides this method.
         module: the strategy's module; the message uses its parameter names.
         optimizer: the optimizer of the state; ``None``: it is the module's.
 
@@ -192,7 +192,7 @@ def _gathered(leaf: Any) -> Any:
     """Return a DTensor as a complete tensor, and anything else unchanged; every rank must call it."""
     if not is_dtensor(leaf):
         return leaf
-    device = leaf.device_mesh.device_type  # its shard may be in host memory, which the mesh cannot exchange
+    device = leaf.device_mesh.device_type  # the shard may be in host memory, which the mesh cannot exchange
     leaf = leaf.detach().to(device)
     placements = list(leaf.placements)
     if "_StridedShard" in map(_class_name, placements):  # tensor parallelism together with FSDP
@@ -240,7 +240,7 @@ def shard_like(value: Any, own: Any) -> Any:
     if not isinstance(own, Tensor):
         return value
     if own.is_meta and value.is_floating_point():
-        value = value.to(own.dtype)  # it replaces ``own``, and nothing else converts it
+        value = value.to(own.dtype)  # the result replaces ``own``, and no later code converts its dtype
     return _distributed(value, own, own.placements) if is_dtensor(own) else value  # type: ignore[attr-defined]
 
 
@@ -285,8 +285,8 @@ def _from_local(shard: Tensor, like: Any) -> Tensor:
 def boxes_of(tensor: Any) -> list[tuple[tuple[int, ...], tuple[slice, ...]]]:
     """Return the position of this rank's shard in the complete tensor: pairs of offsets and slices of the shard.
 
-    A shard whose rows are interleaved with other ranks' has several positions. They follow from the mesh and the
-    placements, without communication.
+    A shard whose rows are interleaved with other ranks' has several positions. The positions follow from the mesh and
+    the placements, without communication.
     """
     from torch.distributed.tensor import Replicate, distribute_tensor
 

@@ -41,7 +41,7 @@ class State(Shared):
     def _refuse_dtensors(
         self, state: Mapping[str, Any], method: str, module: nn.Module | None = None, optimizer: Any = None
     ) -> None:
-        if "torch.distributed.tensor" in sys.modules:  # a program with DTensors has imported it
+        if "torch.distributed.tensor" in sys.modules:  # a program that uses DTensors has imported this module
             from drivetrain.strategies.sharded_state import refuse_dtensors
 
             refuse_dtensors(state, f"{type(self).__name__}.{method}", module, optimizer)
@@ -49,7 +49,7 @@ class State(Shared):
     def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
         """Load a result of :meth:`module_state`, of this strategy or of another, into ``module``."""
         if module is self.lightning_module:
-            self._convert(module)  # otherwise float64 values would pass through float32
+            self._convert(module)  # otherwise float64 values would be converted to float32 first
         module.load_state_dict(own_names(module, state), strict=strict)
 
     def load_optimizer_states(
@@ -64,8 +64,7 @@ class State(Shared):
         load_states("optimizer", optimizers, states, check_optimizer_state)
 
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
-        """Return the state of this rank that resuming ``module`` needs; every rank stores its own, even if others
-        differ.
+        """Return the state of this rank that resuming ``module`` needs; every rank stores its own state.
 
         It may hold plain data and tensors. An empty dictionary stores nothing.
         """

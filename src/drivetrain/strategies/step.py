@@ -1,7 +1,7 @@
 """Step: the methods with which a strategy changes parts of a step, or owns the complete step.
 
 A method that is not overridden is not called: the loop binds its operation directly. Overrides on the class and on the
-instance are used; one that is set during a run takes effect from the next batch.
+instance are used; an override that is set during a run takes effect at the next batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Step(Shared):
     """The methods of a step. Each is complete: ``super()`` in an override runs the default.
 
-    Gradients are exchanged between ranks in the backward pass or right after it: before they are unscaled, weighted and
+    Gradients are exchanged between ranks in the backward pass or right after it, before they are unscaled, weighted and
     clipped. A strategy that exchanges them itself does so in :meth:`backward`, unless :meth:`accumulating` is active.
 
     Attributes:
@@ -73,7 +73,7 @@ class Step(Shared):
 
         Args:
             closure_loss: the unscaled loss.
-            optimizer: the optimizer of these gradients; ``None`` if it is not known.
+            optimizer: the optimizer of these gradients; ``None`` if it is unknown.
             args, kwargs: for ``Tensor.backward``.
 
         Returns: ``closure_loss``.
@@ -94,9 +94,9 @@ class Step(Shared):
         return nullcontext()
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Context whose backward passes keep gradients on this process, to be exchanged by a later one.
+        """Context whose backward passes keep gradients on this process; a later pass exchanges them.
 
-        A strategy that exchanges in every backward pass, as sharded ones do, does not override it.
+        A strategy that exchanges gradients in every backward pass, such as a sharding one, does not override it.
         """
         self.driver.exchanges_always = True
         return nullcontext()

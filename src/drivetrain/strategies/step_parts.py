@@ -51,8 +51,8 @@ class StepParts:
         optimizer_step: ``(optimizer)``: steps the optimizer, by the strategy's ``optimizer_step`` if it is overridden;
             returns whether it stepped, because a precision may skip a step.
         module, model: the user's module, and the object that the strategy made of it.
-        optimizers: those of the run; operations that take an optimizer use the first by default.
-        precision: that of the run.
+        optimizers: the optimizers of the run; operations with an optimizer argument use the first by default.
+        precision: the precision of the run.
         data: the group of ranks that see different samples.
     """
 
@@ -82,10 +82,10 @@ class Driver:
     """Functions of the running loop that the strategy's methods call; unset in an Engine's loop.
 
     Attributes:
-        differentiate: ``(loss, *args, **kwargs)``: scales the loss, calls the hooks around backward and the module's
-            own.
+        differentiate: ``(loss, *args, **kwargs)``: scales the loss, calls the hooks around the backward pass and the
+            module's ``backward``.
         transfer: ``(batch, device, dataloader_idx)``: the transfer hooks of the module and the datamodule.
-        steps: the module's steps by name, as they were bound.
+        steps: the module's steps by name, as the loop has bound them.
         rebind: binds the step again, after a method was replaced.
         exchanges_always: :meth:`Step.accumulating` was called: gradients are exchanged in every backward pass.
         window_factor: see :meth:`remaining_factor`; it may return ``None`` for 1.
@@ -102,8 +102,9 @@ class Driver:
         """Return the factor by which the loop still multiplies the window's gradients after its last backward pass,
         before clipping.
 
-        It is 1 if every loss was divided by the right number; it differs in a window that the end of an epoch cut
-        short, and if losses have weights. It is equal on all ranks. It does not include the loss scale of a precision.
+        The factor is 1 if every loss was divided by the right number; it differs in a window that the end of an epoch
+        shortens, and if losses have weights. The factor is equal on all ranks. The loss scale of a precision is not
+        included.
         """
         factor = None if self.window_factor is None else self.window_factor()
         return 1.0 if factor is None else factor

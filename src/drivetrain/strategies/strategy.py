@@ -41,7 +41,7 @@ class OwnParts:
 
 
 class Strategy(Ranks, Model, Familiar):
-    """Base class. It owns the accelerator, the precision and the checkpoint store, and does not depend on the Trainer.
+    """Base class. A strategy owns the accelerator, the precision and the checkpoint store, and knows no Trainer.
 
     Its contract has five parts: declared facts (:class:`~drivetrain.strategies.facts.Facts`), its processes
     (:class:`~drivetrain.strategies.ranks.Ranks`), the model (:class:`~drivetrain.strategies.model.Model`), the step
@@ -53,7 +53,7 @@ class Strategy(Ranks, Model, Familiar):
 
     Attributes:
         own_parts: the parts passed to the constructor.
-        layer_sync: the user's, set by the plan.
+        layer_sync: the user's LayerSync, set by the plan.
     """
 
     contract_version: ClassVar[int] = 1
@@ -85,7 +85,7 @@ class Strategy(Ranks, Model, Familiar):
         self._checks = Checks()
 
     def __getstate__(self) -> dict[str, Any]:
-        # not sent to another process: each run makes its own
+        # these are not sent to another process, because each run creates its own
         own = {"optimizers": [], "lr_scheduler_configs": [], "driver": Driver(), "_groups": None}
         return {**self.__dict__, **own}
 
@@ -93,7 +93,7 @@ class Strategy(Ranks, Model, Familiar):
     def register_strategies(cls, strategy_registry: Registry[Strategy]) -> None:
         """Give the class its names: ``strategy_registry.register("name", cls, description="...")``.
 
-        Called once, when a subclass that defines it is defined, so that no other line is needed.
+        Python calls it once, when a subclass that defines it is defined, so no other line is needed.
         """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -134,7 +134,7 @@ def _tie_again(tied: list[list[tuple[str, nn.Module, str]]]) -> None:
     """Tie parameters again after each layer has got its own copy.
 
     Raises:
-        ConfigurationError: the plan splits them differently.
+        ConfigurationError: the plan splits tied parameters differently.
     """
     for owners in tied:
         (first, module, name), *others = owners

@@ -1,9 +1,9 @@
 """How a rank waits for the others: it regularly checks in the job's store whether they can still join.
 
-A failing rank announces its failure in the store. A rank that waits for it in an exchange or a vote reads the
-announcement and raises an error, even if the failed rank's process still runs. A rank that waits in an exchange of a
-fit also asks the others for their positions: a rank that has begun a later batch has skipped the exchange. A thread of
-each rank answers (loops/stop.py).
+A failing rank announces its failure in the store. A rank that waits for the failed rank in an exchange or a vote reads
+the announcement and raises an error, even if the failed rank's process still runs. A rank that waits in an exchange of
+a fit also asks the others for their positions: a rank that has begun a later batch has skipped the exchange. A thread
+of each rank answers (loops/stop.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ASKED = "drivetrain/where"  # key prefix: the number of questions for positions
 _RUNS = "drivetrain/runs of rank"
 _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 16.0  # the pauses between two checks grow, because the wait may be long
 
-_ABANDONED: list[Any] = []  # running exchanges, with their groups: see _abandon
+_ABANDONED: list[Any] = []  # running exchanges and their groups: see _abandon
 
 
 class _Here:
@@ -34,7 +34,7 @@ class _Here:
         run: the number of distributed runs that it has begun in this job, so that failures of earlier runs are ignored;
             0 before the processes have met.
         place: the number of batches begun and a description of the fit's position; ``None`` outside a fit.
-        told: the store in which it has announced its failure.
+        told: the store in which this process has announced its failure.
     """
 
     run = 0
@@ -53,7 +53,7 @@ def begin_run() -> None:
 
 
 def number_run() -> int:
-    """Return the number of this run, which is the same on all ranks; 0 if the processes have not met."""
+    """Return the number of this run, which is the same on all ranks; 0 if the processes are not connected yet."""
     store = store_of_job()
     # counted in the store, because a process may have been in other jobs before
     if store is not None and not _Here.run:
@@ -131,14 +131,14 @@ def _is_done(work: Any, seconds: float) -> bool:
     """Return whether ``work`` is done within ``seconds``.
 
     Raises:
-        RuntimeError: it has failed.
+        RuntimeError: the exchange has failed.
     """
     try:
         work.wait(timedelta(seconds=seconds))
     except RuntimeError:
         if not work.is_completed():
             return False
-        work.wait()  # it ended after the timeout; this only raises its error
+        work.wait()  # ended after the timeout, and wait() only raises its error
     return True
 
 

@@ -35,12 +35,12 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     """One replica per XLA device, each in a process that torch_xla starts; gradients are averaged after each window.
 
     It does not use ``torch.distributed``. With one device, this process is the only replica; results of collectives
-    have the same form as with several: :meth:`all_gather` stacks. Before the replicas run, the ranks are 0, the world
-    size is 1, and there is no root device.
+    have the same form as with several replicas: :meth:`all_gather` stacks. Before the replicas
+    run, the ranks are 0, the world size is 1, and there is no root device.
 
     Args:
         accelerator, parallel_devices, precision_plugin: as for every strategy.
-        checkpoint_io: where checkpoints go; ``None``: an ``XLACheckpointIO``.
+        checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
         debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
         sync_module_states: give all replicas the parameters and buffers of rank 0 before training.
         unknown: refused by name.
@@ -98,7 +98,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         return self._device
 
     def set_ranks(self, environment: ClusterEnvironment, num_nodes: int) -> None:
-        """Reset the ranks of an earlier job; torch_xla's runtime numbers the replicas of this one."""
+        """Reset the ranks of an earlier job; torch_xla's runtime determines the ranks of this job."""
         self.num_nodes, self._outlived = num_nodes, False
         self._groups = self._device = None
         self._store_ranks(world_size=1, node_rank=0, global_rank=0, local_rank=0)
@@ -141,7 +141,7 @@ class XLAStrategy(XLAExecution, DDPStrategy):
     def _make_groups(self) -> tuple[Group, Group, Group]:
         made = super()._make_groups()
         if self._device is None:
-            self._groups = None  # the replicas may run at the next call
+            self._groups = None  # at the next call, the replicas may run
         return made
 
     # ---- between ranks -------------------------------------------------------------------------------------------

@@ -36,11 +36,11 @@ class XLASPMDStrategy(XLAExecution):
     Args:
         accelerator, precision_plugin: as for every strategy.
         parallel_devices: must be all of them; ``None``: as the plan decides.
-        checkpoint_io: where checkpoints go; ``None``: an ``XLACheckpointIO``.
+        checkpoint_io: the checkpoint store; ``None``: an ``XLACheckpointIO``.
         debug: let torch_xla report why it compiles and where values are read (``PT_XLA_DEBUG``).
         sharding: "data": batches are sharded, and every device has all parameters. "full": parameters, gradients and
             optimizer states are sharded too, each along its largest dimension that the number of devices divides.
-            Checkpoints hold complete tensors in both.
+            Checkpoints contain complete tensors in both cases.
         unknown: refused by name.
 
     Raises:
@@ -159,8 +159,8 @@ class XLASPMDStrategy(XLAExecution):
 
 
 def largest_divisible(shape: Sequence[int], devices: int) -> int | None:
-    """Return the index of the largest dimension that ``devices`` divides, the first if several are equal; ``None``:
-    none.
+    """Return the index of the largest dimension that ``devices`` divides, the first of equal ones; ``None`` without
+    any.
     """
     divisible = [index for index, size in enumerate(shape) if size and size % devices == 0]
     return max(divisible, key=lambda index: (shape[index], -index)) if divisible else None

@@ -23,7 +23,8 @@ from drivetrain.testing.record import Move, Record, Step, Sync
 # The following tables describe CUDA, by the names of operations.
 _COPIES = frozenset({"copy_", "_foreach_copy_", "fill_"})  # copies between devices that are explicitly requested
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
-_ANY_MIX = frozenset({"is_same_size", "_has_same_storage_numel", "is_set_to", "set_"})  # they do not read values
+# operations that do not read values
+_ANY_MIX = frozenset({"is_same_size", "_has_same_storage_numel", "is_set_to", "set_"})
 _NO_HOST_NUMBERS = frozenset({
     "cat", "stack", "embedding", "index_select", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_",
     "scatter_reduce", "scatter_reduce_", "take", "nll_loss_forward", "nll_loss2d_forward",
@@ -117,7 +118,7 @@ class Machine:
         self.record.moves.append(Move(step, line, through, source, target, size, blocking))
         if blocking and (source is None or target is None):
             device = source if source is not None else target
-            assert device is not None  # there are no moves from the host to the host
+            assert device is not None  # a move has at least one device as source or target
             self.note_sync(device, what)
 
     def note_sync(self, device: int, what: str | None = None) -> None:
@@ -137,7 +138,7 @@ class Machine:
 
     @contextmanager
     def hushed(self) -> Iterator[None]:
-        """Context in which nothing is recorded: the caller records the complete operation if necessary."""
+        """Context in which nothing is recorded; the caller records the complete operation if necessary."""
         self._hushed += 1
         try:
             yield
@@ -163,7 +164,7 @@ class Machine:
         self._note_reads(func, name, args, place)
         target = self._target(func, kwargs, operands, place, result)
         if name == "_pack_padded_sequence":
-            result, sizes = result  # the second result is for the host
+            result, sizes = result  # the host reads the second result
             self._put_all(result, target)
             return result, sizes
         self._put_all(result, target)
@@ -189,7 +190,7 @@ class Machine:
     def _inside_torch(self) -> bool:
         """Whether torch itself creates this tensor, for a computation on some device that torch's CPU code runs."""
         if not self.calls:
-            return True  # all of Python's own calls are seen
+            return True  # the simulation sees every call from Python
         call = self.calls[-1]
         return any(self.place(tensor) is not None for tensor in tensors_in([call.args, call.kwargs]))
 
@@ -272,7 +273,8 @@ class Machine:
     def _note_indexing(self, name: str, args: tuple[Any, ...], place: int) -> None:
         indices = tensors_in(args[1])
         for index in indices:
-            if self.places.of(index) is None:  # such as a list of numbers, which is copied to the device
+            # the index is on the host, such as a list of numbers, and is copied to the device
+            if self.places.of(index) is None:
                 self.note_move(None, place, index, blocking=True)
         masks = [index for index in indices if index.dtype in (torch.bool, torch.uint8)]
         fills = len(indices) == 1 and "put" in name and args[2].numel() == 1 and self.places.of(args[2]) is None
@@ -352,7 +354,7 @@ _PYTHON = sysconfig.get_path("stdlib") + os.sep
 
 
 def _asked_at() -> tuple[str, str]:
-    """Return the innermost line outside torch and drivetrain, and drivetrain's line below it or ""."""
+    """Return the innermost line outside torch and drivetrain, and the line of drivetrain that it has called, or ""."""
     through = ""
     frame = sys._getframe(1)
     while frame.f_back is not None:

@@ -64,7 +64,7 @@ def _to(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tenso
     non_blocking, copy, memory_format = take("non_blocking"), take("copy"), named.pop("memory_format", None)
     device = None if device is None else torch.device(device)
     if named or positional or (device is not None and device.type != "cpu"):
-        result: Tensor = func(*args, **kwargs)  # not a simulated device, or an invalid call
+        result: Tensor = func(*args, **kwargs)  # the device is not simulated, or the call is invalid
         return result
     converted: Tensor = func(
         tensor, dtype or tensor.dtype, False, bool(copy), memory_format=memory_format or torch.preserve_format
@@ -111,7 +111,7 @@ def _from_data(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -
     if not isinstance((data or [None])[0], Tensor):
         for element in tensors_in([*data, kwargs.get("data")]):
             if (place := machine.place(element)) is not None:
-                machine.note_sync(place)  # each value is read
+                machine.note_sync(place)  # the host reads each value
     requires_grad = kwargs.pop("requires_grad", False)
     made: Tensor = func(*args, **kwargs)
     target = device.index if device is not None else machine.place(args[0]) if method else machine.place(made)

@@ -24,7 +24,7 @@ _GRACE_S = 5.0  # seconds for the other ranks, after one has failed
 class Ranks:
     """One process per device of a suite, with torchrun's environment variables; with one device, this process.
 
-    They start with the first test and continue until a test fails; the next test then gets new ones.
+    The processes start with the first test and continue until a test fails; the next test then gets new processes.
 
     Args:
         suite: the class with the tests.
@@ -41,8 +41,8 @@ class Ranks:
         """Run the test of this name on every rank.
 
         Raises:
-            AssertionError: it failed on a rank, a process died, or it timed out.
-            Skipped: pytest's, if the lowest rank has skipped it.
+            AssertionError: the test failed on a rank, a process died, or the test timed out.
+            Skipped: the lowest rank has skipped the test; pytest's exception.
         """
         if self._size == 1:
             instance = self._suite()
@@ -71,7 +71,8 @@ class Ranks:
         methods = multiprocessing.get_all_start_methods()
         context: Any = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
         if "forkserver" in methods:
-            context.set_forkserver_preload(_PRELOADED)  # all ranks are forks of a process that has imported it
+            # all ranks are forked from a process that has imported the module
+            context.set_forkserver_preload(_PRELOADED)
         port = free_port()
         file = getattr(sys.modules[self._suite.__module__], "__file__", None)
         address = (self._suite.__module__, file, self._suite.__qualname__)
@@ -145,7 +146,7 @@ def _serve(jobs: Connection, environ: dict[str, str], address: tuple[str, str | 
             outcome = ("passed", "")
         except pytest.skip.Exception as skipped:
             outcome = ("skipped", str(skipped))
-        except BaseException:  # pytest.raises raises one if nothing was raised
+        except BaseException:  # pytest.raises raises a BaseException if nothing was raised
             outcome = ("failed", traceback.format_exc())
         jobs.send(outcome)
 

@@ -224,7 +224,7 @@ class AcceleratorConformance:
         torch.testing.assert_close(ours.losses, host.losses, rtol=self.tolerance, atol=self.tolerance)
         assert ours.losses[-1] < ours.losses[0]
         assert ours.seen_on == {self.accelerator.get_parallel_devices([0])[0].type}
-        assert {p.device.type for p in ours.parameters()} == {HOST.type}  # a run moves the module back to the host
+        assert {p.device.type for p in ours.parameters()} == {HOST.type}  # after a run, the module is on the host again
 
     def test_a_stopped_fit_goes_on_exactly(self, tmp_path: Path) -> None:
         """Two epochs equal one epoch and another from its checkpoint, bit for bit, with dropout on the device."""
@@ -277,7 +277,7 @@ class AcceleratorConformance:
     def two_devices(self) -> None:
         """Skip a test if there is one device, unless a device is only a process."""
         first = self.accelerator.get_parallel_devices([0])[0]
-        if self.accelerator.auto_device_count() < 2 and first.index is not None:  # the host's device has no index
+        if self.accelerator.auto_device_count() < 2 and first.index is not None:  # a device of the host has no index
             pytest.skip("there is one device here")
 
 

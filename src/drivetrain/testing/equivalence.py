@@ -28,7 +28,7 @@ def check_against_plain_loop(
     """Train random programs with the Trainer and with a plain loop; they must compute the same.
 
     The programs vary data, network, optimizers, schedulers, precision, limits, validation, logging and the hooks that
-    the module overrides. These are compared: parameters, buffers, the states of optimizers, schedulers and random
+    the module overrides. The function compares parameters, buffers, the states of optimizers, schedulers and random
     generators, every loss and learning rate, every logged row, and the counters. With one process everything is equal
     to the last bit, except for a program's ``tolerance``; with several processes to 1e-9.
 
@@ -72,7 +72,7 @@ def _programs(count: int, seed: int, shared: bool, precision: str | None) -> Ite
 
 
 def _precision(trainer_arguments: Mapping[str, Any]) -> str | None:
-    """Return the precision of the requested programs; for a plugin its ``name``."""
+    """Return the precision of the requested programs; the precision of a plugin is given by its ``name``."""
     plugins = trainer_arguments.get("plugins") or []
     names = [one.name for one in (plugins if isinstance(plugins, list) else [plugins]) if isinstance(one, Precision)]
     asked = names[0] if names else trainer_arguments.get("precision")

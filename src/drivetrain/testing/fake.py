@@ -23,7 +23,7 @@ from drivetrain.testing.record import Record
 
 _COUNT = "DRIVETRAIN_FAKE_DEVICES"
 
-_machine: Machine | None = None  # the running recording; there is at most one
+_machine: Machine | None = None  # the recording that is running; there is at most one
 
 
 class FakeAccelerator(Accelerator):
@@ -40,7 +40,8 @@ class FakeAccelerator(Accelerator):
     :func:`fake_devices` or the environment variable ``DRIVETRAIN_FAKE_DEVICES``, by default one. Without a recording
     they are the plain CPU. In a recording, ``tensor.device`` distinguishes them, moving a tensor makes a real copy, and
     operations that fail on a GPU fail: with tensors of two devices, or of a device and the host, a missing device, or
-    ``numpy()`` of a tensor on a device. A recording belongs to one thread: each process of a job enters its own.
+    ``numpy()`` of a tensor on a device. A recording belongs to one thread: each process of a job enters a recording of
+    its own.
 
     ``accelerator="fake"`` works, but is not in the list of accelerators, because it is for tests.
     """
@@ -52,7 +53,7 @@ class FakeAccelerator(Accelerator):
         """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a string of digits is a count.
 
         Raises:
-            ConfigurationError: it selects no device, a device twice, or one that is not simulated.
+            ConfigurationError: ``devices`` selects no device, a device twice, or a device that is not simulated.
         """
         try:
             return parse_indices(devices, _count())
@@ -107,10 +108,11 @@ class FakeAccelerator(Accelerator):
     def recording(devices: int | None = None) -> AbstractContextManager[Record]:
         """Context that simulates devices in this thread and records moves, syncs and steps.
 
-        All tensors created before are on the host. After the block, all tensors are.
+        All tensors that exist when the block begins are on the host. After the block, all tensors are on the host
+        again.
 
         Args:
-            devices: their number; ``None``: as outside.
+            devices: the number of devices; ``None``: the number outside of the recording.
 
         Returns:
             Yields the record, which grows during the block and can be read afterwards.
@@ -202,7 +204,7 @@ def _steps_noted(machine: Machine) -> Iterator[None]:
 def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[None]:
     """Context in which torch's function ``name``, if it exists, is replaced by ``wrapper(function, ...)``."""
     original = getattr(owner, name, None)
-    if original is None:  # missing in other versions of torch
+    if original is None:  # other versions of torch may lack the function
         yield
         return
     setattr(owner, name, functools.partial(wrapper, original))
@@ -213,13 +215,13 @@ def _replaced(owner: Any, name: str, wrapper: Callable[..., Any]) -> Iterator[No
 
 
 def _seen_by(calls: CallMode, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Make calls in hooks on gradients, and in recomputation during backward, visible too."""
+    """Make calls visible that hooks on gradients make, and those in recomputation during the backward pass."""
     with calls:
         return function(*args, **kwargs)
 
 
 def _hooks_seen_by(calls: CallMode, push: Callable[..., None], *hooks: Callable[[Any], Any]) -> None:
-    """The same for hooks on saved tensors: activation checkpointing and offloading."""
+    """Make calls visible that hooks on saved tensors make: activation checkpointing and offloading."""
     push(*(functools.partial(_seen_by, calls, hook) for hook in hooks))
 
 
@@ -245,7 +247,8 @@ def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) 
 @functools.cache
 def _let_torch_load() -> None:
     """Support ``torch.load(map_location=torch.device("cpu", 0))``, and record what ``torch.save`` reads."""
-    torch.serialization.register_package(5, _saved, _loaded)  # before torch's own for the CPU, with priority 10
+    # registered before torch's own function for the CPU, which has priority 10
+    torch.serialization.register_package(5, _saved, _loaded)
 
 
 def _saved(storage: Any) -> None:

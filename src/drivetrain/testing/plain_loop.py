@@ -1,6 +1,7 @@
 """A handwritten training loop for a :class:`~drivetrain.testing.programs.Program`.
 
-It uses torch alone, and is the reference for a Trainer's results. It is optimised for reading, not for speed.
+The loop uses torch alone, and is the reference for a Trainer's results. The loop is optimised for reading, not for
+speed.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ class Outcome:
     """The results of a program.
 
     Attributes:
-        parameters, buffers: of the network, by name.
-        optimizers, schedulers: their ``state_dict``.
+        parameters, buffers: the network's parameters and buffers, by name.
+        optimizers, schedulers: the results of their ``state_dict``.
         losses, rates: the loss and the first learning rate, at each call of the training step.
-        rows: what was logged: ``(step, {name: value})``, in order; ``None`` on a rank that has no logger.
+        rows: the logged values: ``(step, {name: value})``, in order; ``None`` on a rank without a logger.
         metrics: the last value of each logged name.
         generators: the states of the random generators at the end, by name.
         counters: optimizer steps, epochs, batches.
@@ -84,7 +85,7 @@ class _Loop:
         self.batch_idx = 0
         self.losses_in_window = 0
         self.total_weight = 0.0
-        self.sums = [0.0, 0.0]  # of loss times size, and of sizes, in this epoch
+        self.sums = [0.0, 0.0]  # the sums of loss times batch size, and of batch sizes, in this epoch
 
     @property
     def done(self) -> bool:
@@ -151,7 +152,8 @@ class _Loop:
     def batches_of_epoch(self) -> Iterator[tuple[Tensor, bool, int]]:
         """Yield each batch, whether it is the epoch's last, and the number of batches from it on."""
         limit = self.program.limit_train
-        if not self.program.has_length:  # its draws are independent, so it can be read completely in advance
+        # the loader's draws are independent of training, so it can be read completely in advance
+        if not self.program.has_length:
             batches = list(self.loader if isinstance(limit, float) else islice(self.loader, limit))
             for index, batch in enumerate(batches):
                 yield batch, index == len(batches) - 1, len(batches) - index
@@ -161,7 +163,7 @@ class _Loop:
         for index in range(wanted):
             yield next(batches), index == wanted - 1, wanted - index
         if wanted == len(self.loader):
-            next(batches, None)  # as a for statement exhausts the loader
+            next(batches, None)  # a for statement exhausts the loader
 
     def length(self) -> int:
         """Return the number of batches in an epoch, if the loader has a length."""
@@ -218,7 +220,7 @@ class _Loop:
         before = self.scaler.get_scale()
         self.scaler.step(optimizer)
         self.scaler.update()
-        # after an overflow the scale is halved, and nothing was stepped
+        # after an overflow, the scale is halved and no optimizer was stepped
         self.steps += self.scaler.get_scale() >= before
 
     def first_of_window(self) -> bool:

@@ -64,14 +64,14 @@ class Program:
     """One training program.
 
     Attributes:
-        seed: of everything that it draws.
-        samples, batch_size, drop_last, shuffle: of the training data.
+        seed: the seed of all random numbers of the program.
+        samples, batch_size, drop_last, shuffle: arguments of the training data.
         source: "dataset" and "augmented" are map-style datasets in a DataLoader, the latter with draws from torch's
             generator for each sample; "iterable" is an IterableDataset without a length; "sized" is an object with a
             length that yields batches; "epilogue" runs code after its last batch.
         own_generator: the DataLoader draws its order from its own generator.
-        workers: of the DataLoader. persistent: they stay from epoch to epoch.
-        dropout, batch_norm: of the network.
+        workers: the number of the DataLoader's workers. persistent: whether the workers stay from epoch to epoch.
+        dropout, batch_norm: whether the network has such layers.
         optimizer: "sgd", "momentum", "adam", "adamw", "rmsprop" or "lbfgs".
         schedules: its schedulers.
         precision: the Trainer's argument.
@@ -243,7 +243,7 @@ class Rows(Dataset[Tensor]):
 
 
 class Stream(IterableDataset[Tensor]):
-    """The same without a length, with noise from its own generator."""
+    """Rows like those of :class:`Rows` without a length, with noise from its own generator."""
 
     def __init__(self, data: Tensor) -> None:
         self.data = data
@@ -294,7 +294,7 @@ def random_program(seed: int, exactly_shared: bool = False) -> Program:
     """Return the program of ``seed``.
 
     Args:
-        seed: the same one gives the same program.
+        seed: the same seed gives the same program.
         exactly_shared: only programs whose numbers do not depend on how many processes share a global batch: in
             float64, without dropout, batch norm, noise or L-BFGS, and without hooks that count batches.
     """
@@ -378,7 +378,7 @@ def _random_hooks(rng: random.Random, has_plain_steps: bool, accumulate: int, ex
     if not has_plain_steps:
         hooks &= {"on_train_epoch_start", "on_train_batch_end", "on_before_optimizer_step"}
     if accumulate > 1:
-        hooks -= {"on_after_backward"}  # it sees partial sums, whose scale is not defined
+        hooks -= {"on_after_backward"}  # this hook sees partial sums, whose scale is not defined
     if exactly_shared:
         hooks -= {"optimizer_step", "on_train_epoch_start", "on_train_batch_end"}
     return hooks

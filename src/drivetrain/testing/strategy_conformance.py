@@ -82,7 +82,7 @@ class StrategyConformance:
         precision: the Trainer's argument; "32-true" for devices without float64.
         tolerance: the allowed relative and absolute difference from a plain loop on the host.
         resumes_bit_by_bit: whether a resumed run is bit-equal to an uninterrupted one; a compiler that compiles a step
-            in other pieces may round differently. If it is False, ``tolerance`` is the limit.
+            in other parts may round differently. If it is False, ``tolerance`` is the limit.
     """
 
     strategy: ClassVar[Callable[[], Strategy]]
@@ -327,7 +327,7 @@ class StrategyConformance:
         return {**found, "gradients": module.gradients, "steps": len(module.gradients)}, strategy
 
     def test_an_engine_trains_like_the_plain_loop(self, folder: Path) -> None:
-        """As in a Trainer: gradients are accumulated, exchanged, visible to the loop, clipped and used for the step."""
+        """Accumulated gradients are exchanged, visible to the loop, clipped and used for the step, as in a Trainer."""
         found, strategy = self.fit_by_engine()
         self.compare(found, self.plain_loop(accumulate=2, clip=("norm", 0.05)))
         self.check_stepped(found, strategy)

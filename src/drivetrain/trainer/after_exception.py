@@ -17,8 +17,8 @@ from drivetrain.trainer.shown import saving
 
 
 def save_after_exception(trainer: Any, path: str, weights_only: bool = False) -> str:
-    """Save ``path`` when a fit ends with an exception; with several ranks without collectives, which a dead rank would
-    block.
+    """Save ``path`` when a fit ends with an exception; with several ranks, without collectives, in which a dead rank
+    would block the others.
 
     Each rank writes its part beside ``path``, under a name derived from its position in the fit. The rank that finds
     the parts of all others completes ``path``; until then, the previous file stays at ``path``.
@@ -49,7 +49,7 @@ def save_after_exception(trainer: Any, path: str, weights_only: bool = False) ->
             "The last rank completes it; if one of them is dead, the newest complete checkpoint stays."
         )
     if strategy.global_rank != 0 and (what == "shards" or not weights_only):
-        any_rank_info(f"Saved {path}, {how}.")  # the callbacks only log rank 0's save
+        any_rank_info(f"Saved {path}, {how}.")  # callbacks log only rank 0's save
     return f"Saved {path}, {how}."
 
 
@@ -72,7 +72,8 @@ def _save_replica(trainer: Any, path: str, weights_only: bool) -> str:
     wait_for(store, own)
     missing = next((each for each in (*parts, begun) if not store.exists(each)), "")
     if missing:
-        return "" if missing == own else missing  # its own part was there: another rank has completed the checkpoint
+        # this rank's own part has disappeared: another rank has completed the checkpoint
+        return "" if missing == own else missing
     try:
         rank_files.finish(store, begun, path)
     except (FileNotFoundError, CheckpointError):
@@ -105,7 +106,7 @@ def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
 
 
 def _place_of(trainer: Any, state: dict[str, Any]) -> str:
-    """Return eight digits that are equal on all ranks at the same position of this fit."""
+    """Return eight digits, equal on all ranks that are at the same position of this fit."""
     place = state.get("loops", {}).get("drivetrain", {})
     counters = [place.get(name) for name in ("current_epoch", "batches_done", "global_step")]
     at = (trainer.current_run.kept.token, *counters)

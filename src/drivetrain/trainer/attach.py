@@ -81,7 +81,7 @@ def _checked_callbacks(given: Any, start: str) -> list[Callback]:
 
 
 def _cure(value: Any, package: str, cure: str) -> str:
-    """Return what to write instead of ``value``, if it is a class or the name of one of the package's classes."""
+    """Return what to write instead of ``value``, if it is a class or the name of a class of the package."""
     if isinstance(value, type):
         return f"Write {value.__name__}(...)."
     if isinstance(value, str):
@@ -234,7 +234,7 @@ def check_passed(model: Any, fn: TrainerFn, passed: Mapping[str, Any], datamodul
 
 
 def _is_data(thing: Any) -> bool:
-    """Return whether ``thing`` is a loader, several loaders, a dataset or a datamodule."""
+    """Whether ``thing`` is a loader, several loaders, a dataset or a datamodule."""
     if isinstance(thing, (str, bytes, type, torch.nn.Module)):
         return False
     return isinstance(thing, LightningDataModule) or hasattr(thing, "__iter__") or hasattr(thing, "__getitem__")
@@ -244,8 +244,8 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     """Check that ``module`` has the methods that ``fn`` needs, before anything is built.
 
     Raises:
-        ConfigurationError: it lacks a step or its optimizers, a step cannot be called, or it uses manual optimization
-            for something that the Trainer's arguments would do.
+        ConfigurationError: the module lacks a step or its optimizers, a step cannot be called, or the module uses
+            manual optimization with an argument of the Trainer that needs automatic optimization.
     """
     name = type(module).__name__
     if "_book" not in module.__dict__:
@@ -255,7 +255,8 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
             continue
         if removed == "configure_sharded_model" and serves_former_hook(module):
             continue
-        if takes(getattr(module, removed, None), arguments):  # otherwise it is the user's own method of the same name
+        # with other arguments, the method is the user's own of the same name
+        if takes(getattr(module, removed, None), arguments):
             raise HookError(
                 f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
                 "steps' outputs on self if you need them."
@@ -332,7 +333,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
         if base is LightningModule:
             hooks -= set(dir(torch.nn.Module))
         for hook in sorted(hooks):
-            own = getattr(type(party), hook)  # on the class: a property may not work yet
+            own = getattr(type(party), hook)  # read from the class, because a property may not work yet
             if _CALLED_BY_THE_LOOPS.fullmatch(hook) and (isinstance(own, property) or overrides(party, hook, base)):
                 _check_hook(name, hook, own if isinstance(own, property) else getattr(party, hook), getattr(base, hook))
         if base is Callback:
@@ -344,7 +345,7 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
 
 
 def _uncalled(party: Any, base: type, hooks: set[str], called: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Yield each method of ``party`` that looks like a hook and is none, with the rest of the warning."""
+    """Yield each method of ``party`` that looks like a hook but is not called, with the rest of the warning."""
     told = {*_RENAMED, *(_GONE_FROM_CALLBACKS if base is Callback else ())}
     for method, hook in near_misses(type(party), base, hooks):
         if method not in _RENAMED:  # check_module has refused it, or the strategy calls it
@@ -407,7 +408,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
     from drivetrain.base.configs import without_configs
     from drivetrain.trainer.telling import tell
 
-    if params:  # plain data instead of configurations, because reading a missing value in those raises
+    if params:  # converted to plain data, because reading a missing value of a configuration raises
         tell(trainer, "log_hyperparams", without_configs(params), begins=True)
     tell(trainer, "log_graph", trainer.lightning_module, begins=True)
     tell(trainer, "save", begins=True)
@@ -416,7 +417,7 @@ def log_hyperparameters(trainer: Trainer) -> None:
 def _same(one: Any, other: Any) -> bool:
     try:
         return bool(one == other)
-    except (ValueError, RuntimeError):  # comparing arrays or tensors gives an array
+    except (ValueError, RuntimeError):  # comparing arrays or tensors gives an array, not a truth value
         return one is other
 
 

@@ -12,7 +12,7 @@ def restore(trainer: Any, states: dict[str, Any]) -> None:
     """Call ``load_state_dict`` of the callbacks when a fit resumes."""
     known: set[str] = set()
     for callback in trainer.callbacks:
-        by_class = type(callback).__qualname__  # the key in files of Lightning 1.4 and earlier
+        by_class = type(callback).__qualname__  # the key in checkpoints of Lightning 1.4 and earlier
         key = callback.state_key if callback.state_key in states else by_class
         known |= {callback.state_key, by_class}
         if key in states:
@@ -26,7 +26,7 @@ def restore(trainer: Any, states: dict[str, Any]) -> None:
 
 
 def restore_outside_of_fit(trainer: Any, checkpoint: dict[str, Any]) -> None:
-    """Call ``on_load_checkpoint`` and ``load_state_dict`` of the user's callbacks, as in a fit that resumes.
+    """Call ``on_load_checkpoint`` and ``load_state_dict`` of the user's callbacks in a run that is not a fit.
 
     For example, a callback that keeps averaged weights needs them for a test. Drivetrain's own callbacks are skipped,
     because they only restore the state of a fit: counters, and the files that it has written.

@@ -43,7 +43,7 @@ from drivetrain.module.loading import (
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
 
-# Other tools read this key to determine the layout.
+# Other tools read this key to determine the layout of the checkpoint.
 _LAYOUT_VERSION = "2.6.0"
 
 
@@ -52,14 +52,14 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
 
     Args:
         trainer: its callbacks provide "best" and "last".
-        ckpt_path: a path; "best"; "last": the newest complete one of this program, see last.py; "hpc": the highest
-            ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``; ``None``: none, but for a fit in a requeued job "hpc" if
-            there is one.
+        ckpt_path: a path; "best"; "last": the newest complete checkpoint of this program, see last.py; "hpc": the
+            highest ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``; ``None``: none, but for a fit in a requeued job "hpc"
+            if there is one.
         fitting: if "last" finds no file, a fit starts from the beginning, and any other entry point raises.
 
     Raises:
         CheckpointError: the file does not exist.
-        ConfigurationError: it is not a path.
+        ConfigurationError: ``ckpt_path`` is not a path.
     """
     requeued = None
     if fitting and ckpt_path in (None, "last"):
@@ -152,7 +152,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
         checkpoint["program"] = trainer._program
     if not weights_only:
         own = _loop_state(trainer, checkpoint)
-        kept = own.pop("callbacks", {})  # their states at the point where the run will resume
+        kept = own.pop("callbacks", {})  # the callbacks' states at the point where the run will resume
         options = own.pop("options", None)
         precision = own.pop("precision", None) or partial(
             strategy.precision_plugin.state_dict, trainer.lightning_module, strategy.optimizers
@@ -190,8 +190,8 @@ def _check_set_up(trainer: Trainer) -> None:
     """Check that the running fit has everything that a checkpoint must contain.
 
     Raises:
-        CheckpointError: its optimizers are not created, or the checkpoint from which it resumes is not restored. Such a
-            file could not be resumed.
+        CheckpointError: the optimizers are not created, or the checkpoint from which the fit resumes is not restored.
+            A checkpoint without them could not be resumed.
     """
     progress, run = trainer.progress, trainer.current_run
     if progress.fn != "fit" or progress.status not in (TrainerStatus.RUNNING, TrainerStatus.INTERRUPTED):
@@ -213,7 +213,7 @@ def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
     is set back to that point.
     """
     run = trainer.current_run
-    if run is None and (ranks := trainer.ranks_of_job):  # a job with the same number of processes can resume it
+    if run is None and (ranks := trainer.ranks_of_job):  # a job with the same number of processes can resume this state
         return {"loops": {"drivetrain": ranks[0]["loops"]}, "ranks": ranks, "rng": ranks[0]["rng"]}
     if run is None or trainer.progress.fn != "fit":
         loops = {"drivetrain": {**trainer.progress.state_dict(), **Window().place()}}
@@ -262,7 +262,7 @@ def check_at_start(trainer: Trainer) -> None:
     if refused and trainer.settings.save_trainable_only:
         raise ConfigurationError(f"Trainer(save_trainable_only=True) {refused} Or leave save_trainable_only out.")
     if parity.current().pickle:
-        return  # any value can be stored
+        return  # with pickling, any value can be stored
     try:
         check_storable(trainer, bool(savers) and all(getattr(saver, "save_weights_only", False) for saver in savers))
     except CheckpointError as error:
@@ -272,7 +272,7 @@ def check_at_start(trainer: Trainer) -> None:
 
 
 def _state_now(owner: Any) -> Any:
-    """Return its state; ``None`` if reading it raises before training, which may be legitimate."""
+    """Return the state of ``owner``; ``None`` if reading it raises before training, which may be legitimate."""
     try:
         return owner.state_dict()
     except Exception:
@@ -280,11 +280,11 @@ def _state_now(owner: Any) -> Any:
 
 
 def decode_checkpoint(checkpoint: Any) -> dict[str, Any]:
-    """Return a store's result with every value as :func:`dump` received it. The hyperparameters are left out, because a
-    run does not use them.
+    """Return a checkpoint from a store with every value as :func:`dump` received it. The hyperparameters are left out,
+    because a run does not use them.
 
     Raises:
-        CheckpointError: it is not a checkpoint, is damaged, or was written by a newer version.
+        CheckpointError: the data is not a checkpoint, is damaged, or was written by a newer version.
     """
     if not isinstance(checkpoint, Mapping):
         raise CheckpointError(
@@ -316,7 +316,7 @@ def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, An
     resuming = trainer.progress.fn == "fit"
     with naming(path):
         read = trainer.strategy.load_checkpoint(path, weights_only)
-        with restoring("'loops'"):  # in earlier layouts the entry may be ``None``
+        with restoring("'loops'"):  # in earlier layouts, the entry may be ``None``
             expect({} if read.get("loops") is None else read["loops"], Mapping)
         with restoring("the layout"):
             read = in_our_layout(read, resuming)
@@ -403,7 +403,8 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """Restore optimizers, schedulers, precision and progress; the loop restores the rest when it begins.
 
     Raises:
-        CheckpointError: it was saved with ``weights_only``, for another number of optimizers, or after more epochs.
+        CheckpointError: the checkpoint was saved with ``weights_only``, for another number of optimizers, or after more
+            epochs.
     """
     strategy, progress = trainer.strategy, trainer.progress
     if "optimizer_states" not in checkpoint or "loops" not in checkpoint:
@@ -457,7 +458,7 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
     """Return the state of this rank: its random state, its position in the data, its gradients.
 
     Raises:
-        CheckpointError: it was saved inside an epoch or a window, with another number of processes.
+        CheckpointError: the checkpoint was saved inside an epoch or a window, with another number of processes.
     """
     ranks = checkpoint.get("ranks", [checkpoint])
     if len(ranks) == trainer.world_size:
@@ -483,5 +484,5 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
         from drivetrain.strategies import rank_files
 
         rank_zero_warn(rank_files.of_other_ranks(trainer.strategy, len(ranks)))
-    kept = ("loaders", "callback_metrics")  # all ranks have the same
+    kept = ("loaders", "callback_metrics")  # these entries are equal on all ranks
     return {"rng": checkpoint.get("rng"), "restart": {key: shared[key] for key in kept if key in shared}}

@@ -1,4 +1,4 @@
-"""The ranks compare settings, versions, seeds and the model when a run begins, and in a fit the optimizers."""
+"""Comparison between ranks: settings, versions, seeds and the model when a run begins; in a fit also the optimizers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def compare_start(
         resumes: whether the run begins from a checkpoint.
 
     Raises:
-        ConfigurationError: on all ranks, if they differ.
+        ConfigurationError: the arguments differ; raised on all ranks.
     """
     strategy = trainer.strategy
     stages = ("fit", "validate") if fn is TrainerFn.FITTING else (fn.value,)
@@ -89,7 +89,7 @@ def compare_model(trainer: Any) -> None:
     """Compare the models, if some ranks' models may have changed since the run began.
 
     Raises:
-        ConfigurationError: on all ranks, if they differ.
+        ConfigurationError: the models differ; raised on all ranks.
     """
     compare(trainer.strategy.world, trainer.strategy.data, Facts(model=of_module(trainer.lightning_module)))
 
@@ -98,7 +98,7 @@ def compare_optimizers(trainer: Any) -> None:
     """Compare the optimizers and schedulers of a fit, after the strategy's set-up, which may create them.
 
     Raises:
-        ConfigurationError: on all ranks, if they differ.
+        ConfigurationError: the optimizers or schedulers differ; raised on all ranks.
     """
     strategy = trainer.strategy
     made = of_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
@@ -112,7 +112,7 @@ def _settings(trainer: Any) -> dict[str, str]:
 
 
 def _callbacks(trainer: Any) -> dict[str, str]:
-    """Return the number of callbacks per key that every rank needs, in their order."""
+    """Return for each key the number of callbacks that every rank needs, in their order."""
     counts = Counter(f"callback {callback.state_key}" for callback in trainer.callbacks if callback.needs_every_rank)
     return {name: str(count) for name, count in counts.items()}
 
@@ -126,7 +126,7 @@ def _may_change(trainer: Any, datamodule: Any) -> bool:
 
 
 def _loaders(passed: Any, loaders: Loaders, stage: str) -> str:
-    """Return the source of the loaders of ``stage``, and how many were passed."""
+    """Return where the loaders of ``stage`` come from, and how many were passed."""
     if passed is None:
         return "from a hook" if loaders.available(stage) else "none"
     return f"{len(passed)} passed" if isinstance(passed, (list, tuple)) else "1 passed"

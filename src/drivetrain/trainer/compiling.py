@@ -31,7 +31,8 @@ class _Compiled:
     modules: list[nn.Module]
 
 
-_COMPILED: WeakKeyDictionary[nn.Module, _Compiled] = WeakKeyDictionary()  # by model; models stay compiled after a run
+# compiled parts by model; models stay compiled after a run
+_COMPILED: WeakKeyDictionary[nn.Module, _Compiled] = WeakKeyDictionary()
 
 
 def check(trainer: Any, model: Any, compiled_by: Any) -> Any:
@@ -39,11 +40,11 @@ def check(trainer: Any, model: Any, compiled_by: Any) -> Any:
     ``None``.
 
     Raises:
-        ConfigurationError: the strategy or this machine cannot, or the model is already compiled.
+        ConfigurationError: the strategy or this machine cannot compile, or the model is already compiled.
     """
     own = _COMPILED.get(model)
     if own is not None and compiled_by is own.context:
-        compiled_by = None  # not pickled with a job: each process makes its own
+        compiled_by = None  # the context is not pickled with a job: each process creates its own
     asked = trainer.settings.compile
     options = CompileOptions.of(asked)
     if options is None:
@@ -66,12 +67,12 @@ def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -
     """Check that the backend "inductor" finds the compiler that it needs for the device.
 
     Raises:
-        ConfigurationError: it does not.
+        ConfigurationError: the backend does not find its compiler.
     """
     if options.backend != "inductor":
         return
     missing = ""
-    if device == HOST:  # on other devices torch's own error names what is missing
+    if device == HOST:  # on other devices, torch's own error names what is missing
         from torch._inductor import cpp_builder, exc
 
         try:
@@ -96,9 +97,9 @@ def compile_whole(trainer: Any, job: Any) -> None:
     if options is not None:
         _forget_others(model, options)
         if options.blocks is not None:
-            return  # its layers may be created later, in configure_model
+            return  # configure_model may create its layers later
         context = _context(model, options)
-    compile_in_place(model, context)  # again in a started process
+    compile_in_place(model, context)  # a started process compiles its own copy
     if context.fullgraph:
         rank_zero_info(
             f"torch.compile(fullgraph=True): calls of {type(model).__name__} run compiled, and its steps as they "
@@ -116,7 +117,7 @@ def compile_blocks(trainer: Any) -> None:
     """Compile the layers that ``Trainer(compile=...)`` selects, if any, after the model is set up.
 
     Raises:
-        ConfigurationError: it selects no layer.
+        ConfigurationError: the settings select no layer.
     """
     options, model = CompileOptions.of(trainer.settings.compile), trainer.lightning_module
     if options is None or options.blocks is None:

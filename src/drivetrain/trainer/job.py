@@ -36,7 +36,7 @@ class Job:
         passed: the caller's loaders, by stage.
         datamodule: the user's datamodule.
         ckpt_path: the checkpoint from which to begin.
-        weights_only: how to read it.
+        weights_only: how to read the checkpoint: see ``Trainer.fit``.
         compiled_by: the context of ``torch.compile``, if a compiled model was passed; it is not pickled with the job.
         checked: whether the launching process has already checked the arguments.
     """
@@ -53,17 +53,19 @@ class Job:
 
 @dataclass
 class Outcome:
-    """Results for the launching process, so that it can continue, save, or fit again as if it had trained itself.
+    """The results of a run in other processes, restored in the launching process, so that it can continue, save or fit
+    again.
 
-    It contains weights, optimizers, schedulers, counters, metrics, results, the random state of rank 0, and the states
-    of callbacks and datamodule. Other attributes that user code sets on its objects stay in the process that set them.
+    The outcome contains weights, optimizers, schedulers, counters, metrics, results, the random state of rank 0, and
+    the states of callbacks and datamodule. Attributes that user code sets on its objects in a started process are not
+    returned.
 
     Attributes:
         results: the result of the entry point.
-        parameters: the module's parameters by name, which ``optimizers`` contain.
+        parameters: the module's parameters by name; ``optimizers`` contains the same tensors.
         buffers: all buffers, including non-persistent ones.
         weights: the module's state dict.
-        schedulers: a scheduler that cannot be pickled, for example because of a lambda, is replaced by its
+        schedulers: the schedulers; one that cannot be pickled, for example because of a lambda, is replaced by its
             :class:`Remains`.
         callbacks: the key and state of each callback, in order.
         ranks: if a fit has ended inside an epoch, each rank's state for resuming it.
@@ -127,8 +129,8 @@ class Outcome:
                 module.configure_model()
             self._fill(module)
             follow(self.optimizers, self.parameters, module)
-        set_rng_state(self.rng)  # the next run continues the random sequence, as if one process had done both
-        if self.progress.fn is TrainerFn.FITTING:  # other entry points have none, and change none
+        set_rng_state(self.rng)  # the next run continues the random sequence, as if this process had run the job
+        if self.progress.fn is TrainerFn.FITTING:  # only a fit has optimizers, and changes them
             trainer.engine.bind_optimizers(self.optimizers, self.schedulers)
         strategy.precision_plugin.load_state_dict(self.precision, module, strategy.optimizers)
         trainer.progress.take_over(self.progress)
@@ -180,14 +182,15 @@ def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> l
         attach: attaches the job to the Trainer, with all checks that do not need a device.
 
     Raises:
-        ConfigurationError: an object cannot be sent to another process, or the user's launcher returns something other
-            than the result of the function that it launched.
+        ConfigurationError: an object cannot be sent to another process, or the user's launcher does not return the
+            result of the function that it launched.
         LaunchError: a process failed.
     """
     if trainer.engine.launcher.reruns_program:
         for logger in trainer.loggers:
             logger.leave_run()
-        trainer.engine.launch()  # does not return: each process gets here by itself, and this one is not a rank
+        # does not return: the launcher runs the program again in each process, and this process is not a rank
+        trainer.engine.launch()
     attach(job)
     for logger in trainer.loggers:
         _ = logger.version  # determined before the processes start, so that all of them write to the same run
@@ -222,7 +225,7 @@ class Remains:
 
 
 def _travels(scheduler: Any) -> bool:
-    """Return whether it can be pickled; its optimizer can."""
+    """Return whether ``scheduler`` can be pickled without its optimizer."""
     try:
         pickle.dumps({name: value for name, value in vars(scheduler).items() if name != "optimizer"})
     except (pickle.PickleError, AttributeError, TypeError):
@@ -232,7 +235,9 @@ def _travels(scheduler: Any) -> bool:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Context in which torch starts no threads: the next run may fork this process, and a fork has no threads."""
+    """Context in which torch starts no threads: the next run may fork this process, and threads do not survive a
+    fork.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

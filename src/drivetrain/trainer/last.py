@@ -1,8 +1,8 @@
 """The checkpoint for ``ckpt_path="last"``: the newest complete one of this program with this configuration.
 
 A folder chosen by the user belongs to the program: ``dirpath``, ``default_root_dir`` without a logger, or the folder of
-a logger's ``version``. If a logger gives each run its own folder, the folders of all runs are searched, and a file
-counts if its entry ``program`` shows that the same program with the same configuration has saved it.
+a logger's ``version``. If a logger gives each run its own folder, all runs' folders are searched, and a file counts if
+its entry ``program`` shows that the same program with the same configuration has saved it.
 """
 
 from __future__ import annotations
@@ -27,23 +27,25 @@ from drivetrain.module.loading import raw_hparams
 from drivetrain.strategies import rank_files
 from drivetrain.trainer.rank_parts import is_inside
 
-Trainer = Any  # not the class, which imports this file
+Trainer = Any  # not imported: the class's module imports this file
 
-# Arguments that may differ: the checkpoint to resume from, the length of training, and the rank that a launcher passes.
+# Arguments that may differ between runs: the checkpoint to resume from, the length of training, and the rank that a
+# launcher passes.
 _FREE = re.compile(r"ckpt|checkpoint|resume|rank$|(^|\.)(max_|num_|n_)?(epochs|steps|time)$")
 _SUBCOMMANDS = ("fit", "validate", "test", "predict")
-_FETCHED = 8  # the maximum number of files to open, if they must be read completely
+_FETCHED = 8  # the maximum number of files to open if they must be read completely
 
 finished_fits = 0
 """How many fits have come to their end in this process: the folds of a cross-validation are runs of their own."""
 
 
 def program_of(trainer: Trainer, model: Any, datamodule: Any) -> dict[str, str]:
-    """Return digests of a fit's program and its configuration: arguments may contain secrets."""
+    """Return digests of a fit's program and configuration; digests, because arguments may contain secrets."""
     script = os.path.realpath(getattr(sys.modules.get("__main__"), "__file__", None) or ".")
     if not files.is_remote(trainer.default_root_dir):
         with contextlib.suppress(ValueError):  # on another drive
-            script = os.path.relpath(script, os.path.realpath(trainer.default_root_dir))  # both may be moved together
+            # relative, because the script and the folder may be moved together
+            script = os.path.relpath(script, os.path.realpath(trainer.default_root_dir))
     classes = [f"{type(each).__module__}.{type(each).__qualname__}" for each in (model, datamodule)]
     hparams = [_plain(raw_hparams(each)) for each in (model, datamodule) if each is not None]
     configuration = [list(_arguments(sys.argv[1:])), hparams, finished_fits]
@@ -56,7 +58,7 @@ def _digest(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     if is_config(value):
-        value = as_plain(value, resolve=False)  # the value of an interpolation, such as a date, may differ
+        value = as_plain(value, resolve=False)  # the value of an interpolation, such as a date, may differ between runs
     if isinstance(value, Mapping):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -71,7 +73,7 @@ def _arguments(words: list[str]) -> Iterator[str]:
         name, equals, _ = word.partition("=")
         if word.startswith("-") or equals:
             is_free = _FREE.search(name.lstrip("-").replace("-", "_")) is not None
-            skips = is_free and not equals  # its value is the next word
+            skips = is_free and not equals  # the value of this option is the next word
             if not is_free:
                 yield word
         elif not skips and word not in _SUBCOMMANDS:
@@ -84,8 +86,8 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
     """Return the checkpoint for ``ckpt_path="last"``; ``None``: the fit starts from the beginning.
 
     Args:
-        trainer: its callbacks propose files.
-        fitting: a fit resumes; the other entry points need only the weights.
+        trainer: the Trainer, whose callbacks propose files.
+        fitting: whether a fit resumes; the other entry points need only the weights.
         requeued: the file that the fit saved when its job was requeued.
 
     Raises:
@@ -131,7 +133,7 @@ def _in_folders_of_runs(trainer: Trainer) -> set[str]:
     for callback in callbacks:
         extension = getattr(callback, "FILE_EXTENSION", ".ckpt")
         folders.update((folder, extension) for folder in callback.save_folders(trainer))
-    found = {path: end for folder, end in folders for path in store.find(folder, f"*{end}*")}  # one request for both
+    found = {path: end for folder, end in folders for path in store.find(folder, f"*{end}*")}  # one request
     return {path for path, end in found.items() if path.endswith((end, rank_files.UNFINISHED))}
 
 
@@ -170,9 +172,9 @@ class _Found:
         )
 
     def is_own(self, path: str, others: set[str]) -> bool:
-        """Whether this program with this configuration has saved ``path``, or perhaps has begun to save it."""
+        """Whether this program with this configuration has saved ``path``, or may have begun to save it."""
         entry = self._entry(path)
-        if entry is None:  # decide by the files beside it
+        if entry is None:  # decide by the files beside the checkpoint
             folder = os.path.dirname(path)
             beside = [self._entry(other) for other in others if os.path.dirname(other) == folder]
             said = [each.get("program") for each in beside if each is not None]
@@ -214,7 +216,7 @@ class _Found:
             checkpoint = entries(path) if os.path.isdir(path) and reads_files(store) else store.load_checkpoint(path)
         except Exception as error:
             if store.is_complete(path):
-                return True  # not as plain data, but the fit may allow more
+                return True  # not readable as plain data, but the fit may allow unpickling
             self.broken.append(f"{path} cannot be read ({shown_error(error)})")
             return False
         why = _why_not_resumed(trainer, checkpoint, path) if self._fitting else ""

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from drivetrain.trainer.votes import Vote
 
 
-_PLANS_SHOWN: set[str] = set()  # shown by this process: a program may create many equal Trainers
+_PLANS_SHOWN: set[str] = set()  # plans that this process has shown: a program may create many equal Trainers
 
 
 def connect(trainer: Trainer, job: Job) -> Loaders:
-    """Do everything before the first process and device, in the order of docs/hooks.md."""
+    """Run the steps before the first process and device, in the order of docs/hooks.md."""
     progress, strategy, model, fn = trainer.progress, trainer.strategy, job.model, job.fn
     if job.compiled_by is not None or trainer.settings.compile:
         from drivetrain.trainer import compiling
@@ -67,7 +67,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     )  # fmt: skip
     if not job.checked:
         attach.check_loaders(model, loaders, fn, validates=trainer.limits.val_batches != 0)
-    if fn is TrainerFn.FITTING:  # what an earlier fit has decided when it bound its step
+    if fn is TrainerFn.FITTING:  # forget what an earlier fit decided when it bound its step
         decisions = tuple(each for each in trainer.plan.decisions if each.what != "step")
         trainer.engine.plan = replace(trainer.plan, decisions=decisions)
     if fn is TrainerFn.FITTING and not job.checked and (plan := str(trainer.plan)) not in _PLANS_SHOWN:
@@ -77,12 +77,12 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
 
 
 def join_book(book: Logbook, strategy: Strategy) -> None:
-    """Let ``book`` exchange values through ``strategy``, by the user's ``reduce`` if it is overridden."""
+    """Let ``book`` exchange logged values through ``strategy``, by the user's ``reduce`` if it is overridden."""
     book.join(strategy.root_device, strategy.data, strategy.world, familiar.own_reduce(strategy))
 
 
 def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
-    """Do everything from there to the first loop."""
+    """Run the steps from the start of the processes to the first loop."""
     progress, strategy, hooks, stage = trainer.progress, trainer.strategy, trainer.hooks, job.fn
     model, datamodule, fn = job.model, job.datamodule, job.fn
     trainer.engine.launch()
@@ -161,7 +161,7 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
     Args:
         trainer: the Trainer.
         job: the job of the run.
-        vote: creates the context of a phase, after which the ranks vote.
+        vote: creates the context of a phase, at whose end the ranks vote.
         compares: whether the ranks compare their models, because a hook may have changed one.
         same_loggers: whether all ranks have the same loggers.
 
@@ -227,7 +227,7 @@ def _place(progress: Progress) -> str:
 def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
     strategy = trainer.strategy
     with vote("configure_optimizers"):
-        if not (strategy.optimizers or trainer._optimizers_made):  # a strategy's setup may have created them
+        if not (strategy.optimizers or trainer._optimizers_made):  # a strategy's setup may have created the optimizers
             strategy.setup_optimizers(trainer)
     if not strategy.optimizers:
         rank_zero_warn(
@@ -241,7 +241,7 @@ def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
     strategy.setup_precision_plugin()
     trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()
-    make_step(run)  # raises if parts do not fit together, before training
+    make_step(run)  # raises before training if the parts do not fit together
 
 
 def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
@@ -283,13 +283,14 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
             from drivetrain.trainer.telling import states_of
 
             state |= {"loggers": runs} if (runs := states_of(trainer)) else {}
-        waits = trainer.progress.status is not TrainerStatus.RUNNING  # otherwise the end of the run waits for the file
+        # after a run, wait here; during a run, the end of the run waits for the file
+        waits = trainer.progress.status is not TrainerStatus.RUNNING
         rank_parts.save(strategy, state, path, weights_only, storage_options, waits=waits)
         strategy.barrier("save_checkpoint")
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
-    """Do everything after the last loop, in the order of docs/hooks.md."""
+    """Run the steps after the last loop, in the order of docs/hooks.md."""
     _clean_up(trainer)
     trainer.engine.teardown()
     if fn is TrainerFn.FITTING:
@@ -298,7 +299,7 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
         trainer.hooks.call_on(trainer.datamodule, "teardown", fn)
     trainer.hooks.call_callbacks("teardown", fn)
     trainer.hooks.call_method("teardown", fn)
-    trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved
+    trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved a checkpoint
     _end_profile(trainer, fn)
     if trainer.loggers and trainer.is_global_zero:
         from drivetrain.trainer.telling import tell
@@ -307,10 +308,10 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
 
 
 def abort(trainer: Trainer, error: BaseException) -> None:
-    """Call the exception hooks for ``error`` and free the run's resources, of which some may not exist yet."""
+    """Call the exception hooks for ``error`` and free the run's resources, some of which may not exist yet."""
     trainer.progress.end_run(interrupted=True)
     if not trainer.engine.launcher.is_external:
-        return  # this process ran nothing; the started processes have called the hooks and cleaned up
+        return  # the started processes have called the hooks and cleaned up
     trainer.logbook.leave_batch()
     with interrupts_ignored():
         for callback in trainer.callbacks:
@@ -340,11 +341,11 @@ def _clean_up(trainer: Trainer) -> None:
         run = trainer._run_parts
         run.swap_optimizers()
         run.let_go()
-        trainer.lightning_module.untoggle_optimizer(None)  # an exception may have prevented it
+        trainer.lightning_module.untoggle_optimizer(None)  # an exception may have left an optimizer toggled
 
 
 def _attempt(fn: Callable[..., Any], *args: Any) -> None:
-    """Call ``fn`` while another exception is handled: a second one must neither hide the first nor stop the
+    """Call ``fn`` while another exception is handled: an exception of ``fn`` must neither hide the first nor stop the
     clean-up.
     """
     try:

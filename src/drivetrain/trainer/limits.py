@@ -19,7 +19,7 @@ def _limit(
     field: str = "",
     kept: Callable[[Any], Any] | None = None,
     read_as: Callable[[Any], Any] | None = None,
-) -> Any:  # a property; the class body below declares its type
+) -> Any:  # a property; the class body that calls this declares its type
     """Return the property ``name`` of a :class:`LimitsView`, stored in a field of its ``Limits``.
 
     Args:
@@ -79,9 +79,9 @@ def _batches(stage: str, part: str) -> Any:
 class LimitsView:
     """The Trainer's arguments as properties.
 
-    Limits are writable. A written value is checked like the argument of the same name, ``None`` means its default, and
-    it takes effect at the next batch; a ``limit_*_batches`` at the next pass over the data. It also applies to later
-    runs of this Trainer.
+    Limits are writable. A written value is checked like the argument of the same name, and ``None`` means that
+    argument's default. A change takes effect at the next batch; a change of ``limit_*_batches``, at the next pass over
+    the data. A change also applies to later runs of this Trainer.
     """
 
     settings: Settings
@@ -136,7 +136,7 @@ class LimitsView:
     def val_check_batch(self) -> float | None:
         """Training batches between validations; ``inf``: only at the end of an epoch of unknown length.
 
-        ``None`` if a duration was given, and for a fraction until the number of batches is known.
+        ``None`` if ``val_check_interval`` is a duration, or a fraction while the number of batches is unknown.
         """
         if self.limits.val_check_seconds is not None:
             return None

@@ -16,7 +16,7 @@ def profiler_of(given: Any) -> Profiler:
     """Return the profiler for ``Trainer(profiler=given)``.
 
     Raises:
-        ConfigurationError: it is neither a profiler nor the name of one.
+        ConfigurationError: ``given`` is neither a profiler nor the name of one.
     """
     if isinstance(given, str):
         try:
@@ -45,7 +45,9 @@ def begin(trainer: Any, stage: str) -> None:
 
 
 def end(trainer: Any, stage: str) -> None:
-    """Let the profiler report on the run and free its resources. Does nothing if the run ended before :func:`begin`."""
+    """Let the profiler report on the run and free its resources. It does nothing if the run ended before
+    :func:`begin`.
+    """
     hooks = trainer._hooks
     if hooks is None or hooks.spans is None:
         return

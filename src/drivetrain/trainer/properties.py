@@ -54,7 +54,7 @@ def _batch_counts(stage: str, doc: str) -> Any:
 
 
 class TrainerView(LimitsView, RankFacts):
-    """The Trainer's properties. It decides nothing; a part that is set takes effect at the next batch."""
+    """The Trainer's properties. It makes no decisions; a replaced part of a run takes effect at the next batch."""
 
     settings: Settings
     progress: Progress
@@ -126,7 +126,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """The optimizers of the current fit; new ones step from the next batch on."""
+        """The optimizers of the current fit; assigned ones replace them at the next batch."""
         waiting = None if self._run_parts is None else self._run_parts.optimizers.waiting
         return self.strategy.optimizers if waiting is None else waiting
 
@@ -134,7 +134,7 @@ class TrainerView(LimitsView, RankFacts):
     def optimizers(self, value: Sequence[Optimizer]) -> None:
         optimizers, run = [unwrapped(optimizer) for optimizer in value], self._run_parts
         if run is not None and self.progress.loop_stage is RunningStage.TRAINING:
-            run.optimizers.waiting = optimizers  # the optimizers of the running batch stay the same until its end
+            run.optimizers.waiting = optimizers  # the running batch keeps its optimizers until its end
             self._touch()
         else:
             self.engine.bind_optimizers(optimizers, self.lr_scheduler_configs)
@@ -213,7 +213,7 @@ class TrainerView(LimitsView, RankFacts):
             from drivetrain.trainer.telling import tell
 
             with nullcontext() if self._profiler is None else self._profiler.profile("log_metrics"):
-                # by keyword, because a logger may have them in another order
+                # passed by keyword, because a logger may have the arguments in another order
                 tell(self, "log_metrics", metrics=given, step=step)
 
     @property
@@ -290,7 +290,7 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def is_logging_step(self) -> bool:
-        """Whether the values of the current training batch will be flushed, or were just flushed."""
+        """Whether the values of the current training batch will be flushed to the loggers, or were just flushed."""
         every = self.limits.log_every_n_steps
         return every > 0 and (self.logger_step + 1) % every == 0
 
@@ -382,7 +382,8 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def estimated_stepping_batches(self) -> int | float:
-        """Optimizer steps of the complete fit; ``inf`` without a limit or a training loader, as before the first run.
+        """The number of optimizer steps of the complete fit; ``inf`` without a limit, or without a training loader, as
+        before the first run.
 
         Creates the training loader if there is none yet. If the loaders of several processes may differ in length, read
         it on all of them.

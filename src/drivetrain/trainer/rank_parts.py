@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy
 
 State = dict[str, Any]
-Trainer = Any  # not the class, which imports this file
+Trainer = Any  # not imported: the class's module imports this file
 
 _OWN = ("rng", "restart", "rank_state")
 # Keys of ``restart`` that are equal on every rank.
@@ -35,7 +35,7 @@ def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
     """Return each rank's own part for a fit that has ended; every rank must call it.
 
     Returns:
-        Nothing if it has ended at the end of an epoch and the strategy keeps no state of each rank: then any number of
+        An empty list if it has ended at the end of an epoch and the strategy keeps no state of each rank: then any number of
         processes can resume from the main file.
     """
     if run is None or run.progress.fn != "fit":
@@ -52,10 +52,10 @@ def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
 
 
 def meet(strategy: Strategy) -> None:
-    """Wait for all ranks before a save: a rank that has not called ``save_checkpoint`` is reported here.
+    """Wait for all ranks before a save; an error reports a rank that has not called ``save_checkpoint``.
 
-    A save is a series of collectives. Some are torch's own, in which a rank would wait until the timeout for a rank
-    that calls something else.
+    A save is a series of collectives. Some collectives are torch's own; in those, a rank would wait until the timeout
+    for a rank that calls something else.
     """
     if strategy.world.store is not None:
         strategy.world.barrier("trainer.save_checkpoint")
@@ -74,10 +74,10 @@ def save(
     Args:
         strategy: the strategy that writes.
         state: a result of ``checkpoint.dump``.
-        path: of the main file, which rank 0 writes last.
+        path: the path of the main file, which rank 0 writes last.
         weights_only: write no rank files.
-        options: for the store.
-        waits: wait until the checkpoint is durable; otherwise a single process may still be writing it.
+        options: options for the store.
+        waits: wait until the checkpoint is durable; otherwise, with one process, the store may still be writing it.
 
     Raises:
         CheckpointError: a rank could not write its file; raised on every rank, and the previous files are unchanged.
@@ -113,7 +113,7 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
     strategy, listed = trainer.strategy, checkpoint["rank_files"]
     parts: list[State] = [{} for _ in range(len(listed) + 1)]
     if len(parts) != strategy.world_size:
-        return parts  # a run with another number of processes cannot use them
+        return parts  # a run with another number of processes cannot use the rank files
     rank, failure = strategy.global_rank, None
     own = {key: checkpoint[key] for key in _OWN if key in checkpoint}
     if rank > 0:
@@ -125,7 +125,7 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
             own, failure = _replaced(own), shown_error(error)
     failures = [text for text in strategy.world.gather_objects(failure) if text]
     if failures and is_inside(checkpoint):
-        from drivetrain.trainer.stopping import end_of_epoch  # imported here: it imports this file
+        from drivetrain.trainer.stopping import end_of_epoch  # imported here, because that module imports this file
 
         raise CheckpointError(
             f"The checkpoint was saved inside an epoch, and one of the files that its processes wrote beside it cannot "

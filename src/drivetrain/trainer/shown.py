@@ -16,7 +16,7 @@ from drivetrain.launchers.tracebacks import cut_tracebacks
 from drivetrain.loops.progress import Phase, Progress
 from drivetrain.strategies import failing, waiting
 
-Trainer = Any  # not the class, which imports this file
+Trainer = Any  # not imported: the class's module imports this file
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def shown(
     several: bool,
     explain: Callable[[BaseException], Exception | None] = lambda error: None,
 ) -> Iterator[None]:
-    """Context in which the loops write their position for the launching process, and an exception is reported.
+    """Context in which the loops publish their position for the launching process, and an exception is reported.
 
     If the strategy explains an exception, its explanation replaces the exception, also in reports.
 
@@ -47,17 +47,17 @@ def shown(
     try:
         yield
     except BaseException as error:
-        sheet = own_sheet()  # a run that is watched may have got one meanwhile
+        sheet = own_sheet()  # watch() may have created a sheet for the run meanwhile
         explained = explain(error)
         said = explained or error
         failing.report(said, sheet, lambda failed: summary(failed, progress))
         if several:
             cut_tracebacks()
         if explained is not None:
-            raise explained from None  # its text contains the cure, which the original's text would hide
+            raise explained from None  # the explanation contains the cure, which the original's text would hide
         raise
     else:
-        progress.slot[PHASE] = Phase.NONE  # the rest of the program is not part of the run
+        progress.slot[PHASE] = Phase.NONE  # the program after the run is not part of it
     finally:
         shown_in = progress.slot
         if shown_in is not own:
@@ -69,7 +69,7 @@ def shown(
 def watch(trainer: Trainer) -> None:
     """Let another process watch this distributed run from now on, until :func:`shown` ends.
 
-    See :mod:`drivetrain.launchers.watch` for the tasks of that process.
+    :mod:`drivetrain.launchers.watch` describes what that process does.
     """
     stall_s = trainer.settings.stall_timeout_s
     if not stall_s:
@@ -91,7 +91,7 @@ def _show(progress: Progress, sheet: Sheet) -> None:
 
 @contextmanager
 def saving() -> Iterator[None]:
-    """Context in which the launching process waits for this rank although another has failed."""
+    """Context during whose block the launching process waits for this rank although another rank has failed."""
     sheet = own_sheet()
     if sheet is not None:
         sheet.words[SAVING] = 1

@@ -15,7 +15,7 @@ from drivetrain.loops.run import Run
 from drivetrain.loops.stop import TIME_LIMIT, Stop
 from drivetrain.trainer.rank_parts import is_inside
 
-Trainer = Any  # not the class, which imports this file
+Trainer = Any  # not imported: the class's module imports this file
 
 STOPPED = "stopped.ckpt"
 
@@ -39,12 +39,13 @@ def _saves(trainer: Trainer) -> bool:
 
 
 def _save(trainer: Trainer, saved: list[str], reason: str) -> None:
-    """Save the fit's state, unless a callback will because the fit ends with an exception; every rank must call it.
+    """Save the fit's state, unless a callback will save because the fit ends with an exception; every rank must call
+    it.
 
     Args:
         trainer: the Trainer of the fit.
-        saved: this list gets the path of the checkpoint.
-        reason: the reason of the end.
+        saved: a list, to which the path of the checkpoint is added.
+        reason: why the fit ends.
     """
     path = ""
     savers = reason != TIME_LIMIT and any(each.saves_on_exception for each in trainer.checkpoint_callbacks)
@@ -56,7 +57,7 @@ def _save(trainer: Trainer, saved: list[str], reason: str) -> None:
             rank_zero_warn(f"The fit ends by {reason}, and could not save {path}: {error}")
             return
         saved.append(path)
-    if path or reason != TIME_LIMIT:  # the Timer has logged it
+    if path or reason != TIME_LIMIT:  # with a time limit, the Timer has logged the reason
         rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}." if path else ""))
 
 

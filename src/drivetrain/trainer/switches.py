@@ -22,10 +22,11 @@ def torch_switches(settings: Settings, training: bool) -> Iterator[None]:
             stack.enter_context(_deterministic(settings.deterministic))
         benchmark = settings.benchmark
         if benchmark is None and settings.deterministic:
-            benchmark = False  # its choice of algorithm depends on timings
+            benchmark = False  # benchmarking chooses algorithms by measured times, which is not deterministic
         if benchmark is not None:
             stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
-            torch.backends.cudnn.benchmark = benchmark  # cudnn.flags() would turn cuDNN off, by its other defaults
+            # cudnn.flags() would also turn cuDNN off, by its default enabled=False
+            torch.backends.cudnn.benchmark = benchmark
         if training:
             stack.enter_context(torch.set_grad_enabled(True))
             if settings.detect_anomaly:
@@ -50,7 +51,8 @@ def interrupts_ignored() -> Iterator[None]:
 @contextmanager
 def _deterministic(mode: bool | Literal["warn"]) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    name = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when a handle is created, and is not deterministic without it
+    # cuBLAS reads this variable when a handle is created, and is not deterministic without it
+    name = "CUBLAS_WORKSPACE_CONFIG"
     workspace = os.environ.get(name)
     torch.use_deterministic_algorithms(bool(mode), warn_only=mode == "warn")
     if mode:

@@ -14,7 +14,7 @@ from drivetrain.loops.results import results_table
 
 
 def show(trainer: Any, stage: str, results: list[dict[str, float]]) -> None:
-    """Print the results of an evaluation on rank 0, by the program's own loop object if it has set one."""
+    """Print the results of an evaluation on rank 0, or let the loop object that the program has set print them."""
     if (loop := trainer._own_loops.get(stage)) is not None:
         loop.show(results)
     else:
@@ -42,8 +42,9 @@ def tell(trainer: Any, method: str, *args: Any, begins: bool = False, **named: A
     Args:
         trainer: the Trainer with the loggers.
         method: its name.
-        args, named: its arguments.
-        begins: the run is being set up: a ConfigurationError is raised, because its message contains the correction.
+        args, named: the arguments of ``method``.
+        begins: whether the run is being set up; a ConfigurationError is then raised, because its message contains the
+            correction.
     """
     for logger in trainer.loggers:
         tell_one(trainer, logger, method, *args, begins=begins, **named)

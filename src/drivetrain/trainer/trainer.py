@@ -102,7 +102,7 @@ class Trainer(TrainerView):
 
     Raises:
         ConfigurationError: an argument is wrong or contradicts another; nothing was built.
-        NotSupportedError: this version does not support a valid argument.
+        NotSupportedError: an argument is valid, but this version does not support it.
     """
 
     _optimizers_made = False
@@ -183,12 +183,12 @@ class Trainer(TrainerView):
         self._failed_loggers: list[Logger] = []
         self._profiler: Any = attach.profiler_of(self.settings)
         self.engine = Engine(plan=plan, check_collectives=self.settings.check_collectives)
-        self.engine.stall_timeout_s = None  # each run is watched from its beginning to its end
+        self.engine.stall_timeout_s = None  # a Trainer lets a process watch each run, not the complete program
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
         self.predictions = Predictions()
         self.ranks_of_job: list[dict[str, Any]] = []  # see Outcome.ranks
-        self._program: dict[str, str] = {}  # of the newest fit: see last.py; set last, for __setattr__
+        self._program: dict[str, str] = {}  # digests of the newest fit: see last.py; set last, for __setattr__
 
     # ---- entry points --------------------------------------------------------------------------------------------
 
@@ -218,8 +218,8 @@ class Trainer(TrainerView):
 
         Raises:
             ConfigurationError: an argument is missing, or two contradict each other; nothing has run yet.
-            SystemExit: after Ctrl-C with code 130, after SIGTERM with code 143 as a SIGTERMException, when everything
-                is saved and cleaned up; in a notebook, Ctrl-C raises KeyboardInterrupt instead.
+            SystemExit: after everything is saved and cleaned up: with code 130 after Ctrl-C, with code 143 after
+                SIGTERM (as a SIGTERMException); in a notebook, Ctrl-C raises KeyboardInterrupt instead.
         """
         _check_unknown(TrainerFn.FITTING, unknown)
         passed = {"fit": train_dataloaders, "validate": val_dataloaders}
@@ -407,7 +407,7 @@ class Trainer(TrainerView):
             from drivetrain.advice import overlooked
 
             overlooked.warn_of_the_overlooked(model, self.settings)
-            if ckpt_path is None:  # otherwise their states come from the checkpoint
+            if ckpt_path is None:  # otherwise the states of the evaluation loaders come from the checkpoint
                 overlooked.warn_of_used_callbacks(self, model, Callback)
         if not is_own_class(type(precision := self.strategy.precision_plugin)):
             from drivetrain.trainer.precision_checks import check_precision
@@ -435,7 +435,7 @@ class Trainer(TrainerView):
         from drivetrain.loops.stop import sigterm_raises
 
         results: list[Any] = []
-        with sigterm_raises(self.engine.launcher.is_external):  # also while an exception is handled
+        with sigterm_raises(self.engine.launcher.is_external):  # SIGTERM raises also while an exception is handled
             try:
                 if not self.engine.launcher.is_external:
                     results = run_elsewhere(self, job, functools.partial(life.connect, self))
@@ -483,7 +483,7 @@ class Trainer(TrainerView):
         return repr(self.settings).replace("Settings", type(self).__name__, 1)
 
     def __getstate__(self) -> dict[str, Any]:
-        # pickled for another process, which begins a run of its own
+        # a pickled Trainer begins a run of its own in the other process
         return {**self.__dict__, "_run_parts": None, "_hooks": None}
 
 

@@ -16,8 +16,9 @@ from drivetrain.trainer.shown import summary
 
 PREPARE_DATA = "prepare_data"
 
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.25  # seconds between two checks of the store, which grow
-_PATIENCE_S = 5.0  # seconds that a rank waits at the store; then it waits in a collective, which ends if a rank dies
+# seconds between two checks of the store; the pause grows from the first to the last
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.25
+_PATIENCE_S = 5.0  # a rank waits so many seconds at the store, then in a collective, which ends if a rank dies
 _ALL = "all ranks have come through"
 
 Vote = Callable[[str], AbstractContextManager[None]]
@@ -31,7 +32,7 @@ def votes_of(trainer: Any) -> Vote:
     store, the context does nothing.
 
     The context raises: PeerError: another rank has failed in the phase; the message names the rank, the line and the
-        exception.
+    exception.
     """
     world = trainer.strategy.world
     if (store := world.store) is None:
@@ -46,10 +47,10 @@ def _voting(store: Any, world: Group, key: str, phase: str, progress: Progress) 
     try:
         yield
     except BaseException as error:
-        # A rank that was asked to end has not failed: the launching process asks the other ranks too.
+        # A rank that was asked to end has not failed: the launching process also asks the other ranks to end.
         if not isinstance(error, (PeerError, SIGTERMException, KeyboardInterrupt)):
             text = summary(error, progress, phase)
-            # has no effect if another rank has ended the vote
+            # the store ignores it if another rank has already ended the vote
             failing.use_store(lambda: store.compare_set(result, "", text))
         raise
     if store.add(count, 1) == world.size:

@@ -19,7 +19,7 @@ def tuned_name(trainer: Any, module: Any, names: tuple[str, ...], owner: str, ar
         argument: the callback's argument for the name.
 
     Raises:
-        ConfigurationError: none of them exists.
+        ConfigurationError: no object has one of these names.
     """
     for name in names:
         if next(_holders(trainer, module, name), None) is not None:

@@ -28,10 +28,10 @@ _STAGES = {"fit": "fit", "validate": "val", "test": "test", "predict": "predict"
 class BatchSizeFinder(Callback):
     """Finds the largest batch size with which a few steps fit into memory, and uses it.
 
-    It sets the attribute that ``train_dataloader`` and the other loader hooks read, tries ``steps_per_trial`` steps,
-    and restores everything: weights, optimizer, random states, counters. This is repeated with larger sizes until
-    memory runs out, the data set is one batch, or ``max_val`` is reached. Then the attribute is set to the size that
-    was found.
+    The finder sets the attribute that ``train_dataloader`` and the other loader hooks read, tries ``steps_per_trial``
+    steps, and restores everything: weights, optimizer, random states, counters. These steps are repeated with larger
+    sizes until memory runs out, the data set is one batch, or ``max_val`` is reached. At the end, the attribute is set
+    to the size that was found.
 
     Args:
         mode: "power": double the size while it fits; "binsearch": then search between the last size that fits and the
@@ -44,7 +44,7 @@ class BatchSizeFinder(Callback):
         max_val: the largest size to try.
 
     Attributes:
-        optimal_batch_size: the size, after it was found.
+        optimal_batch_size: the size that was found; ``None`` before.
 
     Raises:
         ConfigurationError: an argument is invalid; or, when a run begins, the attribute does not exist, loaders were
@@ -82,7 +82,7 @@ class BatchSizeFinder(Callback):
         self.scale_batch_size(trainer, pl_module)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.progress.fn != "fit":  # the validation inside a fit keeps its batch size
+        if trainer.progress.fn != "fit":  # a validation inside a fit keeps its batch size
             self.scale_batch_size(trainer, pl_module)
 
     on_test_start = on_predict_start = on_validation_start
@@ -169,7 +169,8 @@ class _Trials:
             except RuntimeError as error:  # includes torch.OutOfMemoryError
                 if not is_out_of_memory(error):
                     raise
-                self._error = error.with_traceback(None)  # drops the frames, which hold the tensors of the step
+                # dropping the traceback frees its frames, which hold the tensors of the step
+                self._error = error.with_traceback(None)
                 failed = True
             loader = run.loaders.made_training if stage == "fit" else run.loaders.evaluation(stage)[0].loader
             dataset = sized_length(getattr(loader, "dataset", None))

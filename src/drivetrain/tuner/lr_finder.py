@@ -37,7 +37,7 @@ class LRSweep:
         self._optimal_idx: int | None = None
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of ``step``, counted from 0; the last step's is ``lr_max``."""
+        """Return the learning rate of ``step``, counted from 0; the last step has ``lr_max``."""
         part = step / max(1, self.num_training - 1)
         if parity.current().uneven_sweeps and step > 0:
             part = (step + 1) / self.num_training
@@ -79,7 +79,7 @@ class LRSweep:
         Args:
             suggest: mark the :meth:`suggestion`.
             show: open the figure in a window.
-            ax: the axes to draw on; ``None``: those of a new figure.
+            ax: the axes to draw on; ``None``: the axes of a new figure.
 
         Raises:
             ConfigurationError: matplotlib is not installed.
@@ -107,19 +107,20 @@ class LRSweep:
 class LearningRateFinder(Callback):
     """Finds a learning rate before training, in steps that have no lasting effect.
 
-    It trains with a learning rate that grows from ``min_lr`` to ``max_lr``, suggests the one at which the loss fell
-    fastest, and restores everything: weights, optimizer, random states, loaders, counters. Then it sets the attribute
-    and creates the optimizers again, so that the fit is the same as with that value from the start. A fit that resumes
-    keeps the learning rates of its checkpoint. With several processes, all of them get the same learning rate.
+    It trains with a learning rate that grows from ``min_lr`` to ``max_lr``, suggests the learning rate at which the
+    loss fell fastest, and restores everything: weights, optimizer, random states, loaders, counters. Then it sets the
+    attribute and creates the optimizers again, so that the fit is the same as with that value from the start. A fit
+    that resumes keeps the learning rates of its checkpoint. With several processes, all of them get the same learning
+    rate.
 
     Args:
         min_lr, max_lr: the smallest and the largest learning rate.
-        num_training_steps: how many to try: optimizer steps.
+        num_training_steps: the number of learning rates to try, one per optimizer step.
         mode: "exponential": multiply the learning rate by a constant per step; "linear": add a constant.
         early_stop_threshold: stop when the loss exceeds the smallest loss by more than (this number - 1) times its
             absolute value; ``None``: never stop early.
         update_attr: set the attribute that holds the learning rate.
-        attr_name: its name, of the module, its hparams or the datamodule; "": "lr" or "learning_rate".
+        attr_name: the name of the attribute of the module, its hparams or the datamodule; "": "lr" or "learning_rate".
 
     Attributes:
         optimal_lr: the :class:`LRSweep`, after the search.
@@ -193,7 +194,8 @@ class LearningRateFinder(Callback):
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
         run: Any = trainer.current_run
-        if trainer.progress.global_step == 0:  # as if the attribute had had this value from the start
+        # before the first step, the optimizers are created as if the attribute had always had this value
+        if trainer.progress.global_step == 0:
             trainer.strategy.setup_optimizers(trainer)
             trainer.strategy.setup_precision_plugin()
             trainer.engine.bind_optimizers(trainer.strategy.optimizers, trainer.strategy.lr_scheduler_configs)
@@ -216,7 +218,7 @@ class _Sweep(Callback):
             group["lr"] = self._sweep.rate(trainer.progress.global_step)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        if "loss" in outputs:  # otherwise the step has skipped the batch
+        if "loss" in outputs:  # without a loss, the step has skipped the batch
             reduced = trainer.strategy.reduce(outputs["loss"].detach().clone(), reduce_op="mean")
             self._window.append(float(reduced))
         step = trainer.progress.global_step
@@ -230,6 +232,6 @@ class _Sweep(Callback):
         losses.append(self._average / (1 - _SMOOTHING ** (step + uneven)))
         self._sweep.results["lr"].append(self._sweep.rate(step - 1))
         smallest = min(losses)
-        # abs: a negative loss must grow by a multiple of its absolute value
+        # abs, because a negative loss must grow by a multiple of its absolute value
         if self._threshold is not None and not losses[-1] <= smallest + (self._threshold - 1) * abs(smallest):
             trainer.should_stop = True

@@ -37,10 +37,10 @@ _PLAIN = (bool, int, float, str, bytes, type(None), list, dict, set, tuple)
 def trial(trainer: Any, callbacks: Sequence[Callback], **limits: Any) -> Iterator[Run]:
     """Context with a second Run of the same module, for a loop; afterwards everything is restored.
 
-    These are restored: weights, buffers, gradients, optimizers, schedulers, the loss scale, random states, metric
-    objects, plain attributes of the module, the datamodule, loaders with their samplers and data sets, counters and
-    logged values. Meanwhile the Trainer shows the counters of the trial, and has ``callbacks`` and a logger that writes
-    nothing. Other effects of the module's hooks and steps, such as written files, cannot be undone.
+    The restored state includes weights, buffers, gradients, optimizers, schedulers, the loss scale, random states,
+    metric objects, plain attributes of the module, the datamodule, loaders with their samplers and data sets, counters
+    and logged values. During the trial, the Trainer shows the counters of the trial, and has ``callbacks`` and a logger
+    that writes nothing. Other effects of the module's hooks and steps, such as written files, cannot be undone.
 
     Args:
         trainer: a Trainer with a running run, in a hook outside a step.
@@ -88,7 +88,7 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
         window=type(run.window)(run.window.keeps_divisor), restart=None, restored=False,
         optimizers=RunOptimizers(), kept=KeptStates(), clock=ValidationClock(), stopping=Stopping(), stop=None,
         uneven=None, stale=False, splitter=None, graphs=None,
-        # a trial such as BatchSizeFinder's must detect that memory runs out
+        # BatchSizeFinder and other trials must detect that memory runs out
         settings=dataclasses.replace(run.settings, split_on_oom=False, cuda_graphs=False),
     )  # fmt: skip
     hooks.observers.append(Patience(second))
@@ -152,7 +152,7 @@ def _module_kept(module: torch.nn.Module, datamodule: Any) -> Iterator[None]:
     tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
     parameters = [(each, each.grad, each.requires_grad) for each in module.parameters()]
     modes = [(each, each.training) for each in module.modules()]
-    own = [*module.modules(), *tensors]  # the copy of a list of layers contains the same layers
+    own = [*module.modules(), *tensors]  # a copied list of layers must contain the same layers
     owners = [*module.modules(), *([] if datamodule is None else [datamodule])]
     attributes = [(each, _plain_attributes(each, own)) for each in owners]
     metrics = copied_states(module)
@@ -186,7 +186,7 @@ def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
 
     Args:
         module: the module with the attributes.
-        own: objects that are not copied inside containers.
+        own: objects that a copied container shares with the original.
     """
     found = {}
     for name, value in list(module.__dict__.items()):
@@ -201,7 +201,7 @@ def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
 
 @contextmanager
 def _optimizers_kept(strategy: Any) -> Iterator[None]:
-    """Restore the optimizers' states and options; the trial has no schedulers."""
+    """Context that restores the optimizers' states and options at its end; the trial has no schedulers."""
     optimizers, schedulers = list(strategy.optimizers), list(strategy.lr_scheduler_configs)
     states = [{key: _copied(value) for key, value in each.state.items()} for each in optimizers]
     tensors = [value for _, value in leaves([list(state.values()) for state in states]) if isinstance(value, Tensor)]
@@ -234,7 +234,7 @@ def _copied(state: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _values_kept(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Restore this rank's values of ``tensors``, which are kept on the host meanwhile."""
+    """Context that restores this rank's values of ``tensors`` at its end; they are kept on the host meanwhile."""
     values = [local_shard(each.data).to("cpu", copy=True) for each in tensors]
     try:
         yield

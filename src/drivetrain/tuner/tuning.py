@@ -166,7 +166,7 @@ class _TunersRate(LearningRateFinder):
     def lr_find(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().lr_find(trainer, pl_module)
         run: Any = trainer.current_run
-        run.hooks.observers.clear()  # no warning that nothing is trained: that is intended
+        run.hooks.observers.clear()  # no warning that nothing is trained, which is intended here
 
     def _apply(self, trainer: Trainer, rate: float) -> None:
         """Do nothing: there is no training with the rate."""
@@ -185,10 +185,12 @@ class _TunersSize(BatchSizeFinder):
     batches.
     """
 
-    _run: Any = None  # of the search, in this process
+    _run: Any = None  # the run of the search, in this process
 
     def show_loaders(self, trainer: Any) -> None:
-        """Let the Trainer show the loaders and the number of batches that the size found makes, until its next run."""
+        """Let the Trainer show the loaders, and the number of batches, for the size that was found, until its next
+        run.
+        """
         if (run := self._run) is None:
             return
         stage = run.progress.fn
@@ -206,7 +208,7 @@ class _TunersSize(BatchSizeFinder):
         super().scale_batch_size(trainer, pl_module)
         run: Any = trainer.current_run
         self._run = run
-        run.hooks.observers.clear()  # nothing is trained, and that is meant
+        run.hooks.observers.clear()  # no warning that nothing is trained, which is intended here
         for sources in run.loaders.made_evaluation.values():
             for source in sources:
                 source.num_batches = 0

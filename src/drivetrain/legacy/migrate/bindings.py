@@ -159,7 +159,7 @@ class Bindings:
 def _stored(tree: ast.Module, imports: set[int]) -> set[str]:
     """Return the names that are bound in the program by anything except Lightning's imports."""
     found: set[str | None] = set()
-    absent = {  # pl = None, after a failed import
+    absent = {  # names assigned None, as in pl = None after a failed import
         id(target)
         for node in ast.walk(tree)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is None

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain migrate
     try:
         done = [
             (path, migrate(str(path), path.read_bytes(), given.generation)) for path in _python_files(given.files)
-        ]  # before anything is written
+        ]  # all programs are parsed before anything is written
     except (ConfigurationError, OSError) as error:
         print(f"{prog}: {error} Nothing was written.", file=sys.stderr)
         return 2
@@ -88,7 +88,7 @@ def _python_files(given: Iterable[str]) -> Iterator[Path]:
     """Return the files, and those in the folders, each once.
 
     Raises:
-        ConfigurationError: one is not a Python file.
+        ConfigurationError: a file is not a Python file.
     """
     seen: set[str] = set()
     for name in given:

@@ -1,4 +1,4 @@
-"""The arguments of ``Trainer(...)``: rewrite those of earlier generations."""
+"""The arguments of ``Trainer(...)``: rewrite the arguments of earlier generations."""
 
 from __future__ import annotations
 

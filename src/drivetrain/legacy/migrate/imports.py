@@ -41,7 +41,7 @@ class _Rewriter:
     def __init__(self, bindings: Bindings) -> None:
         self.bindings, self.source, self.names = bindings, bindings.source, bindings.names
         self.bound_by = {id(each.alias): each for each in bindings.bound}
-        self.needed: dict[int, list[_Item]] = {}  # by the alias of an imported module: the names that replace its uses
+        self.needed: dict[int, list[_Item]] = {}  # alias of an imported module -> the names that replace its uses
 
     def run(self) -> None:
         for name in sorted({each.local for each in self.bindings.bound} & self.bindings.taken):

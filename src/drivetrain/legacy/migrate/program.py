@@ -24,7 +24,7 @@ def migrate(name: str, content: bytes, generation: str = "") -> Source:
         generation: the Lightning generation for which it was written: "2" or an earlier one; "": detected.
 
     Raises:
-        ConfigurationError: it cannot be parsed.
+        ConfigurationError: the program cannot be parsed.
     """
     source = Source(name, content)
     if not generation:

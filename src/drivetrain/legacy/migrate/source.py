@@ -18,8 +18,8 @@ class Remark(NamedTuple):
     """One line of the report.
 
     Attributes:
-        line: in the original file.
-        text: what was changed, differs, or is left to do, preceded by that word.
+        line: the number of the line in the original file.
+        text: a change as "old -> new"; or a difference after "differs:", or the work for a person after "left:".
         is_left: whether a person has to do it.
     """
 
@@ -42,7 +42,7 @@ class Source:
         content: its bytes.
 
     Raises:
-        ConfigurationError: it is not valid Python.
+        ConfigurationError: the text is not valid Python.
     """
 
     def __init__(self, name: str, content: bytes) -> None:

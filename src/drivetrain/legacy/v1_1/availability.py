@@ -9,9 +9,9 @@ __all__ = [
     "TPU_AVAILABLE", "XLA_AVAILABLE",
 ]  # fmt: skip
 
-APEX_AVAILABLE = True  # torch's own automatic mixed precision replaces it
+APEX_AVAILABLE = True  # torch's own automatic mixed precision replaces Apex
 NATIVE_AMP_AVAILABLE = True
 HOROVOD_AVAILABLE = True  # without the package, torch.distributed is used
 HYDRA_AVAILABLE = _module_available("hydra")
-FAIRSCALE_AVAILABLE = False  # there are no plugins for it
+FAIRSCALE_AVAILABLE = False  # there are no plugins for this package
 TPU_AVAILABLE = XLA_AVAILABLE = _module_available("torch_xla")

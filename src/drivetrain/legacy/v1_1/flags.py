@@ -65,7 +65,7 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     if len(wraps) > 1:
         raise ConfigurationError(f"Trainer(plugins=...) got {len(wraps)} plugins for DDP. Keep one.")
     hardware, devices = _devices(flags)
-    if given in ("cpu", "gpu", "tpu", "auto"):  # already a present argument
+    if given in ("cpu", "gpu", "tpu", "auto"):  # the flag is already a present argument
         hardware, given = str(given), None
     if not isinstance(given, Accelerator):
         several = flags["num_nodes"] > 1 or not later.is_one(devices.get("devices", 1))
@@ -76,7 +76,7 @@ def _hardware(flags: Mapping[str, Any]) -> dict[str, Any]:
     if wraps:
         given.ddp_plugin = wraps[0]
     if getattr(given, "nprocs", None) is not None and flags["num_processes"] == 1:
-        devices = {}  # it includes the number
+        devices = {}  # the accelerator includes the number of devices
     rest = [each for each in plugins if not isinstance(each, (DDPPlugin, NativeAMPPlugin))]
     precision = precision_plugin_of(later.precision_of(flags)).today.name
     return {"accelerator": given, "precision": precision, **devices, **({"plugins": rest} if rest else {})}

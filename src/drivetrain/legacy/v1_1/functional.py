@@ -93,7 +93,8 @@ def iou(
     reduction: str = "elementwise_mean",
 ) -> torch.Tensor:
     """Return the intersection over union of labels: the mean over the classes, or with "none" one per class."""
-    absent: Any = {"zero_division": absent_score} if absent_score else {}  # some versions of torchmetrics lack it
+    # some versions of torchmetrics lack this argument
+    absent: Any = {"zero_division": absent_score} if absent_score else {}
     return functional.jaccard_index(
         pred, target, "multiclass", num_classes=get_num_classes(pred, target, num_classes), ignore_index=ignore_index,
         average={"elementwise_mean": "macro", "none": "none"}[reduction], **absent,  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ class DDPSpawnAccelerator(_Spawns):
 
 
 class DDPCPUSpawnAccelerator(_Spawns):
-    """The same on the CPU."""
+    """:class:`DDPSpawnAccelerator` on the CPU."""
 
     hardware, nickname = "cpu", "ddp_cpu"
 
@@ -73,7 +73,7 @@ class DDPHPCAccelerator(Accelerator):
 
 
 class DDPCPUHPCAccelerator(DDPHPCAccelerator):
-    """The same on the CPU."""
+    """:class:`DDPHPCAccelerator` on the CPU."""
 
     hardware, nickname = "cpu", "ddp_cpu"
 

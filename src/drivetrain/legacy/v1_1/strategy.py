@@ -54,11 +54,11 @@ class Driven(Stepped):
         if defined_by_user(self.source, "sync_tensor"):
             self.lightning_module.log = self.log_of_run = log_through(self.source, self.lightning_module)
         self.call("setup", self.lightning_module)
-        self.prepare()  # if a user's setup has not done it
+        self.prepare()  # prepare the run if a user's setup has not done it
 
     def setup_optimizers(self, trainer: Any) -> None:
         self.source.setup_optimizers(self.lightning_module)
-        if self.once("optimizers"):  # an override has created none
+        if self.once("optimizers"):  # create the optimizers if an override has not
             self.make_optimizers(trainer)
 
     def model_to_device(self) -> None:
@@ -98,7 +98,8 @@ class Driven(Stepped):
     def ask(self, name: str, arguments: dict[str, Any]) -> Any:
         self.asked, self.source.step_args = name, list(arguments.values())
         output = self.call(name, self.source.step_args)
-        self.asked, self.source.step_args = None, []  # otherwise the batch would stay in memory until the next one
+        # reset, so that the batch does not stay in memory until the next one
+        self.asked, self.source.step_args = None, []
         if not isinstance(output, Result):
             return output
         self.results_of |= {name}

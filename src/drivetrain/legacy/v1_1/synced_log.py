@@ -10,7 +10,8 @@ import torch
 
 from drivetrain.module.module import LightningModule
 
-_OPTIONS = list(inspect.signature(LightningModule.log).parameters)[3:]  # after self, name and value
+# the options of self.log, after self, name and value
+_OPTIONS = list(inspect.signature(LightningModule.log).parameters)[3:]
 
 
 def log_through(accelerator: Any, module: Any) -> Callable[..., None]:

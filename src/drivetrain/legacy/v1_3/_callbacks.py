@@ -54,7 +54,7 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
 
     @property
     def state_key(self) -> str:
-        return self._key  # from the ``monitor`` argument, whichever is used now
+        return self._key  # the key comes from the ``monitor`` argument, whichever name is monitored now
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.monitor = self.monitor or state_dict.get("monitor")
@@ -70,9 +70,7 @@ class ModelCheckpoint(drivetrain.callbacks.ModelCheckpoint):
         return metrics
 
     def format_checkpoint_name(self, *args: Any, **kwargs: Any) -> str:
-        """Do the same with earlier signatures: the epoch, or the epoch and the step, before the metrics, and ``ver``
-        after.
-        """
+        """Return the path; earlier signatures have epoch and step before the metrics, and ``ver`` after them."""
         counts = dict(zip(("epoch", "step"), takewhile(lambda value: isinstance(value, int), args), strict=False))
         given = dict(zip(("metrics", "filename", "ver"), args[len(counts) :], strict=False))
         if isinstance(given.get("filename"), int):

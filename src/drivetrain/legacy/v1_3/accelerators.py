@@ -27,7 +27,7 @@ def _runs(step: str, context: str) -> Any:
 
 
 class _OfPlugin:
-    """Methods of :class:`TrainingTypePlugin` that an accelerator has too; each calls that of its plugin."""
+    """Methods of :class:`TrainingTypePlugin` that an accelerator also has; each calls the plugin's method."""
 
 
 for _name in (

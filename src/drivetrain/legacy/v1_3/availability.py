@@ -14,7 +14,7 @@ def _module_available(path: str) -> bool:
 
 
 _BOLTS_AVAILABLE = _module_available("pl_bolts")
-_FAIRSCALE_PIPE_AVAILABLE = False  # there is no plugin for it
+_FAIRSCALE_PIPE_AVAILABLE = False  # there is no plugin for this package
 _OMEGACONF_AVAILABLE = _module_available("omegaconf")
 _TORCHTEXT_AVAILABLE = _module_available("torchtext")
 _TORCHVISION_AVAILABLE = _module_available("torchvision")

@@ -42,7 +42,7 @@ for _hook in ("setup", "teardown"):
 def _once(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     """Return the hook ``name``, which calls ``method`` unless it was already called for the same stage.
 
-    Without a stage it counts for fit, validate and test. While it runs, its ``super()`` is called as usual.
+    A call without a stage counts for fit, validate and test. Calls of ``super()`` inside the hook are not skipped.
     """
 
     @functools.wraps(method)

@@ -17,7 +17,7 @@ class EpochEnds(Callback):
     values.
 
     Args:
-        in_evaluation: also call ``on_epoch_start`` and ``on_epoch_end`` in evaluations.
+        in_evaluation: whether to call ``on_epoch_start`` and ``on_epoch_end`` in evaluations, too.
     """
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -48,13 +48,13 @@ class EpochEnds(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         outputs, self._training = self._training, []
-        if outputs and isinstance(outputs[0], list):  # one list per optimizer
+        if outputs and isinstance(outputs[0], list):  # the outputs have one list per optimizer
             outputs = [[each for each in column if each is not None] for column in zip(*outputs, strict=True)]
         outputs = [each for each in outputs if each is not None]
-        vars(pl_module)["_outputs_of_epoch"] = outputs  # for an on_train_epoch_end that accepts them
+        vars(pl_module)["_outputs_of_epoch"] = outputs  # kept for an on_train_epoch_end that accepts the outputs
         outputs = trainer.strategy.epoch_outputs("training_step", outputs)
         _log(pl_module, _call(pl_module, "training_epoch_end", outputs))
-        if not self._in_evaluation:  # otherwise it comes last
+        if not self._in_evaluation:  # otherwise this hook is called last
             call_all(trainer, "on_epoch_end")
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -70,7 +70,7 @@ class EpochEnds(Callback):
         if hook_of(pl_module, f"{_stage(trainer)}_epoch_end") and outputs is not None:
             self._evaluation.setdefault(dataloader_idx, []).append(outputs)
         elif _takes_dictionaries(pl_module):
-            self._last = outputs  # of a step whose dictionary is logged at the end of the evaluation
+            self._last = outputs  # the output of a step whose dictionary is logged at the end of the evaluation
 
     on_test_batch_end = on_validation_batch_end
 

@@ -50,7 +50,7 @@ def apply_to_collection(
         data: nested dictionaries, lists, tuples and named tuples keep their classes; any other object is an item.
         dtype: a type, or several.
         function: called for each item.
-        args, kwargs: its further arguments.
+        args, kwargs: further arguments of ``function``.
         wrong_dtype: a type, or several, whose items are not replaced.
     """
 

@@ -17,7 +17,7 @@ _NO_NUMBERS = ("log", "progress_bar", "hiddens")
 class LastSteps(Logbook):
     """The present Logbook, in which ``loss`` is the last step's value at the epoch's end; ``loss_epoch`` is the mean.
 
-    The value of a metric object is its computed value, as now.
+    The value of a metric object is its computed value, as in the present Logbook.
 
     Args:
         sum_dtype: as for Logbook.

@@ -86,7 +86,7 @@ class FBeta(_Classified):
 
 
 class Precision(_Classified):  # type: ignore[no-redef]
-    """The fraction of correct predictions among those of a class."""
+    """The fraction of correct predictions among the predictions of a class."""
 
     today = torchmetrics.Precision
 

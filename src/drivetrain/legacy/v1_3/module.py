@@ -32,12 +32,12 @@ class LightningModule(drivetrain.module.module.LightningModule):
 
     @property
     def logger(self) -> Any:
-        """The logger; several are one :class:`~drivetrain.legacy.v1_3.loggers.LoggerCollection`."""
+        """The logger; for several loggers, a :class:`~drivetrain.legacy.v1_3.loggers.LoggerCollection`."""
         return as_one(self.loggers)
 
     @property
     def datamodule(self) -> Any:
-        """The data module that was set here, otherwise that of the run."""
+        """The data module that was set here, otherwise the data module of the run."""
         return self._datamodule or (None if self._trainer is None else self._trainer.datamodule)
 
     @datamodule.setter

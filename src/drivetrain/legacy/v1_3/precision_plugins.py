@@ -186,7 +186,7 @@ def precision_plugin_of(given: Any) -> PrecisionPlugin:
     """Return the given plugin, or a plugin for the given precision or the name of one.
 
     Raises:
-        ConfigurationError: it is none of these.
+        ConfigurationError: ``given`` is none of these.
     """
     if isinstance(given, (str, int)):
         plugin = PrecisionPlugin()

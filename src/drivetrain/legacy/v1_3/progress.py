@@ -28,7 +28,7 @@ class _Counts(drivetrain.callbacks.ProgressBar):
 
     @property
     def val_batch_idx(self) -> int:
-        """The number of batches of the evaluation that were processed; the next two properties are the same."""
+        """The number of processed batches of the evaluation; the next two properties return the same."""
         return self.trainer.progress.eval_batch_idx + 1
 
     test_batch_idx = predict_batch_idx = val_batch_idx

@@ -93,7 +93,8 @@ class Stepped(Adapted):
             module = self.lightning_module
             asks = "optimizer_idx" in inspect.signature(module.training_step).parameters
             by_hand = asks and not module.automatic_optimization and len(self.optimizers) > 1
-            self.further_arguments = {"optimizer_idx": 0} if by_hand else {}  # one call, for all optimizers
+            # the module's step is called once, for all optimizers
+            self.further_arguments = {"optimizer_idx": 0} if by_hand else {}
         step: Callable[..., Any] = self.usual.bind(name)
         return step
 
@@ -136,7 +137,7 @@ class Stepped(Adapted):
     takes: dict[str, bool]
 
     def call(self, name: str, argument: Any) -> Any:
-        """Call a method of the accelerator with ``argument``, or without if it has no parameter for it."""
+        """Call a method of the accelerator with ``argument``, or without arguments if the method has no parameter."""
         if name not in self.takes:
             self.takes[name] = positional_arity(getattr(self.source, name)) > 0
         method = getattr(self.source, name)

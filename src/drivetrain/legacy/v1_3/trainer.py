@@ -66,7 +66,7 @@ class FlaggedTrainer(FromCommandLine, Asked):
 
     @property
     def logger(self) -> Any:
-        """The logger; several are one :class:`LoggerCollection`."""
+        """The logger; for several loggers, a :class:`LoggerCollection`."""
         return as_one(self.loggers)
 
     @logger.setter
@@ -195,7 +195,8 @@ class FlaggedTrainer(FromCommandLine, Asked):
         if _has_nothing_to_do(model or self.lightning_module, run.__name__, step):
             return []
         loaders, more = self._data_of_fit(run.__name__, model, loaders, args, more)
-        if model is not None and more.get("ckpt_path") == "best":  # it was the default, and had no effect with a model
+        # "best" was the default, and had no effect with a model
+        if model is not None and more.get("ckpt_path") == "best":
             del more["ckpt_path"]
         return with_last_steps(run(model, loaders, *args, **more), self.callback_metrics)
 
@@ -243,7 +244,7 @@ class Trainer(FlaggedTrainer):
 
     def run_job(self, job: Job) -> list[Any]:
         results = super().run_job(job)
-        self.training_type_plugin._results = results  # also in the process that has started the others
+        self.training_type_plugin._results = results  # set in the process that has started the others, too
         return results
 
 

@@ -64,7 +64,7 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
 
         plugin: Any = self
         found = (self.accelerator or Accelerator(PrecisionPlugin(), plugin)).as_settings()
-        found["strategy"].own_parts.precision = None  # the Trainer's arguments determine it
+        found["strategy"].own_parts.precision = None  # the Trainer's arguments determine the precision
         return dict(found)
 
     is_global_zero = reads("strategy.usual.is_global_zero")

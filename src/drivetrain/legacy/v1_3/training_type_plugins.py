@@ -211,7 +211,7 @@ def training_type_plugin_of(given: Any) -> TrainingTypePlugin:
     """Return the given plugin, the plugin of this name, or a plugin for the strategy of this name.
 
     Raises:
-        ConfigurationError: it is neither a plugin nor a name.
+        ConfigurationError: ``given`` is neither a plugin nor a name.
         UnknownNameError: the name is unknown.
     """
     if isinstance(given, TrainingTypePlugin):
