@@ -35,8 +35,8 @@ def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
     """Return each rank's own part for a fit that has ended; every rank must call it.
 
     Returns:
-        An empty list if it has ended at the end of an epoch and the strategy keeps no state of each rank: then any number of
-        processes can resume from the main file.
+        An empty list if it has ended at the end of an epoch and the strategy keeps no state of each rank: then any
+        number of processes can resume from the main file.
     """
     if run is None or run.progress.fn != "fit":
         return []
