@@ -229,7 +229,6 @@ USES_THE_NETWORK = {
     "launchers/ray.py",  # tries whether the Ray cluster that the user named listens
     "loggers/_event_file.py",  # this machine's name, which TensorBoard's file names hold
     "strategies/meeting.py",  # binds the socket on which torch's store listens; tries a main address that is silent
-    "testing/_ranks.py",  # finds a free port on the loopback interface
 }
 
 
