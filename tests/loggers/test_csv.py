@@ -71,6 +71,34 @@ def test_columns_that_appear_later_widen_the_table(tmp_path: Path) -> None:
     assert [path.name for path in Path(logger.log_dir).iterdir()] == ["metrics.csv"]
 
 
+def test_a_name_more_in_each_flush_reads_no_row_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the cost of a flush would grow with rows times columns."""
+
+    def reading(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("a row was read")
+
+    logger = CSVLogger(tmp_path, flush_logs_every_n_steps=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(csv, "DictReader", reading)
+        for step in range(4):
+            logger.log_metrics({f"value{step}": step / 2}, step=step)
+    assert Path(logger.metrics_file_path).read_text().splitlines() == [
+        "step,value0,value1,value2,value3", "0,0.0,,,", "1,,0.5,,", "2,,,1.0,", "3,,,,1.5",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("written", ["step,loss\r\n0,1.0\r\n", "loss,step\n1.0,0\n", 'step,loss\n\n"0",1.0\n'])
+def test_a_table_of_another_program_is_widened(tmp_path: Path, written: str) -> None:
+    folder = tmp_path / "lightning_logs" / "version_3"
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_text(written, newline="")
+    logger = CSVLogger(tmp_path, version=3, flush_logs_every_n_steps=1)
+    logger.log_metrics({"more": 2.0}, step=1)
+    first, second = table(logger)
+    assert first == {"step": "0", "loss": "1.0", "more": ""}
+    assert second == {"step": "1", "loss": "", "more": "2.0"}
+
+
 @pytest.mark.parametrize("flush_every", [1, 100])
 def test_one_step_is_one_row_unless_a_name_has_two_values(tmp_path: Path, flush_every: int) -> None:
     logger = CSVLogger(tmp_path, flush_logs_every_n_steps=flush_every)
