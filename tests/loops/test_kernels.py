@@ -23,6 +23,11 @@ def parameters(count: int = MANY, size: int = 5, dtype: torch.dtype = torch.floa
     return [nn.Parameter(torch.randn(size, generator=generator, dtype=dtype)) for _ in range(count)]
 
 
+def sharing_memory() -> list[nn.Parameter]:
+    found = parameters()
+    return [*found, nn.Parameter(found[0].data)]
+
+
 def names(optimizer: Any, wanted: Any = "equal") -> list[str]:
     return [each.name for each in kernels.choose(optimizer, wanted)]
 
@@ -51,13 +56,14 @@ def test_each_group_has_its_own_kernel() -> None:
         lambda: optim.Adam(parameters(), fused=False),
         lambda: optim.Adam(parameters(), lr=torch.tensor(0.1)),
         lambda: optim.Adam([*parameters(), nn.Buffer(torch.ones(3)).requires_grad_()]),
+        lambda: optim.Adam(sharing_memory()),
         lambda: optim.Adagrad(parameters()),
         lambda: optim.NAdam(parameters()),
         lambda: optim.Adafactor(parameters()),
     ],
     ids=[
-        "few", "large", "16 bits", "a loop", "fused", "not fused", "tensor lr", "a buffer", "Adagrad", "NAdam",
-        "Adafactor",
+        "few", "large", "16 bits", "a loop", "fused", "not fused", "tensor lr", "a buffer", "shared", "Adagrad",
+        "NAdam", "Adafactor",
     ],
 )  # fmt: skip
 def test_torchs_choice_stays_where_another_is_slower_or_rounds_or_the_user_has_chosen(make: Any) -> None:

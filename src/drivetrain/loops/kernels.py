@@ -75,7 +75,10 @@ def _kernel(kind: type[Optimizer], group: dict[str, Any], may_round: bool) -> Ke
     parameters = group["params"]
     if not all(type(each) is nn.Parameter and each.is_cpu and each.dtype in _DTYPES for each in parameters):
         return None
-    count, numbers = len(parameters), sum(each.numel() for each in parameters)
+    # one per memory: a loop steps a parameter that is there twice with what its first step has left
+    count, numbers = len({each.data_ptr() for each in parameters}), sum(each.numel() for each in parameters)
+    if count < len(parameters):
+        return None
     has_state = kind is not SGD or group["momentum"] != 0  # without state, ``fused`` is no faster
     if may_round and kind.__name__ in _FUSED and has_state and count > 0:
         return Kernel(group, "fused", count)
