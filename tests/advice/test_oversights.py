@@ -91,6 +91,17 @@ def test_a_loss_in_time_lets_max_steps_count_steps(loader: Any, make_trainer: An
     assert (model.steps, trainer.global_step) == (11, 6)
 
 
+@pytest.mark.parametrize("skipped", [1, 2])
+def test_one_step_waits_for_a_loss_where_the_first_batches_are_skipped(
+    loader: Any, make_trainer: Any, skipped: int
+) -> None:
+    model = SkipsUntil(skipped + 1)
+    trainer = make_trainer(max_epochs=-1, max_steps=1)
+    with pytest.warns(UserWarning, match="None for every batch of the first"):
+        trainer.fit(model, loader)
+    assert trainer.global_step == 1
+
+
 class StopsAt(Forgets):
     """From a step on it has no loss any more, or skips its epochs; ``until``: for so many epochs."""
 

@@ -14,6 +14,7 @@ from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.losses import loss_of
 
 PATIENCE = 100  # number of windows in a row without a step; a loss scale that starts too large skips fewer than 40
+_FEWEST = 3  # windows without a loss before a fit with a smaller max_steps ends: it may skip its first batches
 
 
 class Patience:
@@ -78,8 +79,8 @@ class LossWatch(Patience):
         """Called after a window without an optimizer step; ``output`` is the step's output for its last batch.
 
         Raises:
-            ConfigurationError: ``training_step`` cannot return a loss, has returned none for ``max_steps`` windows, or
-                no longer returns any.
+            ConfigurationError: ``training_step`` cannot return a loss, has returned none for ``max_steps`` windows (at
+                least 3), or no longer returns any.
         """
         if self._run.window.batches_with_gradients or loss_of(output)[0] is not None:
             return  # a batch of the window had a loss, and the optimizer step was skipped for another reason
@@ -95,7 +96,7 @@ class LossWatch(Patience):
                 "`return loss`."
             )
         returned = "None" if output is None else "a WeightedLoss of weight 0"
-        if windows >= self._run.limits.max_steps:
+        if windows >= max(self._run.limits.max_steps, _FEWEST):
             raise ConfigurationError(
                 f"{name} has returned {returned} for every batch since the fit began, {windows} times what would be an "
                 f"optimizer step, so max_steps={self._run.limits.max_steps:.0f} is never reached. Return the loss; "
