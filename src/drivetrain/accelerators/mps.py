@@ -8,7 +8,7 @@ from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
 
 
 class MPSAccelerator(TorchDeviceAccelerator):
-    """Apple's GPUs: one device, without float64, and without jobs of several processes."""
+    """Apple's GPUs: one device, which has no float64 and takes part in no job with several processes."""
 
     _names = ("mps",)
     type = "mps"
