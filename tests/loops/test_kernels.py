@@ -174,7 +174,7 @@ def test_a_kernel_that_rounds_is_seen() -> None:
 # ---- in a fit --------------------------------------------------------------------------------------------------------
 
 
-class Deep(LightningModule):
+class ManyLayers(LightningModule):
     def __init__(self, kind: Any = optim.Adam, **options: Any) -> None:
         super().__init__()
         self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(8)))
@@ -188,7 +188,7 @@ class Deep(LightningModule):
         return self.make()
 
 
-def fitted(module: Deep, **arguments: Any) -> Trainer:
+def fitted(module: ManyLayers, **arguments: Any) -> Trainer:
     trainer = Trainer(
         accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, **arguments,
@@ -216,7 +216,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         monkeypatch.setattr(ADAM, name, noted)
     direct._of_toy(optim.Adam)  # toys, before anything is noted
     for wanted in ("equal", "fastest"):
-        kernels.choose(Deep().make(), wanted)
+        kernels.choose(ManyLayers().make(), wanted)
     called.clear()
     return called
 
@@ -226,7 +226,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     [("equal", "_multi_tensor_adam"), ("fastest", "_fused_adam"), (None, "_single_tensor_adam")],
 )
 def test_the_kernel_steps_the_parameters(spy: set[str], wanted: Any, kernel: str) -> None:
-    fitted(Deep(), optimizer_kernels=wanted)
+    fitted(ManyLayers(), optimizer_kernels=wanted)
     assert spy == {kernel}
 
 
@@ -234,7 +234,7 @@ def test_a_fit_is_equal_bit_for_bit_by_default(monkeypatch: pytest.MonkeyPatch) 
     found = []
     for wanted in ("equal", None):
         torch.manual_seed(1)
-        module = Deep(weight_decay=0.1)
+        module = ManyLayers(weight_decay=0.1)
         assert bool(kernels_of(fitted(module, optimizer_kernels=wanted))) is (wanted == "equal")
         state = module.optimizers().optimizer.state_dict()
         found.append((dict(module.state_dict()), state))
@@ -243,34 +243,34 @@ def test_a_fit_is_equal_bit_for_bit_by_default(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_plan_says_which_and_why() -> None:
     equal = [("foreach", "they are equal bit for bit and faster for 16 parameters on the host")]
-    assert kernels_of(fitted(Deep())) == equal
+    assert kernels_of(fitted(ManyLayers())) == equal
     fastest = [("fused", "they are faster for 16 parameters on the host")]
-    assert kernels_of(fitted(Deep(), optimizer_kernels="fastest")) == fastest
-    assert kernels_of(fitted(Deep(optim.Adafactor), optimizer_kernels="fastest")) == [
+    assert kernels_of(fitted(ManyLayers(), optimizer_kernels="fastest")) == fastest
+    assert kernels_of(fitted(ManyLayers(optim.Adafactor), optimizer_kernels="fastest")) == [
         ("torch's choice", "none is known to be faster for these parameters")
     ]
 
 
 def test_the_plan_says_that_public_calls_have_torchs_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(direct.SWITCH, "0")
-    assert kernels_of(fitted(Deep(), optimizer_kernels="fastest")) == [("torch's choice", "a step makes public calls")]
-    assert kernels_of(fitted(Deep())) == []
+    assert kernels_of(fitted(ManyLayers(), optimizer_kernels="fastest")) == [("torch's choice", "a step makes public calls")]
+    assert kernels_of(fitted(ManyLayers())) == []
 
 
 def test_no_hook_sees_a_toy_being_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    fitted(Deep())  # with the toy of direct calls
+    fitted(ManyLayers())  # with the toy of direct calls
     monkeypatch.setattr(kernels, "_agree", {})
     stepped: list[Any] = []
     handle = register_optimizer_step_pre_hook(lambda optimizer, *_: stepped.append(optimizer))
     try:
-        trainer = fitted(module := Deep())
+        trainer = fitted(module := ManyLayers())
     finally:
         handle.remove()
     assert set(map(id, stepped)) == {id(module.optimizers().optimizer)}
     assert kernels_of(trainer) == []
 
 
-class Watching(Deep):
+class Watching(ManyLayers):
     """A module that changes its optimizer after the third batch."""
 
     def __init__(self, change: Any = lambda optimizer: None) -> None:
@@ -311,7 +311,7 @@ def test_a_group_that_changes_in_a_fit_is_stepped_by_torchs_choice(spy: set[str]
 
 
 def test_an_error_in_a_step_leaves_the_options_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = Deep()
+    module = ManyLayers()
     kernels.choose(module.make(), "equal")  # the toy
 
     def failing(*args: Any, **kwargs: Any) -> Any:
