@@ -253,7 +253,9 @@ def test_the_plan_says_which_and_why() -> None:
 
 def test_the_plan_says_that_public_calls_have_torchs_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(direct.SWITCH, "0")
-    assert kernels_of(fitted(ManyLayers(), optimizer_kernels="fastest")) == [("torch's choice", "a step makes public calls")]
+    assert kernels_of(fitted(ManyLayers(), optimizer_kernels="fastest")) == [
+        ("torch's choice", "a step makes public calls")
+    ]
     assert kernels_of(fitted(ManyLayers())) == []
 
 
