@@ -113,17 +113,16 @@ def samples_in(loader: Any, batches: int) -> int | None:
         batches: the number of batches on this rank.
 
     Returns:
-        ``None`` if the number is unknown: for a user's own batch sampler, and for loaders that are not DataLoaders.
+        The number of complete batches if they come from a user's own batch sampler; ``None`` if the number is unknown:
+        for loaders that are not DataLoaders.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
-    drawn: Any = loader.batch_sampler
-    if drawn is None and type(loader.sampler) in (SequentialSampler, RandomSampler):
-        return batches  # each batch is one sample
-    if isinstance(drawn, SlicedBatches):
-        return drawn.samples_in(batches)
+    drawn: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if isinstance(drawn, RankBatches):
+        return drawn.items_in(batches)
     if type(drawn) is not BatchSampler:
-        return None
+        return batches
     there, order = batches * drawn.batch_size, drawn.sampler
     return min(there, len(order)) if isinstance(order, Sized) else there
 
@@ -139,11 +138,14 @@ def order_of(loader: Any) -> dict[str, Any] | None:
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
     drawn: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if isinstance(drawn, DealtBatches):
+        drawn = drawn._sampler
     sampler: Any = getattr(drawn, "sampler", drawn)
     while isinstance(sampler, SamplerProxy):
         sampler = sampler._sampler
     draws_samples = drawn is not sampler or loader.batch_sampler is None
     options = {name: getattr(sampler, name, None) for name in ("replacement", "seed", "shuffle")}
+    options["batch_sampler"] = loader.batch_sampler is not None and type(drawn) not in (BatchSampler, SlicedBatches)
     return {
         "sampler": type(sampler).__name__,
         "samples": len(sampler) if draws_samples and isinstance(sampler, Sized) else None,
@@ -166,28 +168,45 @@ class RankBatches(SamplerProxy, ABC):
         self._size, self._rank, self._world_size, self._agree = size, rank, world_size, agree
         self.draws = rank == 0
         """Whether the order comes from this process's random state, which then moves on."""
+        self.divided_from = 0
+        """How much of the order was processed in global batches of another size, before a pass was resumed. The rest is
+        divided anew; what was processed counts as at least one batch."""
+        self._drop_last = False
 
     @abstractmethod
     def shares(self) -> Iterator[Share]:
         """Yield one share per global batch."""
 
     def __len__(self) -> int:
-        return -(-self._total() // self._size)
+        first, left = self.batches_before(), self._total() - self.divided_from
+        if self._drop_last:
+            return first + max(left // self._size, int(first > 0))  # a resumed pass ends with a batch
+        return first - (-left // self._size)
 
     def _total(self) -> int:
         """Return the number of samples or complete batches that all ranks together have."""
         return len(self._sampler)
 
+    def batches_before(self) -> int:
+        """Return the number of batches as which the part of the order up to :attr:`divided_from` counts."""
+        return max(self.divided_from // self._size, 1) if self.divided_from else 0
+
+    def items_in(self, batches: int) -> int:
+        """Return the number of samples, or of complete batches, in the first ``batches`` global batches."""
+        first = self.batches_before()
+        there = batches * self._size if batches < first else self.divided_from + (batches - first) * self._size
+        return min(there, self._total())
+
     def uneven_from(self) -> float:
         """Return the first global batch whose parts may have unequal sizes; ``inf`` if there is none."""
         if self._size % self._world_size:
             return 0
-        whole, rest = divmod(self._total(), self._size)
-        return whole if rest else float("inf")
+        whole, rest = divmod(self._total() - self.divided_from, self._size)
+        return self.batches_before() + whole if rest else float("inf")
 
     def factor_of(self, number: int) -> float:
         """Return the factor of global batch ``number``, counted from 0: see :class:`Share`."""
-        there = min(self._size, self._total() - number * self._size)
+        there = self.items_in(number + 1) - self.items_in(number)
         begin, end = slice_of(there, self._rank, self._world_size)
         return (end - begin) * self._world_size / there
 
@@ -263,9 +282,6 @@ class SlicedBatches(RankBatches):
         """The sampler of the common order."""
         return self._sampler
 
-    def __len__(self) -> int:
-        return self._total() // self._size if self._drop_last else super().__len__()
-
     def _total(self) -> int:
         total = len(self._sampler)
         return -(-total // self._world_size) * self._world_size if self._pads else total
@@ -278,17 +294,14 @@ class SlicedBatches(RankBatches):
         last: list[Any] = []
         batch: list[Any] | Tensor | range
         for number in range(len(self)):
+            start, stop = self.items_in(number), self.items_in(number + 1)
             if isinstance(order, (Tensor, range)):  # the other ranks' indices are not read
-                batch = order[number * self._size : (number + 1) * self._size]
+                batch = order[start:stop]
             else:
-                batch = list(itertools.islice(order, self._size))
+                batch = list(itertools.islice(order, stop - start))
             begin, end = slice_of(len(batch), self._rank, self._world_size)
             last = _listed(batch[begin:end]) or last or _listed(batch[:1])
             yield Share(last, self.factor_of(number))
-
-    def samples_in(self, batches: int) -> int:
-        """Return the number of samples in the first ``batches`` global batches."""
-        return min(batches * self._size, self._total())
 
 
 class DealtBatches(RankBatches):
@@ -306,7 +319,7 @@ class DealtBatches(RankBatches):
         order = _iterated(self._order())
         last: Any = None
         for number in range(len(self)):
-            dealt = list(itertools.islice(order, self._world_size))
+            dealt = list(itertools.islice(order, self.items_in(number + 1) - self.items_in(number)))
             last = dealt[self._rank] if self._rank < len(dealt) else dealt[-1] if last is None else last
             yield Share(last, self.factor_of(number))
 

@@ -365,6 +365,14 @@ class Entry:
             self._pending, self._pending_weight = list(pending.unbind()), state["pending_weight"]
             self._restored = True
 
+    def include(self, other: Entry) -> None:
+        """Add the running reduction of another rank's entry."""
+        self._fold()
+        other._fold()
+        if other._total is not None:
+            self._combine(other._total)
+        self._weight += other._weight
+
     def reset(self) -> None:
         """Remove the values of the epoch."""
         if self.metric is not None:

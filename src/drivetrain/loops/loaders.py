@@ -287,6 +287,34 @@ class Loaders:
             self.made_passes = passes_over(self.training())
         return self.made_passes
 
+    def division(self) -> dict[str, int | None]:
+        """Return how the training loader is shared out: the entries ``data_ranks`` and ``divided_from`` of a
+        checkpoint.
+        """
+        if self.made_training is None:
+            return {}
+        ranks, batches = self.strategy.data.size, rank_batches(self.made_training)
+        divided = {"divided_from": batches.divided_from} if batches is not None and batches.divided_from else {}
+        return {"data_ranks": None if batches is None and ranks > 1 else ranks, **divided}
+
+    def divide_from(self, done: int) -> int:
+        """Divide what follows the first ``done`` samples of the present epoch into batches anew; 0: the whole epoch.
+
+        With one rank, the training loader becomes a copy that draws through a :class:`RankBatches` from now on.
+
+        Returns:
+            The number of batches as which the first ``done`` samples count.
+        """
+        from drivetrain.data.samplers import share
+
+        batches = rank_batches(self.training())
+        if batches is None and done:
+            self.made_training = share(self.training(), 0, 1, agree=lambda value: value)
+            self.made_passes, batches = None, rank_batches(self.made_training)
+        if batches is not None and batches.divided_from != done:
+            batches.divided_from, self._lengths = done, []
+        return 0 if batches is None else batches.batches_before()
+
     def close(self) -> None:
         """Stop persistent workers, except in loaders that the caller holds."""
         if self.made_passes is not None:

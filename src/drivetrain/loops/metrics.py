@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from drivetrain.base.restoring import COUNT, Form
 
@@ -68,17 +68,55 @@ def state_of(metric: nn.Module) -> State:
 def set_state(metric: Any, saved: State, forget: bool = True) -> None:
     """Restore a state of :func:`state_of`; ``forget``: drop a computed value that belongs to another state."""
     for key, value in saved["states"].items():
-        setattr(metric, key, value.to(metric.device) if isinstance(value, torch.Tensor) else value)
+        setattr(metric, key, value.to(metric.device) if isinstance(value, Tensor) else value)
     metric._update_count = saved["updates"]
     if forget:
         metric._computed = None
+
+
+def merged_states(metric: Any, saved: Sequence[State]) -> tuple[State, list[str]]:
+    """Return the state of a metric object that has seen the samples of all ``saved`` ones; of none, its first state.
+
+    Returns:
+        The state, and the names of those parts whose reduction over ranks is a function of the metric's own: they are
+        the first one's.
+    """
+    kept: list[str] = []
+    if not saved:
+        return {"states": copy.deepcopy(vars(metric)["_defaults"]), "updates": 0}, kept
+    updates = [each["updates"] for each in saved]
+    states = {}
+    for key in vars(metric)["_defaults"]:
+        values = [each["states"][key] for each in saved]
+        reduction = getattr(getattr(metric, "_reductions", {}).get(key), "__name__", "")
+        states[key] = values[0]
+        if isinstance(values[0], list):
+            states[key] = [item for value in values for item in value]
+        elif reduction == "dim_zero_mean":
+            states[key] = sum(value * count for value, count in zip(values, updates, strict=True)) / max(
+                sum(updates), 1
+            )
+        elif reduction in _REDUCED:
+            states[key] = _REDUCED[reduction](values)
+        elif len(values) > 1:
+            kept.append(key)
+    return {"states": states, "updates": sum(updates)}, kept
+
+
+_REDUCED: dict[str, Callable[[list[Tensor]], Tensor]] = {
+    "dim_zero_sum": lambda values: torch.stack(values).sum(0),
+    "dim_zero_max": lambda values: torch.stack(values).amax(0),
+    "dim_zero_min": lambda values: torch.stack(values).amin(0),
+    "dim_zero_cat": lambda values: torch.cat([value.reshape(-1, *value.shape[1:]) for value in values]),
+}
+"""How torchmetrics reduces a state over ranks, by the names of its functions."""
 
 
 def copied_states(module: nn.Module) -> dict[str, State]:
     """Return copies of the states of ``module``'s metric objects: an update may write into the tensors."""
 
     def copied(value: Any) -> Any:
-        return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+        return value.clone() if isinstance(value, Tensor) else copy.copy(value)
 
     found = {place: state_of(metric) for place, metric in metrics_in(module).items()}
     return {

@@ -37,6 +37,7 @@ _SIZE: Form = (int, None, count)
 RESTART: Form = {
     "data?": (Mapping, None), "exact?": bool, "settled?": bool, "cut_off?": bool, "ahead?": [str],
     "samples?": (None, count), "loaders?": {str: count}, "callback_metrics?": {str: number},
+    "data_ranks?": (None, count), "divided_from?": count,
     "order?": (None, {"sampler": str, "samples": _SIZE, "dataset": _SIZE, "options": Mapping}),
 }  # fmt: skip
 """The form of what :func:`capture` returns, without the parts that are checked by themselves."""
@@ -54,6 +55,8 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         ``progress``, the counters; ``rng``, the random state; ``data``, this rank's position in the training loader or
         ``None``; ``samples``, how many samples of the epoch all ranks together have done, or ``None``;
         ``order``, as :func:`drivetrain.data.samplers.order_of` returns it;
+        ``data_ranks``, how many ranks share out one order of samples, or ``None`` if each has its own loader;
+        ``divided_from``, if the epoch was resumed with batches of another size: how many samples those had;
         ``window`` and ``gradients``, of a window that is not complete; ``logged``, the epoch's running reductions;
         ``exact``: whether a run that resumes here equals an uninterrupted one; ``cut_off``: it does not, because the
             optimizer has stepped and the rest of its batch was not run; ``callbacks``, their states where the present
@@ -154,6 +157,7 @@ def _of_the_loaders(run: Run, data: State | None) -> State:
         "val_loaders": run.loaders.evaluation_states("validate"),
         "samples": samples_done(run, data),
         "order": _order(run),
+        **run.loaders.division(),
     }
 
 

@@ -21,6 +21,7 @@ from drivetrain.loops.early import start_again
 from drivetrain.loops.epoch import Batches, Bound, after_batch, batches_and_step
 from drivetrain.loops.loaders import rank_batches
 from drivetrain.loops.metrics import metrics_in, set_states
+from drivetrain.loops.pieces import exchanges_always
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.restart import samples_done, states_now, validation_start
 from drivetrain.loops.restart_checks import check_position
@@ -61,6 +62,7 @@ def _start(run: Run) -> Epoch:
     run.book.begin("train")
     run.window.batches_done, run.window.size = 0, 1
     reloaded = loaders.reload("fit", run.limits.reload_every)
+    loaders.divide_from(0)
     loader = loaders.training()
     progress.expect_batches(loaders.count_training())  # the limit may have changed
     set_epoch(loader, progress.current_epoch)
@@ -97,13 +99,13 @@ def _resume_middle(run: Run, state: State) -> Epoch:
     progress.resume_at(Phase.BATCH_END)
     run.book.leave_batch()
     run.book.begin("train")
-    loader, passes = loaders.training(), loaders.passes()
-    progress.expect_batches(loaders.count_training())
-    set_epoch(loader, progress.current_epoch)
+    set_epoch(loaders.training(), progress.current_epoch)
     _restore_loop(run, state)
     with naming(run.resumed_from):
         _check_order(run, state)
         _count_in_batches_of_this_loader(run, state)
+        loader, passes = loaders.training(), loaders.passes()
+        progress.expect_batches(loaders.count_training())
         data, done = state.get("data"), progress.batches_done
         _check_batches_done(run, data)
         if data is not None:
@@ -191,7 +193,7 @@ def _check_order(run: Run, state: State) -> None:
     for key in ("samples", "dataset"):
         before, after = then[key], now[key]
         grows = sampler == "SequentialSampler" and None not in (before, after) and before <= after
-        if before != after and not grows:
+        if before != after and not grows and None not in (before, after):
             what = f"over {before} samples, and this {kind} draws from {after}"
             differences.append((what, "over the same data"))
     if differences:
@@ -203,34 +205,32 @@ def _check_order(run: Run, state: State) -> None:
 
 
 def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
-    """Convert the position into batches of this run's loader, if its batch size differs.
+    """Convert the position into batches of this run's loader, if its batch size or the number of ranks differs.
 
     Raises:
-        CheckpointError: no batch ends after the finished samples, or a window is incomplete.
+        CheckpointError: other ranks have saved the position, and in this loader it is unknown.
     """
-    progress = run.progress
-    saved, data, loader = state.get("samples"), state.get("data"), run.loaders.training()
-    found = samples_done(run, data)
-    if saved is None or found is None or data is None or found == saved:
-        return
-    if run.window.gather is not None and rank_batches(loader) is None:
-        return  # each rank has its own loader, and ``samples`` belongs to rank 0's
-    batches = bisect.bisect_left(range(saved), saved, key=lambda number: samples_in(loader, number) or 0)
-    before, after = samples_in(loader, max(batches - 1, 0)), samples_in(loader, batches)
-    if after != saved or run.window.batches_done:
-        why = (
-            f"the batches of this {type(loader).__name__} end after {before} or {after} samples"
-            if after != saved
-            else "gradients of batches of that size are accumulated"
-        )
+    progress, loaders = run.progress, run.loaders
+    loaders.divide_from(state.get("divided_from", 0))
+    loaders.passes()
+    saved, data, ranks = state.get("samples"), state.get("data"), state.get("saved_by")
+    found, loader = samples_done(run, data), loaders.training()
+    has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # ``samples`` belongs to rank 0's
+    if ranks is not None and (has_own_loader or found is None):
         raise CheckpointError(
-            f"The checkpoint was saved after {saved} samples of an epoch, in {progress.batches_done} batches of "
-            f"another size, and {why}. Resume with the batch_size it was saved with, or from a checkpoint that was "
-            "saved at the end of an epoch."
+            f"The checkpoint was saved in the middle of an epoch by {ranks} processes, and the samples of this "
+            f"{type(loader).__name__} are not shared out by the Trainer, so it cannot go on there. Resume with "
+            f"{ranks} processes, or from a checkpoint that was saved at the end of an epoch."
         )
+    if saved is None or found is None or data is None or found == saved or has_own_loader:
+        return
+    batches = bisect.bisect_left(range(saved), saved, key=lambda number: samples_in(loader, number) or 0)
+    if samples_in(loader, batches) != saved:
+        batches = loaders.divide_from(saved)
     rank_zero_info(
-        f"The checkpoint was saved after {saved} samples of an epoch, in {progress.batches_done} batches. Those are "
-        f"{batches} batches of this {type(loader).__name__}: training continues with the next sample."
+        f"The checkpoint was saved after {saved} samples of an epoch, in {progress.batches_done} batches. They count "
+        f"as {batches} batches of this {type(loader).__name__}: training continues with the next sample."
+        + (" In the unfinished window, each batch counts alike." if run.window.batches_done else "")
         + (" Random numbers that its workers draw are others." if data.get("workers") else "")
     )
     state["data"] = {**{key: value for key, value in data.items() if key != "workers"}, "given": batches}
@@ -303,6 +303,9 @@ def _restore_window(run: Run) -> None:
     window = run.window
     with naming(run.resumed_from), restoring("the gradients of a window"):
         window.load_state_dict(run.restart["window"])
+        if "saved_by" in run.restart and window.reference is not None and exchanges_always(run):
+            ranks = run.engine.strategy.data.size  # every rank holds the sums over all ranks
+            window.reference, window.total = window.reference * ranks, window.total * ranks
         window.holds_own = run.module.automatic_optimization and window.batches_done == 0
         run.engine.strategy.load_open_gradients(run.restart["gradients"])
         run.engine.precision.restored_gradients(run.engine.device)

@@ -62,7 +62,7 @@ class Window:
     }
     FORM: ClassVar[Form] = {
         "expected": COUNT, "graded": COUNT, "position": COUNT, "total": (Tensor, int, float, number),
-        "reference": (Tensor, int, float, None, number),
+        "reference": (Tensor, int, float, None, number), "exchanged?": bool,
     }  # fmt: skip
     """Of what :meth:`state_dict` returns."""
 
@@ -107,7 +107,8 @@ class Window:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of an incomplete window for a checkpoint, apart from the gradients."""
-        return {key: getattr(self, name) for key, name in self._STATE.items()}
+        state = {key: getattr(self, name) for key, name in self._STATE.items()}
+        return {**state, "exchanged": self.exchanges_always}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a result of :meth:`state_dict`."""

@@ -113,15 +113,19 @@ class Step(Shared):
         return {name: local_shard(gradient) for name, gradient in named if gradient is not None}
 
     def load_open_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`open_gradients` returned.
+        """Restore what :meth:`open_gradients` returned, or complete gradients of sharded parameters.
 
         Raises:
             WrongForm: a gradient's shape differs from this strategy's.
         """
-        from drivetrain.strategies.sharded_state import from_local_shard, local_shard
+        from drivetrain.strategies.sharded_state import from_local_shard, local_shard, shard_like
 
         for name, parameter in self.lightning_module.named_parameters():
-            if name in gradients and gradients[name].shape != (shape := local_shard(parameter).shape):
+            shape = local_shard(parameter).shape
+            if name in gradients and shape != gradients[name].shape == parameter.shape:
+                parameter.grad = shard_like(gradients[name].to(local_shard(parameter)), parameter)
+                continue
+            if name in gradients and gradients[name].shape != shape:
                 found = tuple(gradients[name].shape)
                 raise WrongForm(f"[{name!r}]", f"is a gradient of shape {found}, and {tuple(shape)} is expected")
             parameter.grad = from_local_shard(gradients[name], parameter) if name in gradients else None

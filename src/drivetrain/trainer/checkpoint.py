@@ -458,31 +458,35 @@ def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done:
     """Return the state of this rank: its random state, its position in the data, its gradients.
 
     Raises:
-        CheckpointError: the checkpoint was saved inside an epoch or a window, with another number of processes.
+        CheckpointError: the checkpoint was saved inside an epoch with another number of processes, and its position
+            belongs to as many.
     """
     ranks = checkpoint.get("ranks", [checkpoint])
     if len(ranks) == trainer.world_size:
         with restoring(f"rank {trainer.global_rank}"):
             own: Mapping[str, Any] = expect(ranks[trainer.global_rank], {"rng?": (Mapping, None), "restart?": Mapping})
         return own
-    shared = expect({**ranks[0], **checkpoint}.get("restart", {}), Mapping, "['restart']")
-    if "window" in shared and not batches_done:  # in manual optimization a window may span an epoch's end
-        raise CheckpointError(
-            f"The checkpoint was saved by {len(ranks)} processes inside a window, whose gradients each of them keeps, "
-            f"and there are {trainer.world_size}. Resume with as many, or from a checkpoint that was saved right after "
-            "an optimizer step."
-        )
-    if batches_done:
+    from drivetrain.trainer import other_ranks
+
+    inside = batches_done > 0
+    if inside and (why := other_ranks.why_as_many(checkpoint) or _not_one_order(trainer)):
         from drivetrain.trainer.stopping import end_of_epoch
 
         raise CheckpointError(
             f"The checkpoint was saved in the middle of an epoch by {len(ranks)} processes, and there are "
-            f"{trainer.world_size}. Resume with as many, or from "
+            f"{trainer.world_size}: {why}. Resume with as many, or from "
             f"{end_of_epoch(trainer, trainer.ckpt_path, checkpoint['state_dict'])}."
         )
     if any("rank_state" in each for each in (checkpoint, *ranks)):
         from drivetrain.strategies import rank_files
 
         rank_zero_warn(rank_files.of_other_ranks(trainer.strategy, len(ranks)))
-    kept = ("loaders", "callback_metrics")  # these entries are equal on all ranks
-    return {"rng": checkpoint.get("rng"), "restart": {key: shared[key] for key in kept if key in shared}}
+    with restoring("the parts of other ranks"):
+        return other_ranks.of_rank(
+            checkpoint, trainer.lightning_module, trainer.global_rank, trainer.world_size, inside
+        )
+
+
+def _not_one_order(trainer: Trainer) -> str:
+    sizes = trainer.strategy.data.size, trainer.world_size
+    return "" if sizes[0] == sizes[1] else f"now {sizes[1]} processes train on {sizes[0]} parts of the data"

@@ -25,6 +25,7 @@ from drivetrain.checkpoints.io import CheckpointIO, newest_first
 from drivetrain.errors import CheckpointError, CheckpointNameError
 from drivetrain.module.loading import raw_hparams
 from drivetrain.strategies import rank_files
+from drivetrain.trainer.other_ranks import saved_by, why_as_many
 from drivetrain.trainer.rank_parts import is_inside
 
 Trainer = Any  # not imported: the class's module imports this file
@@ -233,11 +234,14 @@ def _why_not_resumed(trainer: Trainer, checkpoint: Mapping[str, Any], path: str)
     """Return why a fit cannot resume from a readable checkpoint; "" if nothing known prevents it."""
     if "drivetrain_version" in checkpoint and not {"optimizer_states", "loops"} <= checkpoint.keys():
         return f"{path} holds only weights"
-    listed = checkpoint.get("rank_files", ())
-    count = len(checkpoint["ranks"]) if "ranks" in checkpoint else 1 + len(listed)
+    listed, count = checkpoint.get("rank_files", ()), saved_by(checkpoint)
     if not is_inside(checkpoint):
         return ""
-    if count != trainer.world_size:
-        return f"{path} was saved in the middle of an epoch by {count} processes, and there are {trainer.world_size}"
+    as_many = count == trainer.world_size
+    if not as_many and (why := why_as_many(checkpoint)):
+        now = trainer.world_size
+        return f"{path} was saved in the middle of an epoch by {count} processes, and there are {now}: {why}"
+    if not (as_many or "window" in checkpoint.get("restart", {})):
+        return ""
     lost = rank_files.missing(trainer.strategy.checkpoint_io, listed, path)
     return f"{path} was saved in the middle of an epoch, and without {lost}" if lost else ""

@@ -18,6 +18,7 @@ from drivetrain.errors import CheckpointError
 from drivetrain.loops.restart import capture
 from drivetrain.module.loading import decode_parts
 from drivetrain.strategies import rank_files
+from drivetrain.trainer.other_ranks import read_by
 
 if TYPE_CHECKING:
     from drivetrain.loops.run import Run
@@ -28,7 +29,7 @@ Trainer = Any  # not imported: the class's module imports this file
 
 _OWN = ("rng", "restart", "rank_state")
 # Keys of ``restart`` that are equal on every rank.
-_SHARED = frozenset({"samples", "exact", "settled", "cut_off", "ahead", "loaders"})
+_SHARED = frozenset({"samples", "data_ranks", "divided_from", "exact", "settled", "cut_off", "ahead", "loaders"})
 
 
 def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
@@ -95,10 +96,11 @@ def own_part(state: Mapping[str, Any]) -> State:
 
 
 def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_only: bool | None) -> list[State]:
-    """Return a list with an entry per rank, of which only this rank's is filled; every rank must call it.
+    """Return a list with an entry per rank that has saved; filled are those that this rank needs. Every rank must call
+    it.
 
-    If a rank's file is missing or damaged and the checkpoint was saved at the end of an epoch, that rank gets rank 0's
-    part and keeps its present random state.
+    If a file is missing or damaged and the run can do without it, its entry has rank 0's part and this process's
+    present random state; with another number of ranks it is empty.
 
     Args:
         trainer: the Trainer of the run that resumes.
@@ -112,19 +114,22 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
     """
     strategy, listed = trainer.strategy, checkpoint["rank_files"]
     parts: list[State] = [{} for _ in range(len(listed) + 1)]
-    if len(parts) != strategy.world_size:
-        return parts  # a run with another number of processes cannot use the rank files
-    rank, failure = strategy.global_rank, None
-    own = {key: checkpoint[key] for key in _OWN if key in checkpoint}
-    if rank > 0:
+    as_many, failure = len(parts) == strategy.world_size, None
+    main = {key: checkpoint[key] for key in _OWN if key in checkpoint}
+    for rank in (
+        read_by(checkpoint, strategy.global_rank, strategy.world_size) if as_many or is_inside(checkpoint) else ()
+    ):
+        if rank == 0:
+            parts[0] = main
+            continue
         try:
             with restoring(f"the file of rank {rank}"):
                 part = rank_files.read(strategy, expect(listed[rank - 1], Mapping), path, weights_only)
-                own = _joined(own, decode_parts(part))
+                parts[rank] = _joined(main, decode_parts(part))
         except Exception as error:
-            own, failure = _replaced(own), shown_error(error)
+            parts[rank], failure = _replaced(main) if as_many else {}, shown_error(error)
     failures = [text for text in strategy.world.gather_objects(failure) if text]
-    if failures and is_inside(checkpoint):
+    if failures and (is_inside(checkpoint) if as_many else "window" in checkpoint.get("restart", {})):
         from drivetrain.trainer.stopping import end_of_epoch  # imported here, because that module imports this file
 
         raise CheckpointError(
@@ -132,13 +137,17 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
             f"be used: {failures[0]}. Put that file back beside the checkpoint, or resume from "
             f"{end_of_epoch(trainer, path, checkpoint['state_dict'])}. The weights alone can be loaded without it."
         )
-    if failures:
+    if failures and as_many:
         rank_zero_warn(
             f"{path}: {failures[0]}. The checkpoint was saved at the end of an epoch, so training continues, but "
             "without the random state of that process: its random numbers differ from those of the interrupted run. "
             "Put the file back beside the checkpoint to resume exactly."
         )
-    parts[rank] = own
+    elif failures:
+        rank_zero_warn(
+            f"{path}: {failures[0]}. Training continues without what that process had logged in this epoch, and "
+            "without its random state. Put the file back beside the checkpoint to keep them."
+        )
     return parts
 
 

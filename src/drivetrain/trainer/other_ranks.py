@@ -1,0 +1,161 @@
+"""Resume with another number of ranks than the checkpoint's: what each of them takes over from those that saved.
+
+Of N ranks that saved, rank r of M takes over the running means and metric objects of the ranks r, r + M, and so on; if
+there is none, it begins with empty ones. Every rank gets the mean of the N ranks' gradients of an unfinished window, so
+that the mean over the M ranks is the same. The position in the data counts samples of all ranks together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.restoring import expect, of_length
+from drivetrain.loops.metrics import merged_states, metrics_in
+from drivetrain.loops.restart_checks import check_restart
+
+State = dict[str, Any]
+_OF_WINDOW = ("window", "gradients", "shards")
+
+
+def saved_by(checkpoint: Mapping[str, Any]) -> int:
+    """Return how many ranks have saved ``checkpoint``."""
+    return len(checkpoint["ranks"]) if "ranks" in checkpoint else 1 + len(checkpoint.get("rank_files", ()))
+
+
+def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[int]:
+    """Return the saved ranks whose files ``rank`` of ``ranks`` reads: of an unfinished window it reads all."""
+    count = saved_by(checkpoint)
+    if count == ranks:
+        return [rank]
+    return range(count) if "window" in checkpoint.get("restart", {}) else range(rank, count, ranks)
+
+
+def why_as_many(checkpoint: Mapping[str, Any]) -> str:
+    """Return why only as many ranks as have saved can resume inside the epoch of ``checkpoint``; "" if any can."""
+    restart = _common(checkpoint)
+    data, ranks = restart.get("data"), saved_by(checkpoint)
+    if not isinstance(data, Mapping) or "given" not in data or restart.get("samples") is None:
+        return "its position in the data counts no samples"
+    if "loader" in data:
+        return "its loader has stored its own position on each of them"
+    if ranks > 1 and restart.get("data_ranks") != ranks:
+        return "they did not share out the samples of one loader among all of them"
+    return ""
+
+
+def _common(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    first = checkpoint["ranks"][0] if checkpoint.get("ranks") else {}
+    return expect({**expect(first, Mapping), **checkpoint}.get("restart", {}), Mapping, "['restart']")  # type: ignore[no-any-return]
+
+
+def of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks: int, inside: bool) -> State:
+    """Return the state with which ``rank`` of ``ranks`` resumes: its random state ``rng`` and ``restart``.
+
+    Args:
+        checkpoint: of another number of ranks, with the parts that :func:`read_by` names in its entry ``ranks``.
+        module: the module, set up.
+        rank, ranks: this process, and how many there are now.
+        inside: the checkpoint was saved inside an epoch.
+
+    Raises:
+        CheckpointError: a part is damaged, or its gradients do not fit the module.
+    """
+    common, count = _common(checkpoint), saved_by(checkpoint)
+    parts = [expect(each, Mapping) for each in checkpoint.get("ranks", [checkpoint])]
+    kept = ("loaders", "callback_metrics")  # these entries are equal on all ranks
+    restart: State = {key: common[key] for key in kept if key in common}
+    found = [part.get("restart", {}) for part in parts[rank::ranks] if part]
+    for each in found:
+        check_restart({key: value for key, value in each.items() if key not in _OF_WINDOW}, module)
+    if inside:
+        restart = {key: value for key, value in common.items() if key not in _OF_WINDOW}
+        own_data = found[0].get("data") if found else None
+        restart["data"] = _position(common["data"], own_data)
+        restart["logged"] = [state for each in found for state in each.get("logged", [])] or [
+            {**state, "total": None, "weight": 0, "pending": None, "last": None, "fresh": False}
+            for state in common.get("logged", [])
+        ]
+        restart["metrics"], lost = _metrics([each.get("metrics", {}) for each in found], common["metrics"], module)
+        _tell(common, count, ranks, lost)
+    if "window" in common:
+        windows = [part["restart"] for part in parts if "window" in part.get("restart", {})]
+        restart |= _window(windows, count, module, ranks)
+    restart["saved_by"] = count
+    rng = parts[rank].get("rng") if rank < count and parts[rank] else checkpoint.get("rng", parts[0].get("rng"))
+    return {"rng": rng, "restart": restart}
+
+
+def _position(data: Mapping[str, Any], own: Any) -> State:
+    """Return the position of rank 0, whose random state orders the samples of all ranks, for another rank."""
+    position = {key: value for key, value in data.items() if not key.startswith("workers")}
+    if isinstance(own, Mapping) and "rng" in own:
+        position["rng"] = own["rng"]
+    return position
+
+
+def _metrics(found: Sequence[Any], first: Mapping[str, Any], module: nn.Module) -> tuple[State, list[str]]:
+    """Return the states of the metric objects, and those of which only the first rank's can be taken over."""
+    there, states, lost = metrics_in(module), dict[str, Any](), list[str]()
+    for place in first.keys() & there.keys():
+        states[place], kept = merged_states(there[place], [each[place] for each in found if place in each])
+        lost += [f"{place}.{name}" for name in kept]
+    return states, lost
+
+
+def _tell(common: Mapping[str, Any], count: int, ranks: int, lost: Sequence[str]) -> None:
+    notes = []
+    if common["data"].get("workers"):
+        notes.append("the random states of the loader's workers are lost")
+    if lost:
+        notes.append(f"of {', '.join(lost)}, which are not summed over ranks, only some ranks' are kept")
+    if ranks > count:
+        notes.append("ranks that are new begin with the random state of rank 0")
+    note = f" ({'; '.join(notes)})" if notes else ""
+    rank_zero_info(
+        f"The checkpoint was saved in the middle of an epoch by {count} process{'es' * (count > 1)}, and there are "
+        f"{ranks}. Training continues after the {common['samples']} samples of the epoch that are done{note}."
+    )
+
+
+def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, ranks: int) -> State:
+    """Return the unfinished window for each of ``ranks``: its state, and complete gradients.
+
+    If losses have weights, the gradients become those of the weighted mean so far, and each rank holds an equal part of
+    the weight.
+
+    Args:
+        parts: the ``restart`` of each rank that has gradients.
+        count: how many ranks have saved.
+        module: the module.
+        ranks: how many there are now.
+    """
+    window = dict(parts[0]["window"])
+    exchanged = window.get("exchanged", False)  # then every rank holds the means over all of them, or shards of them
+    shares = [1 / count] * len(parts)
+    if window["reference"] is not None:
+        held = len(parts) if exchanged else 1
+        total = sum(float(each["window"]["total"]) for each in parts) / held
+        shares = [float(each["window"]["reference"]) / held / (total or 1) for each in parts]
+        window["reference"] = window["total"] = total / ranks
+    shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
+    sums: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for part, share in zip(parts, shares, strict=True):
+        for name, gradient in part["gradients"].items():
+            if name not in sums:
+                wide = torch.promote_types(gradient.dtype, torch.float32)
+                sums[name], dtypes[name] = torch.zeros(shapes[name], dtype=wide), gradient.dtype
+            if not exchanged or name not in part.get("shards", ()):
+                sums[name] += gradient.to(sums[name]) * share
+                continue
+            if not gradient.numel():  # an empty shard has no place
+                continue
+            [at] = of_length(1, part["shards"].get(name), f"['shards'][{name!r}]")
+            region = tuple(slice(start, start + size) for start, size in zip(at, gradient.shape, strict=True))
+            sums[name][region] += gradient.to(sums[name]) * (share * count)  # no other rank has this shard
+    return {"window": window, "gradients": {name: each.to(dtypes[name]) for name, each in sums.items()}}
