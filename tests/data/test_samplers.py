@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from drivetrain.data.samplers import RankBatches, _permutation, samples_in, share, slice_of
+from drivetrain.data.samplers import RankBatches, _permutation, order_of, samples_in, share, slice_of
 from drivetrain.errors import ConfigurationError
 
 DATA = TensorDataset(torch.arange(10))
@@ -181,10 +181,42 @@ def test_the_position_in_samples_counts_those_of_all_ranks(world_size: int, spli
 
 
 def test_the_position_in_samples_of_other_loaders_is_not_known() -> None:
-    dealt: Any = share(DataLoader(DATA, batch_sampler=[[0, 1], [2]]), 0, 2, alone)
-    for loader in (dealt, DataLoader(Stream()), [1, 2]):
+    for loader in (DataLoader(Stream()), [1, 2]):
         assert samples_in(loader, 1) is None
     assert samples_in(DataLoader(DATA, batch_size=None), 3) == 3
+
+
+def test_batches_of_a_users_own_are_counted_as_they_are() -> None:
+    own: Any = DataLoader(DATA, batch_sampler=[[0, 1], [2], [3]])
+    dealt: Any = share(own, 0, 2, alone)
+    assert [samples_in(own, count) for count in range(4)] == [0, 1, 2, 3]
+    assert [samples_in(dealt, count) for count in range(3)] == [0, 2, 3]
+    assert order_of(own) == order_of(dealt)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("size", [3, 4, 7, 20])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("done", [1, 5, 6, 9])
+def test_what_is_left_of_an_order_is_divided_anew(done: int, world_size: int, size: int, drop_last: bool) -> None:
+    """The batches behind ``done`` samples are full but the last one, and those before count as some batches."""
+    loader: Any = DataLoader(DATA, batch_size=size, drop_last=drop_last)
+    drawn = []
+    for rank in range(world_size):
+        shared: Any = share(loader, rank, world_size, alone, splits=True)
+        batches = shared.batch_sampler
+        batches.divided_from = done
+        before = batches.batches_before()
+        assert samples_in(shared, before) == done
+        assert sum(1 for _ in batches.shares()) == len(batches) > before >= 1
+        drawn.append([(each.indices, each.factor) for each in batches.shares()][before:])
+    left, number = list(range(done, 10)), 0
+    for parts in zip(*drawn, strict=True):
+        together = [index for indices, factor in parts if factor for index in indices]
+        assert together == left[number : number + size]
+        assert sum(factor for _, factor in parts) == pytest.approx(world_size)
+        number += size
+    assert number >= len(left) or (drop_last and len(left) - number < size)
 
 
 class Restarting:

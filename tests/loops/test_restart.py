@@ -500,7 +500,7 @@ def saved_after_four_samples(make_trainer: Any, path: Path, shuffle: bool = Fals
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize(("batch_size", "batches"), [(2, 2), (4, 1), (1, 4)])
+@pytest.mark.parametrize(("batch_size", "batches"), [(2, 2), (4, 1), (1, 4), (3, 1), (5, 1)])
 def test_with_another_batch_size_an_epoch_goes_on_at_its_next_sample(
     make_trainer: Any, tmp_path: Path, caplog: Any, batch_size: int, batches: int, shuffle: bool
 ) -> None:
@@ -511,18 +511,14 @@ def test_with_another_batch_size_an_epoch_goes_on_at_its_next_sample(
         trainer.fit(module, DataLoader(list(range(12)), batch_size=batch_size, shuffle=shuffle), ckpt_path=path)
     assert module.samples == every[4:]
     assert sorted(every) == list(range(12))
-    assert trainer.progress.total_batches == 12 // batch_size
-    line = f"saved after 4 samples of an epoch, in 2 batches. Those are {batches} batches of this DataLoader"
+    assert trainer.progress.total_batches == batches - (-8 // batch_size)
+    line = f"saved after 4 samples of an epoch, in 2 batches. They count as {batches} batches of this DataLoader"
     assert (line in caplog.text) == (batch_size != 2)
 
 
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
-        (
-            {"batch_size": 3},
-            r"after 4 samples .* in 2 batches .* DataLoader end after 3 or 6 samples. Resume with",
-        ),
         (
             {"shuffle": True},
             "a SequentialSampler had ordered, and this DataLoader has a RandomSampler: samples",
@@ -550,11 +546,25 @@ def test_a_longer_dataset_that_is_read_in_order_goes_on_exactly(make_trainer: An
     assert module.samples == list(range(4, 14))
 
 
-def test_with_another_batch_size_no_window_may_be_open(make_trainer: Any, tmp_path: Path) -> None:
-    path = tmp_path / "a.ckpt"
+def test_a_window_goes_on_with_batches_of_another_size(make_trainer: Any, tmp_path: Path, caplog: Any) -> None:
+    path, module = tmp_path / "a.ckpt", Samples()
     saved_after_four_samples(make_trainer, path, accumulate_grad_batches=3)
-    with pytest.raises(CheckpointError, match="after 4 samples .* and gradients of batches of that size are accumul"):
-        make_trainer(accumulate_grad_batches=3).fit(Samples(), DataLoader(list(range(12)), 4), ckpt_path=path)
+    trainer = make_trainer(accumulate_grad_batches=3)
+    with caplog.at_level("INFO"):
+        trainer.fit(module, DataLoader(list(range(12)), 4), ckpt_path=path)
+    assert module.samples == list(range(4, 12))
+    assert trainer.global_step == 2  # of three batches, and of the last one
+    assert "In the unfinished window, each batch counts alike." in caplog.text
+
+
+def test_the_rest_of_an_epoch_ends_with_a_batch_also_where_small_ones_are_left_out(
+    make_trainer: Any, tmp_path: Path
+) -> None:
+    path, module = tmp_path / "a.ckpt", Samples()
+    saved_after_four_samples(make_trainer, path)
+    trainer = make_trainer(max_epochs=2)
+    trainer.fit(module, DataLoader(list(range(12)), batch_size=10, drop_last=True), ckpt_path=path)
+    assert module.samples == [*range(4, 12), *range(10)]
 
 
 def test_samples_without_batches_are_counted_too(make_trainer: Any, tmp_path: Path) -> None:

@@ -216,7 +216,8 @@ def test_the_refusal_of_one_names_the_newest_of_the_end_of_an_epoch(tmp_path: Pa
     (tmp_path / "damaged.ckpt").write_bytes(b"not a checkpoint")  # the newest of all
     store.save_checkpoint({"state_dict": saved["state_dict"]}, tmp_path / "weights.ckpt")
     with pytest.raises(
-        CheckpointError, match=r"there are 1\. Resume with as many, or from \S*epoch=1\.ckpt, the newest"
+        CheckpointError,
+        match=r"there are 1: they did not share .*\. Resume with as many, or from \S*epoch=1\.ckpt, the newest",
     ):
         fit(tmp_path, Model(), ckpt_path=path, max_epochs=3)
     for each in tmp_path.glob("epoch=*.ckpt"):

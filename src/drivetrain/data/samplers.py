@@ -197,6 +197,13 @@ class RankBatches(SamplerProxy, ABC):
         there = batches * self._size if batches < first else self.divided_from + (batches - first) * self._size
         return min(there, self._total())
 
+    def _bounds(self) -> Iterator[tuple[int, int]]:
+        """Yield for each global batch where it begins and ends in the order."""
+        first, total, start = self.batches_before(), self._total(), 0
+        for number in range(1, len(self) + 1):
+            stop = number * self._size if number < first else self.divided_from + (number - first) * self._size
+            yield start, (start := min(stop, total))
+
     def uneven_from(self) -> float:
         """Return the first global batch whose parts may have unequal sizes; ``inf`` if there is none."""
         if self._size % self._world_size:
@@ -206,9 +213,11 @@ class RankBatches(SamplerProxy, ABC):
 
     def factor_of(self, number: int) -> float:
         """Return the factor of global batch ``number``, counted from 0: see :class:`Share`."""
-        there = self.items_in(number + 1) - self.items_in(number)
-        begin, end = slice_of(there, self._rank, self._world_size)
-        return (end - begin) * self._world_size / there
+        return self._factor_of(self.items_in(number + 1) - self.items_in(number))
+
+    def _factor_of(self, items: int) -> float:
+        begin, end = slice_of(items, self._rank, self._world_size)
+        return (end - begin) * self._world_size / items
 
     def __iter__(self) -> Iterator[list[Any]]:
         return (share.indices for share in self.shares())
@@ -293,15 +302,14 @@ class SlicedBatches(RankBatches):
             order = _padded(_iterated(order), total)
         last: list[Any] = []
         batch: list[Any] | Tensor | range
-        for number in range(len(self)):
-            start, stop = self.items_in(number), self.items_in(number + 1)
+        for start, stop in self._bounds():
             if isinstance(order, (Tensor, range)):  # the other ranks' indices are not read
                 batch = order[start:stop]
             else:
                 batch = list(itertools.islice(order, stop - start))
             begin, end = slice_of(len(batch), self._rank, self._world_size)
             last = _listed(batch[begin:end]) or last or _listed(batch[:1])
-            yield Share(last, self.factor_of(number))
+            yield Share(last, self._factor_of(stop - start))
 
 
 class DealtBatches(RankBatches):
@@ -318,10 +326,10 @@ class DealtBatches(RankBatches):
     def shares(self) -> Iterator[Share]:
         order = _iterated(self._order())
         last: Any = None
-        for number in range(len(self)):
-            dealt = list(itertools.islice(order, self.items_in(number + 1) - self.items_in(number)))
+        for start, stop in self._bounds():
+            dealt = list(itertools.islice(order, stop - start))
             last = dealt[self._rank] if self._rank < len(dealt) else dealt[-1] if last is None else last
-            yield Share(last, self.factor_of(number))
+            yield Share(last, self._factor_of(stop - start))
 
 
 def _permutation(sampler: Any) -> Tensor | None:

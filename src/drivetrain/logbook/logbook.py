@@ -377,22 +377,21 @@ class Logbook:
     def load_state_dict(
         self, group: str, states: list[dict[str, Any]], rules: Mapping[str, LogRule], source: str | None = None
     ) -> None:
-        """Restore a result of :meth:`state_dict`. ``source`` is the name of the checkpoint in messages.
-
-        If several states have the same name, as those that other ranks have saved, their values are reduced to one.
+        """Restore a result of :meth:`state_dict`; states of one name, as of several ranks, are reduced to one.
+        ``source`` is the name of the checkpoint in messages.
         """
-        restored = set[Entry]()
+        restored = set[Any]()
         for state in states:
             scope = self.scope_for(group, state["hook"], rules.get(state["hook"]), state["dataloader_idx"])
             rule = rules[state["hook"]]
             entry = Entry(self, state["name"], Options(**state["options"]), rule, state["dataloader_idx"])
             entry.load_state_dict(state)
             entry.source = source or "the checkpoint"
-            if (earlier := scope.entries.get(state["name"])) in restored and earlier is not None:
+            if (earlier := scope.entries.get(state["name"])) in restored:
                 earlier.include(entry)
-                continue
-            scope.entries[state["name"]] = entry
-            restored.add(entry)
+            else:
+                scope.entries[state["name"]] = entry
+                restored.add(entry)
 
     def is_of_one_step(self, name: str) -> bool:
         """Return whether ``name`` is logged only in training steps, so that its value belongs to the last batch."""

@@ -229,7 +229,7 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
         batches = loaders.divide_from(saved)
     rank_zero_info(
         f"The checkpoint was saved after {saved} samples of an epoch, in {progress.batches_done} batches. They count "
-        f"as {batches} batches of this {type(loader).__name__}: training continues with the next sample."
+        f"as {batches} batches of this {type(loader).__name__}, and training continues with the next sample."
         + (" In the unfinished window, each batch counts alike." if run.window.batches_done else "")
         + (" Random numbers that its workers draw are others." if data.get("workers") else "")
     )
