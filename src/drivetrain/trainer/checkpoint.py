@@ -47,6 +47,20 @@ if TYPE_CHECKING:
 _LAYOUT_VERSION = "2.6.0"
 
 
+RESUME = "DRIVETRAIN_RESUME"
+"""The environment variable that lets every fit resume, also of a program that was not written for it."""
+
+
+def _resumes_always() -> bool:
+    value = os.environ.get(RESUME, "")
+    if value not in ("", "auto"):
+        raise ConfigurationError(
+            f"The environment variable {RESUME} is {value!r}. Set it to auto, and a fit without ckpt_path resumes from "
+            'the newest checkpoint of this program, as with ckpt_path="last"; or remove it.'
+        )
+    return value == "auto"
+
+
 def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) -> str | None:
     """Return the file for ``ckpt_path``, before anything is built.
 
@@ -54,7 +68,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         trainer: its callbacks provide "best" and "last".
         ckpt_path: a path; "best"; "last": the newest complete checkpoint of this program, see last.py; "hpc": the
             highest ``hpc_ckpt_<n>.ckpt`` in ``default_root_dir``; ``None``: none, but for a fit in a requeued job "hpc"
-            if there is one.
+            if there is one, and with ``DRIVETRAIN_RESUME=auto`` in the environment "last".
         fitting: if "last" finds no file, a fit starts from the beginning, and any other entry point raises.
 
     Raises:
@@ -65,9 +79,11 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
     if fitting and ckpt_path in (None, "last"):
         own = (getattr(callback, "own_checkpoint", None) for callback in trainer.callbacks)
         requeued = next((path for ask in own if ask is not None and (path := ask(trainer))), None)
+    callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
+    if ckpt_path is None and fitting and callbacks and _resumes_always():
+        ckpt_path = "last"
     if ckpt_path is None:
         return requeued
-    callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io
     if ckpt_path == "last":
         from drivetrain.trainer.last import resolve_last
 
@@ -151,6 +167,9 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     if trainer._program:
         checkpoint["program"] = trainer._program
     if not weights_only:
+        from drivetrain.trainer import resume_line
+
+        checkpoint[resume_line.ENTRY] = resume_line.circumstances(trainer)
         own = _loop_state(trainer, checkpoint)
         kept = own.pop("callbacks", {})  # the callbacks' states at the point where the run will resume
         options = own.pop("options", None)

@@ -15,7 +15,7 @@ from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.loops.evaluate import Stage, evaluate, predict
 from drivetrain.loops.loaders import Loaders
-from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
+from drivetrain.loops.progress import TrainerFn, TrainerStatus
 from drivetrain.loops.run import KeptStates, Run
 from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
@@ -140,7 +140,9 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
             if loaded is not None:
                 checkpoint.restore_training(trainer, loaded)
         if loaded is not None:
-            rank_zero_info(f"Resuming from {job.ckpt_path}: {_place(progress)}.")
+            from drivetrain.trainer import resume_line
+
+            resume_line.tell(trainer, loaded, str(job.ckpt_path), (run.restart or {}).get("samples"))
     else:
         with vote("logging the hyperparameters"):
             attach.log_hyperparameters(trainer)
@@ -217,11 +219,6 @@ def _restore(trainer: Trainer, job: Job, same_loggers: bool, vote: Vote) -> dict
         with vote("restoring the model"):
             checkpoint.restore_parts(trainer, loaded, fitting)
     return loaded
-
-
-def _place(progress: Progress) -> str:
-    inside = f", after batch {progress.batches_done - 1}" if progress.batches_done and not progress.epoch_ending else ""
-    return f"epoch {progress.epochs_done}{inside}, global step {progress.global_step}"
 
 
 def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:

@@ -1,0 +1,58 @@
+"""The line of a resumed fit: where it continues, and what differs from the run that saved the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.strategies.agreement import text_of
+
+ENTRY = "saved_under"
+"""The checkpoint's entry with the result of :func:`circumstances`."""
+
+_SETTINGS = (
+    "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "split_batches",
+    "use_distributed_sampler", "sync_batchnorm", "limit_train_batches", "overfit_batches",
+    "reload_dataloaders_every_n_epochs", "deterministic", "compile", "cuda_graphs", "optimizer_kernels",
+)  # fmt: skip
+"""The Trainer's arguments that may change the numbers of training; not its length, which a resumed run may change."""
+
+
+def circumstances(trainer: Any) -> dict[str, str]:
+    """Return, by name, what a run that resumes may have otherwise, with other numbers as the consequence."""
+    strategy = trainer.strategy
+    return {
+        "torch": str(torch.__version__),
+        "device": strategy.root_device.type,
+        "processes": str(strategy.world_size),
+        "strategy": type(strategy).__name__,
+        "precision": str(strategy.precision_plugin.precision),
+        **{name: text_of(getattr(trainer.settings, name)) for name in _SETTINGS},
+    }
+
+
+def tell(trainer: Any, checkpoint: Mapping[str, Any], path: str, samples: int | None) -> None:
+    """Print where the fit continues, and what differs; every rank may call it.
+
+    Args:
+        trainer: the Trainer, with its progress restored.
+        checkpoint: from which it resumes.
+        path: its path.
+        samples: how many samples of the epoch all ranks together have done; ``None``: unknown.
+    """
+    progress, then = trainer.progress, checkpoint.get(ENTRY, {})
+    inside = ""
+    if progress.batches_done and not progress.epoch_ending:
+        inside = f", after batch {progress.batches_done - 1}"
+        inside += f" ({samples} samples)" if samples is not None else ""
+    now = circumstances(trainer) if isinstance(then, Mapping) else {}
+    others = ", ".join(
+        f"{name} {value} (was {then[name]})" for name, value in now.items() if then.get(name, value) != value
+    )
+    rank_zero_info(
+        f"Resuming from {path}: epoch {progress.epochs_done}{inside}, global step {progress.global_step}."
+        + (f" Other than in the run that saved it: {others}." if others else "")
+    )
