@@ -207,8 +207,8 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     seen: list[bool] = []
     original = batched._whole
 
-    def fetch(data: Any, indices: Any) -> Any:
-        batch = original(data, indices)
+    def fetch(data: Any, indices: Any, pins: bool) -> Any:
+        batch = original(data, indices, pins)
         seen.append(batch is not None)
         return batch
 
