@@ -130,17 +130,16 @@ def test_a_read_in_the_step_makes_the_host_wait_in_each(make_trainer: Any, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "every"),
     [
-        ({"precision": "16-mixed"}, 1),  # the scaler reads whether it must skip the step
         ({"callbacks": TerminateOnNaN()}, 1),
         ({"callbacks": TerminateOnNaN(every_n_batches=5)}, 5),
         ({"callbacks": SpikeDetection(rtol=1e9)}, 1),
     ],
-    ids=["16-mixed", "TerminateOnNaN", "TerminateOnNaN-5", "SpikeDetection"],
+    ids=["TerminateOnNaN", "TerminateOnNaN-5", "SpikeDetection"],
 )
 def test_what_asks_for_a_value_in_a_step_waits_once(
     make_trainer: Any, tmp_path: Path, arguments: Any, every: int
 ) -> None:
-    """The exceptions that docs/data.md lists."""
+    """The exceptions that docs/logging.md lists; tests/testing/test_fake.py has the one of ``precision="16-mixed"``."""
     waits, steps = syncs_of_steps(make_trainer, tmp_path, Judged(), **arguments)
     assert waits.total() == (steps - 1) // every + 1  # and the flush
 

@@ -59,9 +59,9 @@ class DataWatch:
                 self._workers_advised = True
                 rank_zero_info(
                     f"An epoch took {seconds:.2f} s, and its first batch came after {waited:.2f} s: the training "
-                    f"loader starts its {loader.num_workers} workers again in each epoch. With "
-                    "DataLoader(..., persistent_workers=True) they are kept, with their copy of the dataset and "
-                    "their random generators."
+                    f"loader, with num_workers={loader.num_workers}, starts its workers again in each epoch. Write "
+                    "DataLoader(..., persistent_workers=True) to keep them, with their copy of the dataset and their "
+                    "random generators."
                 )
 
     def _compare_loaders(self) -> None:
