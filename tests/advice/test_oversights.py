@@ -52,7 +52,9 @@ def test_a_long_start_of_workers_in_each_epoch_is_one_line(
     monkeypatch.setattr("drivetrain.advice.data._LONG_WAIT_S", 0.0)
     batches = DataLoader(data, 8, num_workers=1, persistent_workers=persistent)
     make_trainer(max_epochs=epochs).fit(regression(), batches)
-    found = lines("num_workers=1, starts its workers again in each epoch. Write DataLoader(..., persistent_workers=True)")
+    found = lines(
+        "num_workers=1, starts its workers again in each epoch. Write DataLoader(..., persistent_workers=True)"
+    )
     assert len(found) == count
 
 

@@ -146,7 +146,8 @@ def test_what_asks_for_a_value_in_a_step_waits_once(
 
 def test_an_engine_reads_all_that_it_logs_together() -> None:
     class Rows(list[Any]):
-        log_metrics: Any = lambda self, metrics, step=None: self.append(metrics)  # noqa: E731
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            self.append(metrics)
 
     rows = Rows()
     with FakeAccelerator.recording() as record:
@@ -157,7 +158,9 @@ def test_an_engine_reads_all_that_it_logs_together() -> None:
         before = len(record.syncs)
         engine.log_dict(metrics)
         assert len(record.syncs) - before == 1
-    assert rows == [{"loss": torch.tensor(0.1).item(), "norm": torch.tensor(0.1).double().item(), "samples": 7, "lr": 0.5}]
+    assert rows == [
+        {"loss": torch.tensor(0.1).item(), "norm": torch.tensor(0.1).double().item(), "samples": 7, "lr": 0.5}
+    ]
     assert type(rows[0]["samples"]) is int
 
 

@@ -161,7 +161,8 @@ class ClaimsPinnedMemory(Plain):
         (NeverFrees, {"test_memory_is_counted"}),
         (ClaimsStreams, {"test_streams_and_events_order_work"}),
         pytest.param(
-            ClaimsPinnedMemory, {"test_copies_are_exact_although_their_source_is_freed"},
+            ClaimsPinnedMemory,
+            {"test_copies_are_exact_although_their_source_is_freed"},
             marks=pytest.mark.skipif(torch.accelerator.is_available(), reason="there is pinned memory"),
         ),
         (Clamps, {"test_no_more_devices_than_there_are"}),

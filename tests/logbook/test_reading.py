@@ -13,7 +13,7 @@ from drivetrain.testing import FakeAccelerator
 DEVICE = torch.device("cpu", 0)
 VALUES = [
     torch.tensor(0.1), torch.tensor(0.1, dtype=torch.float64), torch.tensor(0.1, dtype=torch.bfloat16),
-    torch.tensor(1e-7, dtype=torch.float16), torch.tensor(-7), torch.tensor(True), torch.tensor([[3]], dtype=torch.uint8),
+    torch.tensor(1e-7, dtype=torch.float16), torch.tensor(-7), torch.tensor(True), torch.tensor([[3]]).byte(),
     torch.tensor(float("inf")), torch.tensor(2**53 - 1), torch.tensor(0.5, requires_grad=True),
 ]  # fmt: skip
 

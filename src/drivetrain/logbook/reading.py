@@ -15,8 +15,8 @@ def read_together(values: Iterable[Any], has_float64: bool) -> tuple[list[Any], 
     """Return ``values`` with each tensor replaced by the number that ``tensor.item()`` returns, and the number of
     transfers.
 
-    Tensors on one device are read together, as 64-bit floats if their dtypes differ. An integer that such a float cannot
-    represent is read again by itself.
+    Tensors on one device are read together, as 64-bit floats if their dtypes differ. An integer that may not be
+    represented by such a float is read again by itself.
 
     Args:
         values: tensors with one element, and other values, which are returned unchanged.

@@ -106,9 +106,7 @@ class Machine:
 
     # ---- the record ----------------------------------------------------------------------------------------------
 
-    def note_move(
-        self, source: Place, target: Place, tensor: Tensor, blocking: bool, pinned: bool = False
-    ) -> None:
+    def note_move(self, source: Place, target: Place, tensor: Tensor, blocking: bool, pinned: bool = False) -> None:
         """Record that ``tensor`` was moved from ``source`` to ``target``."""
         with torch._C.DisableTorchFunction():
             if tensor.layout is torch.sparse_coo:
@@ -268,7 +266,9 @@ class Machine:
             if ANYWHERE in (target, source):
                 self._common(name, [("", False, one), ("", False, other)])
             elif target != source and not (source is None and (number or name == "fill_")):
-                self.note_move(source, target, other if name == "fill_" else one, blocking, self.places.is_pinned(other))
+                self.note_move(
+                    source, target, other if name == "fill_" else one, blocking, self.places.is_pinned(other)
+                )
         return result
 
     def _note_reads(self, func: Any, name: str, args: tuple[Any, ...], place: Place) -> None:
