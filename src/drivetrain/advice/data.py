@@ -50,9 +50,11 @@ class DataWatch:
     def epoch_closed(self) -> None:
         """Advise persistent workers if the wait for the first batch is a large part of an epoch after the first."""
         self._compare_loaders()
+        if self._workers_advised or self._epochs < 2:
+            return
         run, seconds = self._run, time.perf_counter() - self._epoch_began
         waited = run.loaders.passes().seconds_to_first
-        if self._workers_advised or self._epochs < 2 or waited < max(_LONG_WAIT * seconds, _LONG_WAIT_S):
+        if waited < max(_LONG_WAIT * seconds, _LONG_WAIT_S):
             return
         for loader in parts_of(run.loaders.training()):
             if isinstance(loader, DataLoader) and loader.num_workers and not loader.persistent_workers:
