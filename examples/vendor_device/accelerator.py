@@ -14,6 +14,7 @@ from vendor_device import lab
 class LabAccelerator(Accelerator):
     """lab's devices. The first five methods are required; what else drivetrain may ask is answered by defaults."""
 
+    supports_pinned_memory = True
     supports_streams = True  # claims are tested by drivetrain's conformance suite
 
     @staticmethod

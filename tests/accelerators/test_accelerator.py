@@ -254,6 +254,7 @@ def test_an_author_need_not_declare_anything(xpu: type[Accelerator]) -> None:
     assert accelerator.auto_priority is None
     assert accelerator.supports_float64
     assert accelerator.supports_several_devices
+    assert (accelerator.supports_non_blocking, accelerator.supports_pinned_memory) == (True, False)
     assert not accelerator.device_count_is_limit
     assert accelerator.why_unavailable() == "is_available() says so"
 

@@ -47,6 +47,8 @@ def test_s0_4_s0_5_what_it_says_of_itself(mac: None) -> None:
     assert accelerator.is_available()
     assert accelerator.name == accelerator.autocast_device_type == "mps"
     assert not accelerator.supports_several_devices
+    assert not accelerator.supports_non_blocking  # torch frees the source of a copy before the device has read it
+    assert not accelerator.supports_pinned_memory
     accelerator.setup_device(DEVICE)  # nothing to choose, and torch.mps has no such function
 
 

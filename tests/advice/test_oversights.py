@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,6 +16,47 @@ from drivetrain import Callback, LightningModule, WeightedLoss
 from drivetrain.advice.losses import returns_nothing
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision import HalfPrecision
+from drivetrain.testing import FakeAccelerator
+
+# ---- slow loaders ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def lines(caplog: Any) -> Callable[[str], list[str]]:
+    """The lines of the log that contain a text."""
+    caplog.set_level("INFO", logger="drivetrain")
+    return lambda text: [each.getMessage() for each in caplog.records if text in each.getMessage()]
+
+
+@pytest.mark.parametrize(("workers", "recorded", "count"), [(1, True, 1), (0, True, 0), (1, False, 0)])
+def test_workers_without_pinned_memory_are_one_line(
+    make_trainer: Any, regression: Any, data: Any, lines: Any, workers: int, recorded: bool, count: int
+) -> None:
+    """Without a recording, the simulated device declares no pinned memory."""
+    batches = DataLoader(data, 8, num_workers=workers)
+    with FakeAccelerator.recording() if recorded else nullcontext():
+        make_trainer(accelerator="fake", devices=1, max_epochs=2).fit(regression(), batches)
+    assert len(lines("num_workers=1 and pin_memory=False")) == count
+
+
+@pytest.mark.parametrize(
+    ("epochs", "part", "persistent", "count"),
+    [(4, 0.0, False, 1), (1, 0.0, False, 0), (4, 2.0, False, 0), (4, 0.0, True, 0)],
+    ids=["long", "one-epoch", "short", "persistent"],
+)
+def test_a_long_start_of_workers_in_each_epoch_is_one_line(
+    make_trainer: Any, regression: Any, data: Any, lines: Any, monkeypatch: pytest.MonkeyPatch,
+    epochs: int, part: float, persistent: bool, count: int,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("drivetrain.advice.data._LONG_WAIT", part)
+    monkeypatch.setattr("drivetrain.advice.data._LONG_WAIT_S", 0.0)
+    batches = DataLoader(data, 8, num_workers=1, persistent_workers=persistent)
+    make_trainer(max_epochs=epochs).fit(regression(), batches)
+    found = lines(
+        "num_workers=1, starts its workers again in each epoch. Write DataLoader(..., persistent_workers=True)"
+    )
+    assert len(found) == count
+
 
 # ---- no loss ---------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
 from drivetrain.base.tree import batch_sizes, detach, leaves, map_leaves, move, was_there
+from drivetrain.testing import FakeAccelerator
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
@@ -178,6 +179,15 @@ def test_move_of_a_mixture_moves_only_the_rest() -> None:
     moved = move([there, here], META)
     assert moved[0] is there
     assert moved[1].device == META
+
+
+@pytest.mark.parametrize("device", [torch.device("cpu", 0), "cpu:0"], ids=repr)
+def test_a_copy_to_a_device_does_not_block_and_one_to_the_host_does(device: Any) -> None:
+    """A copy to the host is read at once, and nothing but waiting orders it before that."""
+    with FakeAccelerator.recording() as record:
+        there = move([ones(2), {"x": ones(3)}], device)
+        move(there, CPU)
+    assert [(each.target, each.blocking) for each in record.moves] == [(0, False)] * 2 + [(None, True)] * 2
 
 
 def test_map_leaves_reaches_every_leaf_once() -> None:

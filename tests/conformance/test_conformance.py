@@ -144,6 +144,10 @@ class ClaimsStreams(Plain):
     supports_streams = True
 
 
+class ClaimsPinnedMemory(Plain):
+    supports_pinned_memory = True
+
+
 @pytest.mark.parametrize(
     ("broken", "rows"),
     [
@@ -156,6 +160,11 @@ class ClaimsStreams(Plain):
         (Infinite, {"test_its_figures_are_plain_numbers"}),
         (NeverFrees, {"test_memory_is_counted"}),
         (ClaimsStreams, {"test_streams_and_events_order_work"}),
+        pytest.param(
+            ClaimsPinnedMemory,
+            {"test_copies_are_exact_although_their_source_is_freed"},
+            marks=pytest.mark.skipif(torch.accelerator.is_available(), reason="there is pinned memory"),
+        ),
         (Clamps, {"test_no_more_devices_than_there_are"}),
         (Repeats, {"test_numbers_become_devices"}),
     ],

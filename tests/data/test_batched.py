@@ -38,6 +38,7 @@ from drivetrain.data.batched import reason_for_samples, start_pass
 from drivetrain.data.indices import RecordedIndices
 from drivetrain.data.passes import passes_over
 from drivetrain.data.samplers import share
+from drivetrain.testing import FakeAccelerator
 
 # ---- random loaders --------------------------------------------------------------------------------------------------
 
@@ -207,8 +208,8 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     seen: list[bool] = []
     original = batched._whole
 
-    def fetch(data: Any, indices: Any) -> Any:
-        batch = original(data, indices)
+    def fetch(data: Any, indices: Any, pins: bool) -> Any:
+        batch = original(data, indices, pins)
         seen.append(batch is not None)
         return batch
 
@@ -246,6 +247,21 @@ def test_two_passes_over_200_random_loaders_are_those_of_a_for_loop(start: int, 
             loader._iterator = None
     assert sum(whole) > 100
     assert whole.count(False) > 10
+
+
+def test_batches_in_pinned_memory_are_those_of_a_for_loop(whole: list[bool]) -> None:
+    for seed in range(60):
+        plain, own = make_loader(seed, 0), make_loader(seed, 0)
+        seed_all(seed)
+        expected = trace(plain, iter(plain))
+        seed_all(seed)
+        with FakeAccelerator.recording():
+            assert trace(own, start_pass(own, pins=True)) == expected, seed
+    assert sum(whole) > 30
+    with FakeAccelerator.recording():
+        batches = DataLoader(TensorDataset(IMAGES), 2)
+        assert all(batch[0].is_pinned() for batch in start_pass(batches, pins=True))
+        assert not any(batch[0].is_pinned() for batch in start_pass(batches))
 
 
 def end_of(traces: list[Any]) -> Any:

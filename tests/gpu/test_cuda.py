@@ -75,6 +75,23 @@ def test_a_step_never_waits_for_the_device(tmp_path: Path, precision: Any) -> No
         torch.cuda.set_sync_debug_mode("default")
 
 
+def test_batches_from_pinned_memory_train_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for the device, so the memory of many batches is freed before they are copied."""
+
+    def trained(pins: bool) -> list[Any]:
+        monkeypatch.setattr(CUDAAccelerator, "supports_pinned_memory", pins)
+        torch.manual_seed(1)
+        module, data = Regression(), TensorDataset(torch.randn(4000, 16), torch.randn(4000, 1))
+        trainer = Trainer(
+            accelerator="cuda", devices=1, max_epochs=2, default_root_dir=tmp_path, logger=False,
+            enable_progress_bar=False, enable_checkpointing=False,
+        )  # fmt: skip
+        trainer.fit(module, DataLoader(data, batch_size=8, shuffle=True))
+        return [each.tolist() for each in module.parameters()]
+
+    assert trained(True) == trained(False)
+
+
 def test_an_engine_runs_on_the_device_that_was_chosen() -> None:
     last = torch.cuda.device_count() - 1
     engine = Engine(accelerator="cuda", devices=[last], precision="16-mixed")

@@ -23,8 +23,8 @@ def options(**changes: Any) -> Options:
     return Options(**{**defaults, **changes})
 
 
-def book_in(rule: LogRule, hook: str = "hook") -> Logbook:
-    book = Logbook()
+def book_in(rule: LogRule, hook: str = "hook", sum_dtype: torch.dtype = torch.float64) -> Logbook:
+    book = Logbook(sum_dtype)
     book.start_run()
     book.scope = book.scope_for("train", hook, rule)
     return book
@@ -94,15 +94,17 @@ def test_the_graph_is_kept_only_on_request() -> None:
         assert book.refresh()["x"].requires_grad == enable_graph
 
 
-def test_values_of_one_dtype_are_read_in_one_transfer() -> None:
-    book = book_in(STEP)
+@pytest.mark.parametrize(("sum_dtype", "transfers"), [(torch.float64, 1), (torch.float32, 2)])
+def test_all_values_are_read_in_one_transfer(sum_dtype: torch.dtype, transfers: int) -> None:
+    """On a device without 64-bit floats, each dtype needs one; a plain number needs none."""
+    book = book_in(STEP, sum_dtype=sum_dtype)
     for name in "abc":
         book.open_entry(name, 0, options()).push(torch.ones(()), None)
     book.open_entry("n", 0, options()).push(torch.tensor(3), None)
     book.open_entry("f", 0, options()).push(0.5, None)
     values = {row.name: row.value for row in book.read(book.step_values("train"))}
     assert values == {"a": 1, "b": 1, "c": 1, "n": 3, "f": 0.5}
-    assert book.flushes == 2  # floats together, the integer alone; the plain number needs none
+    assert book.flushes == transfers
 
 
 def test_a_step_value_is_published_once() -> None:

@@ -129,7 +129,7 @@ def test_the_host_waits_only_when_the_log_is_flushed(make_trainer: Any, tmp_path
     assert {(step.optimizer, step.devices) for step in record.steps} == {("AdamW", (0,))}
     in_steps = [sync for sync in record.syncs if 0 < sync.step < 100]
     assert [sync.step for sync in in_steps] == [50]
-    assert "logbook.py" in in_steps[0].through
+    assert "reading.py" in in_steps[0].through
 
 
 def test_a_read_in_the_step_is_counted_in_each(make_trainer: Any) -> None:
@@ -166,7 +166,7 @@ def test_a_scaled_loss_costs_one_read_per_step(make_trainer: Any) -> None:
     in_steps = [sync for sync in record.syncs if "mixed.py" in sync.through]
     assert [sync.what for sync in in_steps] == ["item"] * 20
     others = [sync.through for sync in record.syncs if sync not in in_steps]
-    assert [through for through in others if not ("strategies" in through or "logbook.py" in through)] == []
+    assert [through for through in others if not ("strategies" in through or "reading.py" in through)] == []
 
 
 # ---- faults ----------------------------------------------------------------------------------------------------------

@@ -119,6 +119,16 @@ class Accelerator(ABC):
     supports_streams: bool = False
     """Whether ``torch.Stream`` and ``torch.Event`` exist for the device."""
 
+    supports_non_blocking: bool = True
+    """Whether ``tensor.to(device, non_blocking=True)`` is exact for any tensor on the host, also if the tensor is freed
+    before the copy is done.
+    """
+
+    supports_pinned_memory: bool = False
+    """Whether ``torch.empty(..., pin_memory=True)`` allocates host memory from which the device copies while the host
+    continues, and which torch does not reuse before the copy is done.
+    """
+
     supports_several_devices: bool = True
     """Whether one job may use more than one of them."""
 

@@ -20,6 +20,7 @@ class CUDAAccelerator(TorchDeviceAccelerator):
     _names = ("cuda",)
     type = "cuda"
     auto_priority = 200
+    supports_pinned_memory = True
 
     @classmethod
     def why_unavailable(cls) -> str:

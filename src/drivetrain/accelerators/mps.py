@@ -15,6 +15,7 @@ class MPSAccelerator(TorchDeviceAccelerator):
     auto_priority = 300
     supports_float64 = False
     supports_streams = False
+    supports_non_blocking = False  # https://github.com/pytorch/pytorch/issues/189690: wrong values, no error
     supports_several_devices = False
 
     @classmethod

@@ -1,20 +1,26 @@
-"""Warnings about loaders that seem swapped, ranks that see the same samples, and dropped predictions."""
+"""Warnings about loaders that seem swapped, ranks that see the same samples, and dropped predictions; and advice on
+loaders that make a run slow.
+"""
 
 from __future__ import annotations
 
+import time
 import zlib
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
-from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.tree import leaves
+from drivetrain.data.kept import parts_of
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.run import Run
 
 _COMPARED = 65_536  # number of values of a batch that are compared
+_LONG_WAIT = 0.25  # as a part of an epoch; and in seconds:
+_LONG_WAIT_S = 0.1
 
 
 class DataWatch:
@@ -24,8 +30,43 @@ class DataWatch:
         self._run, self._predictions = run, predictions
         self._loaders_compared = self._samples_compared = False
         self._values_compared: set[str] = set()  # stages
+        self._epoch_began, self._epochs = 0.0, 0
+        self._workers_advised = False
 
     def on_train_start(self) -> None:
+        """Advise pinned memory if the loader's workers yield batches from which copies make the host wait."""
+        run = self._run
+        self._compare_loaders()
+        for loader in parts_of(run.loaders.training()) if run.engine.accelerator.supports_pinned_memory else ():
+            if isinstance(loader, DataLoader) and loader.num_workers and not loader.pin_memory:
+                rank_zero_info(
+                    f"The training loader has num_workers={loader.num_workers} and pin_memory=False, so the host waits "
+                    "in each copy of a batch to the device. Write DataLoader(..., pin_memory=True)."
+                )
+
+    def on_train_epoch_start(self) -> None:
+        self._epoch_began, self._epochs = time.perf_counter(), self._epochs + 1
+
+    def epoch_closed(self) -> None:
+        """Advise persistent workers if the wait for the first batch is a large part of an epoch after the first."""
+        self._compare_loaders()
+        if self._workers_advised or self._epochs < 2:
+            return
+        run, seconds = self._run, time.perf_counter() - self._epoch_began
+        waited = run.loaders.passes().seconds_to_first
+        if waited < max(_LONG_WAIT * seconds, _LONG_WAIT_S):
+            return
+        for loader in parts_of(run.loaders.training()):
+            if isinstance(loader, DataLoader) and loader.num_workers and not loader.persistent_workers:
+                self._workers_advised = True
+                rank_zero_info(
+                    f"An epoch took {seconds:.2f} s, and its first batch came after {waited:.2f} s: the training "
+                    f"loader, with num_workers={loader.num_workers}, starts its workers again in each epoch. Write "
+                    "DataLoader(..., persistent_workers=True) to keep them, with their copy of the dataset and their "
+                    "random generators."
+                )
+
+    def _compare_loaders(self) -> None:
         """Warn if the validation loader shuffles and the training loader does not.
 
         The check runs when the validation loaders exist: at the start, or after the first validation.
@@ -41,8 +82,6 @@ class DataWatch:
                 "The validation loader shuffles, and the training loader does not. If they were swapped, write "
                 "trainer.fit(model, train_loader, val_loader)."
             )
-
-    epoch_closed = on_train_start
 
     def before_validation(self) -> None:
         """Warn if the ranks have trained on the same batch; all ranks call it, once per fit."""

@@ -16,6 +16,12 @@ import torch
 from torch import Tensor
 
 _NUMBERS = frozenset({int, float, bool, str, type(None)})
+_HOST = torch.device("cpu")
+
+BLOCKING: set[str] = set()
+"""The types of devices to which a copy must be complete before the host continues, because torch does not keep the
+source of a non-blocking copy alive. An Engine adds the type of a device whose accelerator declares that.
+"""
 
 
 @runtime_checkable
@@ -55,9 +61,10 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
 def move(batch: Any, device: torch.device) -> Any:
     """Return ``batch`` with every leaf on ``device``.
 
-    Tensors are copied without blocking the host: on a device with streams the copy is ordered before the step's later
-    operations. A leaf that is already there is returned unchanged. A flat list or tuple of tensors, the usual batch, is
-    handled without recursion.
+    Tensors are copied to a device without blocking the host: on a device with streams the copy is ordered before the
+    step's later operations. A copy to the host, or to a device of a type in :data:`BLOCKING`, is complete when this
+    function returns: nothing would order it before the host's next read or write. A leaf that is already there is
+    returned unchanged. A flat list or tuple of tensors, the usual batch, is handled without recursion.
     """
     kind = type(batch)
     if kind is list or kind is tuple:
@@ -66,12 +73,14 @@ def move(batch: Any, device: torch.device) -> Any:
                 break
         else:
             return batch  # nothing was moved: return the same object, as in a hand-written loop
-    return map_leaves(lambda leaf: _move_leaf(leaf, device), batch)
+    target = torch.device(device)  # a program may pass a name
+    non_blocking = target != _HOST and target.type not in BLOCKING
+    return map_leaves(lambda leaf: _move_leaf(leaf, device, non_blocking), batch)
 
 
-def _move_leaf(leaf: Any, device: torch.device) -> Any:
+def _move_leaf(leaf: Any, device: torch.device, non_blocking: bool) -> Any:
     if isinstance(leaf, Tensor):
-        return leaf if leaf.device == device else leaf.to(device, non_blocking=True)
+        return leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking)
     if isinstance(leaf, Movable) and not isinstance(leaf, type):
         moved = leaf.to(device)
         return leaf if moved is None else moved

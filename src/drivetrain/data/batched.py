@@ -7,6 +7,9 @@ equals the stacked samples in values, dtype, strides and type. All other loaders
 torch; so is any single batch with indices that are not plain integers or are out of range, or with a tensor that is not
 dense and contiguous in host memory.
 
+Without workers, a batch for a device that copies from pinned memory is written into pinned memory at once, so that its
+copy does not make the host wait. A copy into pinned memory afterwards would cost the host more than it saves.
+
 The user's loader and data set do not change. A copy of the loader is iterated; it shares the samplers and the
 generator, so the same random numbers are drawn.
 """
@@ -30,12 +33,16 @@ from drivetrain.data.resample import replaced
 L = TypeVar("L")
 
 
-def start_pass(loader: Any) -> Iterator[Any]:
+def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
     """Start a pass over any loader: ``iter(loader)``, with batches fetched as a whole if possible.
 
     Persistent workers belong to the user's loader, as they do after ``iter(loader)``.
+
+    Args:
+        loader: the loader.
+        pins: whether the batches are for a device that copies from pinned memory.
     """
-    source = batched(loader)
+    source = batched(loader, pins)
     if source is loader:
         started: Iterator[Any] = iter(loader)
         return started
@@ -45,11 +52,14 @@ def start_pass(loader: Any) -> Iterator[Any]:
     return iterator
 
 
-def batched(loader: L) -> L:
-    """Return a copy of ``loader`` that fetches each batch as a whole, or ``loader`` itself if that is not possible."""
+def batched(loader: L, pins: bool = False) -> L:
+    """Return a copy of ``loader`` that fetches each batch as a whole, or ``loader`` itself if that is not possible.
+
+    ``pins``: batches that are fetched in this process are in pinned memory.
+    """
     if not isinstance(loader, DataLoader) or reason_for_samples(loader) is not None:
         return loader
-    fetch = _Fetch(loader.dataset)
+    fetch = _Fetch(loader.dataset, pins and loader.num_workers == 0)
     changes: dict[str, Any] = {"dataset": fetch, "collate_fn": fetch.collate}
     if loader.worker_init_fn is not None:
         changes["worker_init_fn"] = _SeesDataset(loader.worker_init_fn, fetch)
@@ -93,15 +103,16 @@ class _Fetch:
     A DataLoader calls ``collate(dataset.__getitems__(indices))``.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, pins: bool) -> None:
         self.dataset = dataset
+        self._pins = pins
 
     def __getitems__(self, indices: Any) -> Any:
         return indices
 
     def collate(self, indices: Any) -> Any:
         """Return the batch of the samples ``indices``."""
-        batch = _whole(self.dataset, indices)
+        batch = _whole(self.dataset, indices, self._pins)
         if batch is not None:
             return batch
         several = getattr(self.dataset, "__getitems__", None)
@@ -119,7 +130,7 @@ class _SeesDataset:
         self._user(worker_id)
 
 
-def _whole(data: Any, indices: Any) -> Any:
+def _whole(data: Any, indices: Any, pins: bool) -> Any:
     """Return the batch, or ``None`` if its samples must be fetched one by one."""
     if type(indices) is not list:
         return None
@@ -139,7 +150,8 @@ def _whole(data: Any, indices: Any) -> Any:
         if tensors is None or set(map(type, indices)) != _INTEGERS or not all(map(_is_plain, tensors)):
             return None
         positions = torch.frombuffer(array("q", indices), dtype=torch.int64)
-        parts = [tensor.index_select(0, positions) for tensor in tensors]
+        parts = [torch.index_select(tensor, 0, positions, out=_pinned_rows(tensor, len(indices)) if pins else None)
+                 for tensor in tensors]  # fmt: skip
     # an index is negative or out of range, or torch has no such kernel
     except (IndexError, OverflowError, NotImplementedError):
         return None
@@ -148,6 +160,11 @@ def _whole(data: Any, indices: Any) -> Any:
     if type(data) is StackDataset and type(data.datasets) is dict:
         return dict(zip(data.datasets, parts, strict=True))
     return parts
+
+
+def _pinned_rows(tensor: Tensor, count: int) -> Tensor:
+    """Return pinned memory for ``count`` rows of ``tensor``."""
+    return torch.empty((count, *tensor.shape[1:]), dtype=tensor.dtype, device=tensor.device, pin_memory=True)
 
 
 def _tensors(data: Any) -> Any:

@@ -109,6 +109,7 @@ def feed(
     ahead: bool,
     resumed: Resumed | None = None,
     started: Iterator[Any] | None = None,
+    pins: bool = False,
 ) -> Iterator[tuple[Any, bool]]:
     """Yield ``(batch, is_last)``.
 
@@ -125,9 +126,10 @@ def feed(
         ahead: the result of :func:`fetches_ahead`.
         resumed: the position of a resumed pass, whose iterator exists already.
         started: the iterator over ``batches``, if it was created early.
+        pins: as for :func:`drivetrain.data.batched.start_pass`.
     """
     done = 0 if resumed is None else resumed.done
-    items = without_restart(start_pass(batches)) if started is None else started
+    items = without_restart(start_pass(batches, pins)) if started is None else started
     if isinstance(batches, CombinedLoader) and started is None:
         items = (item[0] for item in items)
     source = islice(items, None if num_batches == float("inf") else max(int(num_batches) - done, 0))

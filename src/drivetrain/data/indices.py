@@ -29,10 +29,12 @@ class RecordedIndices:
     Args:
         loader: a DataLoader over a map-style dataset; for any other loader the lists of indices are empty. A
             CombinedLoader yields its batches without their indices.
+        pins: as for :func:`drivetrain.data.batched.start_pass`.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, pins: bool = False) -> None:
         self.loader = loader
+        self._pins = pins
         self._given: deque[list[Any]] = deque()
         self._recorder: _Recorder | None = None
         self._source = loader
@@ -47,7 +49,7 @@ class RecordedIndices:
 
     def __iter__(self) -> Iterator[Any]:
         self._given.clear()
-        for batch in start_pass(self._source):
+        for batch in start_pass(self._source, self._pins):
             if self._recorder is None:
                 self._given.append([])
             elif self._recorder.drawn:

@@ -50,9 +50,12 @@ class Passes:
         fetches_here: whether fetching a batch may draw from this process's random generators.
         flight: the position before the batch that is fetched ahead; ``None`` if no batch is.
         can_repeat: whether :meth:`last_batch` works.
+        seconds_to_first: how long the pass waited for its first batch, which includes the start of workers; 0 without
+            workers, or if it was not measured.
     """
 
     can_repeat = True
+    seconds_to_first = 0.0
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader

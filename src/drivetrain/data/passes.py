@@ -22,15 +22,15 @@ from drivetrain.errors import CheckpointError
 _INF = float("inf")
 
 
-def passes_over(loader: Any) -> Passes | CombinedPasses:
-    """Return the passes over a training loader."""
-    return CombinedPasses(loader) if isinstance(loader, CombinedLoader) else _passes_over_one(loader)
+def passes_over(loader: Any, pins: bool = False) -> Passes | CombinedPasses:
+    """Return the passes over a training loader; ``pins`` as for :func:`drivetrain.data.batched.start_pass`."""
+    return CombinedPasses(loader, pins) if isinstance(loader, CombinedLoader) else _passes_over_one(loader, pins)
 
 
-def _passes_over_one(loader: Any) -> Passes:
+def _passes_over_one(loader: Any, pins: bool) -> Passes:
     if is_stateful(loader):
         return StatefulPasses(loader)
-    return SampledPasses(loader) if draws_samples(loader) else Passes(loader)
+    return SampledPasses(loader, pins) if draws_samples(loader) else Passes(loader)
 
 
 def is_replayed(loader: Any) -> bool:
@@ -45,10 +45,10 @@ class CombinedPasses:
     batches without indices.
     """
 
-    def __init__(self, loader: CombinedLoader) -> None:
+    def __init__(self, loader: CombinedLoader, pins: bool = False) -> None:
         self.loader = loader
         self.flight: Position | None = None
-        self._parts = [_passes_over_one(part) for part in loader.flattened]
+        self._parts = [_passes_over_one(part, pins) for part in loader.flattened]
         self._combined = copy.copy(loader)
         self._combined.flattened = self._parts
         self._combined.limits = None
@@ -57,6 +57,7 @@ class CombinedPasses:
         self._limit_parts()
 
     can_repeat = False  # one of the loaders may have restarted since the last batch
+    seconds_to_first = 0.0  # not measured
 
     def last_batch(self, position: Position) -> Any:
         raise NotImplementedError  # see can_repeat

@@ -13,6 +13,7 @@ workers' states, and discarded. A run that resumes between the two passes lets i
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -35,10 +36,10 @@ class SampledPasses(Passes):
     The loader does not change; a copy is iterated that shares its dataset, its samplers and its generator.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, pins: bool = False) -> None:
         super().__init__(loader)
         self._persists = bool(loader.persistent_workers)
-        source = batched(loader)
+        source = batched(loader, pins)
         place = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._draws = _Draws(getattr(loader, place), self._generators)
         changes: dict[str, Any] = {place: self._draws}
@@ -50,6 +51,7 @@ class SampledPasses(Passes):
         # worker -> its states after its last batch but one, and after its last batch
         self._states: dict[int, tuple[Any, Any]] = {}
         self._running: Iterator[Any] | None = None  # the loader's own iterator of this pass
+        self._begun_at = 0.0  # when it was created
         self._carries_over = False  # whether the next workers start with the states in a checkpoint
 
     def close(self) -> None:
@@ -81,6 +83,7 @@ class SampledPasses(Passes):
         self._states = {w: (last, last) for w, (_, last) in self._states.items()} if self._persists else {}
         if self._carries_over:
             self._draws.started = self._before
+        self._begun_at = time.perf_counter()
         self._running = iter(self._source)
         if self._seeds is not None and self._carries_over:
             self._carries_over, self._draws.started, self._seeds.states = False, None, {}
@@ -93,6 +96,8 @@ class SampledPasses(Passes):
 
     def _count_carried(self, source: Iterator[Any]) -> Iterator[Any]:
         for batch, carried in source:
+            if not self._given:
+                self.seconds_to_first = time.perf_counter() - self._begun_at
             self._keep(carried)
             self._given += 1
             yield batch

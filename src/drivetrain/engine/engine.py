@@ -22,6 +22,7 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import has_data_loader
 from drivetrain.data.feed import make_room_for_sockets, seed_workers
 from drivetrain.engine.parts import (
+    bind_device,
     check_pair,
     check_parts,
     for_engine,
@@ -35,6 +36,7 @@ from drivetrain.engine.ranks import view
 from drivetrain.engine.state_files import StateFiles
 from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, unwrapped
 from drivetrain.errors import ConfigurationError, MissingAttributeError, WrongTypeError, arguments_checked, described
+from drivetrain.logbook.reading import read_together
 from drivetrain.plan import Plan, resolve
 from drivetrain.precision.precision import Precision
 from drivetrain.settings import PrecisionName, Settings, StrategyName, documents_arguments
@@ -124,8 +126,7 @@ class Engine(StateFiles):
         self.strategy.parallel_devices = plan.devices
         self.strategy.set_ranks(plan.environment, plan.num_nodes)
         self.strategy.precision_plugin = plan.precision
-        plan.accelerator.first_device = plan.devices[0]
-        plan.precision.device_type = plan.accelerator.autocast_device_type
+        bind_device(plan)
         if plan.checkpoint_io is not None:
             self.strategy.checkpoint_io = plan.checkpoint_io
         self.strategy.layer_sync = plan.layer_sync
@@ -298,7 +299,8 @@ class Engine(StateFiles):
         if use_distributed_sampler:
             loaders = tuple(familiar.share(self.strategy, loader, pads=True) for loader in loaders)
         loaders = tuple(self._verbs.process(loader) for loader in loaders)
-        wrapped = [EngineLoader(loader, self.device if move_to_device else None, self._verbs) for loader in loaders]
+        device, pins = self.device if move_to_device else None, self.accelerator.supports_pinned_memory
+        wrapped = [EngineLoader(loader, device, self._verbs, pins) for loader in loaders]
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
 
     def bind_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Iterable[Any]) -> None:
@@ -471,11 +473,11 @@ class Engine(StateFiles):
         self.log_dict({name: value}, step)
 
     def log_dict(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers with every logger, at ``step``. Tensors are read from the device immediately."""
+        """Log numbers with every logger, at ``step``. Tensors are read from the device immediately, all together."""
         if self.loggers and self.is_global_zero:
-            numbers = {name: value.item() if isinstance(value, Tensor) else value for name, value in metrics.items()}
+            numbers, _ = read_together(metrics.values(), self.accelerator.supports_float64)
             for logger in self.loggers:
-                logger.log_metrics(metrics=numbers, step=step)
+                logger.log_metrics(metrics=dict(zip(metrics, numbers, strict=True)), step=step)
 
     @staticmethod
     def seed_everything(seed: int | None = None, workers: bool | None = None, verbose: bool = True) -> int:

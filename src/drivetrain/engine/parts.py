@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from drivetrain.base.introspect import is_own_class
 from drivetrain.base.rank_zero import rank_zero_warn, tell_rank
 from drivetrain.base.registry import check_part, load
+from drivetrain.base.tree import BLOCKING
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers.launcher import Launcher, LauncherRegistry, in_notebook
 from drivetrain.plan import Plan
@@ -88,6 +89,15 @@ def strategy_of(plan: Plan) -> Strategy:
     strategy = plan.strategy.build()
     strategy.own_parts.accelerator, strategy.own_parts.precision = plan.accelerator, plan.precision
     return strategy
+
+
+def bind_device(plan: Plan) -> None:
+    """Pass the plan's device to its accelerator and precision, and record how tensors may be copied to its type."""
+    accelerator = plan.accelerator
+    accelerator.first_device = plan.devices[0]
+    plan.precision.device_type = accelerator.autocast_device_type
+    if not accelerator.supports_non_blocking:
+        BLOCKING.add(accelerator.first_device.type)
 
 
 def launcher_of(plan: Plan) -> Launcher:

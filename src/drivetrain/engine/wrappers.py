@@ -361,22 +361,28 @@ class EngineLoader:
         loader: a DataLoader, or any re-iterable object.
         device: the target of batches; ``None`` does not move them.
         mover: may provide another function that moves batches, at the start of each pass.
+        pins: whether the device copies from pinned memory in the background.
     """
 
-    def __init__(self, loader: Iterable[Any], device: torch.device | None, mover: Mover | None = None) -> None:
+    def __init__(
+        self, loader: Iterable[Any], device: torch.device | None, mover: Mover | None = None, pins: bool = False
+    ) -> None:
         self._loader = loader
         self._device = device
         self._mover = mover
+        self._pins = pins
         self._passes = 0
         log_fetching(loader)
 
     def __iter__(self) -> Iterator[Any]:
         set_epoch(self._loader, self._passes)
         self._passes += 1
-        device, batches = self._device, without_restart(start_pass(self._loader))
+        device, own = self._device, None if self._mover is None else self._mover.batch_to_device
+        # nobody else may see a batch on the host while the device copies it
+        batches = without_restart(start_pass(self._loader, self._pins and device is not None and own is None))
         if device is None:
             return batches
-        if self._mover is not None and (own := self._mover.batch_to_device) is not None:
+        if own is not None:
             return (own(batch, device) for batch in batches)
         for first in batches:
             moved = move(first, device)
@@ -404,7 +410,7 @@ class EngineLoader:
         return len(self._loader)  # type: ignore[arg-type]  # without a length, that is the error to see
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_loader", "_device", "_mover", "_passes"):
+        if name in ("_loader", "_device", "_mover", "_pins", "_passes"):
             raise AttributeError(name)  # missing while this object is being copied
         return getattr(self._loader, name)
 

@@ -1,8 +1,8 @@
 """Logged values: stored where they were computed, and read once per flush.
 
 ``self.log`` only stores the detached value: it makes no transfer and builds no string. Numbers reach the host when the
-book is *flushed* (every ``log_every_n_steps`` optimizer steps and at the end of an epoch): all values of one device and
-dtype are stacked for one transfer.
+book is *flushed* (every ``log_every_n_steps`` optimizer steps and at the end of an epoch): all values of one device are
+stacked for one transfer.
 
 [Note: when a value is copied]
 A tensor that outlives the step, a buffer, a parameter or a view of one, is copied when it is logged, because later code
@@ -32,6 +32,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import batch_sizes
 from drivetrain.errors import LoggingError, LogNameError
 from drivetrain.logbook.entry import Entry, Logged, LogRule, Options, Value, check_arguments, check_same
+from drivetrain.logbook.reading import read_together
 
 
 class Row(NamedTuple):
@@ -317,20 +318,9 @@ class Logbook:
         ]
 
     def read(self, rows: list[Row]) -> list[Row]:
-        """Return ``rows`` as plain floats, with one transfer for each device and dtype, and show them in the bar."""
-        values: list[Any] = [row.value for row in rows]
-        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        for position, value in enumerate(values):
-            if isinstance(value, Tensor):
-                groups.setdefault((value.device, value.dtype), []).append(position)
-        for positions in groups.values():
-            self.flushes += 1
-            if len(positions) == 1:
-                values[positions[0]] = values[positions[0]].item()
-                continue
-            numbers = torch.stack([values[position].detach() for position in positions]).tolist()
-            for position, number in zip(positions, numbers, strict=True):
-                values[position] = number
+        """Return ``rows`` as plain floats, with one transfer for each device, and show them in the bar."""
+        values, transfers = read_together([row.value for row in rows], self.sum_dtype is torch.float64)
+        self.flushes += transfers
         read = [Row(row.name, float(value), row.entry) for row, value in zip(rows, values, strict=True)]
         if shown := {row.name: row.value for row in read if row.entry.to_bar}:
             # a new dictionary, because a thread may be reading the old one

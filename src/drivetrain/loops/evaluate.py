@@ -104,8 +104,8 @@ class _StepValues(Sink):
 class _Outputs(Sink):
     """The outputs of prediction steps, moved to host memory, and their samples' indices if a callback needs them."""
 
-    def __init__(self, predictions: Predictions, loader: Any) -> None:
-        self._recorded = RecordedIndices(loader) if predictions.records else None
+    def __init__(self, predictions: Predictions, loader: Any, pins: bool) -> None:
+        self._recorded = RecordedIndices(loader, pins) if predictions.records else None
         super().__init__(loader if self._recorded is None else self._recorded)
         self._keeps = predictions.keeps
         self._outputs: list[Any] = []
@@ -297,10 +297,13 @@ def _evaluate_loader(
     scope = hooks.scope(f"{word}_step", index)
     sink = Sink(source.loader)
     if predictions is not None:
-        sink = _Outputs(predictions, source.loader)
+        sink = _Outputs(predictions, source.loader, run.loaders.pins)
     elif stage != "sanity_check":
         sink = _StepValues(run, group, source.loader, dataloader_idx)
-    batches = feed(sink.loader, source.num_batches, None if transfer else move, source.ahead, started=source.started)
+    to_device = None if transfer else move
+    batches = feed(
+        sink.loader, source.num_batches, to_device, source.ahead, started=source.started, pins=run.loaders.pins
+    )
     source.started = None
     uneven = None
     if run.window.gather is not None:

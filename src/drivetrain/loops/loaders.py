@@ -193,6 +193,7 @@ class Loaders:
         made_in: for each stage, the epoch in which its loaders were created.
         makes_training: the hook that creates the training loader is running.
         tried: the stages whose loaders were iterated during set-up: see the switch ``early_iterators``.
+        pins: as for :func:`drivetrain.data.batched.start_pass`.
     """
 
     module: Any
@@ -210,6 +211,7 @@ class Loaders:
     made_in: dict[str, int] = field(default_factory=dict, init=False)
     makes_training: bool = field(default=False, init=False)
     tried: set[str] = field(default_factory=set, init=False)
+    pins: bool = field(default=False, init=False)
     _made_before: dict[str, int] = field(default_factory=dict, init=False)  # made_in of the checkpoint's run
     _nested: dict[str, Any] = field(default_factory=dict, init=False)
     # the lengths of the training loader on every rank
@@ -284,7 +286,7 @@ class Loaders:
     def passes(self) -> Passes | CombinedPasses:
         """The passes over the training loader."""
         if self.made_passes is None:
-            self.made_passes = passes_over(self.training())
+            self.made_passes = passes_over(self.training(), self.pins)
         return self.made_passes
 
     def division(self) -> dict[str, int | None]:

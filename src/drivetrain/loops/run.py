@@ -230,6 +230,10 @@ class Run:
     splitter: Any = None
     graphs: Any = None
 
+    def __post_init__(self) -> None:
+        # A transfer hook sees the batch on the host, and may write into it while the device still copies it.
+        self.loaders.pins = self.transfer[1] is None and self.engine.accelerator.supports_pinned_memory
+
     def mark_stale(self) -> None:
         """A part of the run was changed: the loop binds again at the next batch."""
         self.stale = True

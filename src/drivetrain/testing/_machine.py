@@ -96,26 +96,33 @@ class Machine:
             copied = tensor.clone()
         finally:
             self._landing.pop()
-        self.note_move(source, target, copied, blocking)
+        self.note_move(source, target, copied, blocking, self.is_pinned(tensor))
         return copied
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Return whether ``tensor`` is in pinned memory of the host."""
+        with torch._C.DisableTorchFunction():
+            return self.places.is_pinned(tensor)
 
     # ---- the record ----------------------------------------------------------------------------------------------
 
-    def note_move(self, source: Place, target: Place, tensor: Tensor, blocking: bool) -> None:
+    def note_move(self, source: Place, target: Place, tensor: Tensor, blocking: bool, pinned: bool = False) -> None:
         """Record that ``tensor`` was moved from ``source`` to ``target``."""
         with torch._C.DisableTorchFunction():
             if tensor.layout is torch.sparse_coo:
                 tensor = tensor._values()
             size = tensor.numel() * tensor.element_size()
-        self.note_bytes(source, target, size, blocking)
+        self.note_bytes(source, target, size, blocking, pinned=pinned)
 
-    def note_bytes(self, source: Place, target: Place, size: int, blocking: bool, what: str | None = None) -> None:
+    def note_bytes(
+        self, source: Place, target: Place, size: int, blocking: bool, what: str | None = None, pinned: bool = False
+    ) -> None:
         """Record a move of bytes that are not a tensor."""
         if self._hushed:
             return
         line, through = _asked_at()
         step = len(self.record.steps)
-        self.record.moves.append(Move(step, line, through, source, target, size, blocking))
+        self.record.moves.append(Move(step, line, through, source, target, size, blocking, pinned))
         if blocking and (source is None or target is None):
             device = source if source is not None else target
             assert device is not None  # a move has at least one device as source or target
@@ -259,7 +266,9 @@ class Machine:
             if ANYWHERE in (target, source):
                 self._common(name, [("", False, one), ("", False, other)])
             elif target != source and not (source is None and (number or name == "fill_")):
-                self.note_move(source, target, other if name == "fill_" else one, blocking)
+                self.note_move(
+                    source, target, other if name == "fill_" else one, blocking, self.places.is_pinned(other)
+                )
         return result
 
     def _note_reads(self, func: Any, name: str, args: tuple[Any, ...], place: Place) -> None:

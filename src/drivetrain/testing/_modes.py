@@ -96,6 +96,22 @@ def _get_device(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) 
     return number if place is None else place
 
 
+def _empty(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """Handle ``torch.empty``, which may allocate pinned memory: without a device, torch has none."""
+    pins = kwargs.get("pin_memory", False)
+    made: Tensor = func(*args, **{**kwargs, "pin_memory": False} if pins else kwargs)
+    return machine.places.pin(made) if pins else made
+
+
+def _pin_memory(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    tensor: Tensor = args[0]
+    return tensor if machine.is_pinned(tensor) else machine.places.pin(tensor.clone())
+
+
+def _is_pinned(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    return machine.is_pinned(args[0])
+
+
 def _from_data(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
     """Handle ``torch.tensor`` and similar functions: create on the host, then move, as torch does."""
     kwargs = dict(kwargs)
@@ -185,6 +201,9 @@ _HANDLERS: dict[Any, Callable[[Machine, Any, Any, dict[str, Any]], Any]] = {
     torch.Tensor.device.__get__: _device,
     torch.Tensor.get_device: _get_device,
     torch.Tensor.new_tensor: _from_data,
+    torch.empty: _empty,
+    torch.Tensor.pin_memory: _pin_memory,
+    torch.Tensor.is_pinned: _is_pinned,
     torch.tensor: _from_data,
     torch.as_tensor: _from_data,
     torch.asarray: _from_data,

@@ -45,6 +45,7 @@ class Places:
         self.alive = [0] * count
         self.peak = [0] * count
         self._held: dict[int, _Held] = {}
+        self._pinned: dict[int, weakref.ref[Any]] = {}
 
     def check(self, device: int | torch.device) -> int:
         """Return the number of ``device``.
@@ -82,6 +83,19 @@ class Places:
             held.place, held.bytes = place, size
             self._count(place, size)
         self.measure(storage)
+
+    def pin(self, tensor: Tensor) -> Tensor:
+        """Record that ``tensor`` is in pinned memory of the host; return it."""
+        storage = storage_of(tensor)
+        if storage is not None:
+            key = storage._cdata
+            self._pinned[key] = weakref.ref(storage, lambda _: self._pinned.pop(key))
+        return tensor
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        """Return whether ``tensor`` is in pinned memory of the host."""
+        storage = storage_of(tensor)
+        return storage is not None and storage._cdata in self._pinned
 
     def measure(self, storage: Any) -> None:
         """Record the size of ``storage`` again: an operation may have resized it."""

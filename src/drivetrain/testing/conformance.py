@@ -163,6 +163,18 @@ class AcceleratorConformance:
         strided = torch.arange(6.0).reshape(2, 3).t()
         assert torch.equal(move(strided, device).cpu(), strided)
 
+    def test_copies_are_exact_although_their_source_is_freed(self) -> None:
+        """Batches arrive unchanged although the memory of each is freed as soon as its copy was requested."""
+        accelerator, device = self.accelerator(), self.device
+        for pins in sorted({False, accelerator.supports_pinned_memory}):
+            there: list[Tensor] = []
+            for number in range(32):
+                batch = torch.empty(2**16, pin_memory=pins).fill_(number)
+                assert batch.is_pinned() == pins
+                there.append(batch.to(device, non_blocking=accelerator.supports_non_blocking))
+                del batch
+            assert all(bool((each.cpu() == number).all()) for number, each in enumerate(there))
+
     def test_random_state_is_saved_and_restored(self) -> None:
         """A checkpoint's random states restore the device's draws."""
         device = self.device

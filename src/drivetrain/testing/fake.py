@@ -48,6 +48,11 @@ class FakeAccelerator(Accelerator):
 
     device_count_is_limit = True
 
+    @property
+    def supports_pinned_memory(self) -> bool:  # type: ignore[override]
+        """Whether there is pinned memory: only a recording simulates it."""
+        return _machine is not None
+
     @staticmethod
     def parse_devices(devices: Any) -> list[int]:
         """n: the first n; -1: all; ``[i, j]`` or ``"i,j"``: those; a string of digits is a count.

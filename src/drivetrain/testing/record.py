@@ -33,12 +33,15 @@ class Move(Event):
         source, target: a device's number, or ``None`` for the host.
         bytes: the number of bytes.
         blocking: whether the program had to wait for it; always false between two devices.
+        pinned: whether it was copied from pinned memory of the host. On hardware, a copy from other memory of the host
+            waits until the host has copied it into such memory, also with ``non_blocking``.
     """
 
     source: Place
     target: Place
     bytes: int
     blocking: bool
+    pinned: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 from vendor_device import LabAccelerator
 
 from drivetrain import Callback, LightningModule
 from drivetrain.accelerators import Accelerator
+from drivetrain.base.tree import move
 
 lab: Any = torch.lab  # type: ignore[attr-defined]
 PRECISIONS = ["32-true", "bf16-mixed", "16-mixed"]
@@ -160,6 +161,53 @@ def test_nothing_waits_between_two_flushes(make_trainer: Any, precision: str) ->
     assert [(index, count) for index, count in enumerate(waits(1)) if count] == [
         (index, 1) for index in range(1, 19, 2)
     ]
+
+
+class Own(Dataset[Any]):
+    """A data set of the user's: its samples are fetched one by one."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.data[index]
+
+
+@pytest.mark.parametrize(
+    ("own", "options", "pinned"),
+    [(False, {}, True), (False, {"shuffle": True}, True), (True, {}, False), (True, {"pin_memory": True}, True),
+     (True, {"pin_memory": True, "num_workers": 1}, True), (False, {"num_workers": 1}, False)],
+)  # fmt: skip
+def test_batches_in_pinned_memory(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch, own: bool, options: Any, pinned: bool
+) -> None:
+    found: list[bool] = []
+
+    def watched(batch: Any, device: Any) -> Any:
+        found.append(all(each.is_pinned() for each in batch))
+        return move(batch, device)
+
+    def trained(accelerator: Any) -> Tensor:
+        batches = loader()
+        data = Own(batches.dataset) if own else batches.dataset
+        here = {} if accelerator == "cpu" else options  # torch pins for lab, even if the Trainer is on the host
+        torch.manual_seed(4)
+        net = Net()
+        make_trainer(accelerator=accelerator, devices=1).fit(
+            net, DataLoader(data, batch_size=8, **{"shuffle": options.get("shuffle", False), **here})
+        )
+        return losses(net)
+
+    expected = trained("cpu")
+    monkeypatch.setattr("drivetrain.module.hooks.move", watched)
+    lab.reset_counters()
+    values = trained(LabAccelerator())
+    assert found == [pinned] * 5
+    assert lab.counters()["to_device_async"] >= 10
+    torch.testing.assert_close(values, expected, rtol=1e-6, atol=1e-6)
 
 
 # ---- stop and resume -----------------------------------------------------------------------------------------------
