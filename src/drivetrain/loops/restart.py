@@ -53,7 +53,8 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
 
     Returns:
         ``progress``, the counters; ``rng``, the random state; ``data``, this rank's position in the training loader or
-        ``None``; ``samples``, how many samples of the epoch all ranks together have done, or ``None``;
+        ``None``; ``samples``, how many samples of the epoch all ranks together have done, or batches of a user's own
+        batch sampler, or ``None``;
         ``order``, as :func:`drivetrain.data.samplers.order_of` returns it;
         ``data_ranks``, how many ranks share out one order of samples, or ``None`` if each has its own loader;
         ``divided_from``, if the epoch was resumed with batches of another size: how many samples those had;
@@ -217,6 +218,14 @@ def samples_done(run: Run, data: State | None) -> int | None:
 
     passes = run.loaders.made_passes
     return None if passes is None or data is None or "given" not in data else samples_in(passes.loader, data["given"])
+
+
+def counted(state: Mapping[str, Any]) -> str:
+    """Return the position in the epoch of a result of :func:`capture`, such as "30 samples"; "" if it is unknown."""
+    if state.get("samples") is None:
+        return ""
+    own_batches = ((state.get("order") or {}).get("options") or {}).get("batch_sampler")
+    return f"{state['samples']} {'batches' if own_batches else 'samples'}"
 
 
 def states_now(run: Run, modules: Sequence[nn.Module] | None = None) -> State:

@@ -23,7 +23,7 @@ from drivetrain.loops.loaders import rank_batches
 from drivetrain.loops.metrics import metrics_in, set_states
 from drivetrain.loops.pieces import exchanges_always
 from drivetrain.loops.progress import Phase
-from drivetrain.loops.restart import samples_done, states_now, validation_start
+from drivetrain.loops.restart import counted, samples_done, states_now, validation_start
 from drivetrain.loops.restart_checks import check_position
 from drivetrain.loops.run import Run
 from drivetrain.module.hooks import LOG_RULES
@@ -228,8 +228,8 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
     if samples_in(loader, batches) != saved:
         batches = loaders.divide_from(saved)
     rank_zero_info(
-        f"The checkpoint was saved after {saved} samples of an epoch, in {progress.batches_done} batches. They count "
-        f"as {batches} batches of this {type(loader).__name__}, and training continues with the next sample."
+        f"The checkpoint was saved after {counted(state)} of an epoch, in {progress.batches_done} batches. They count "
+        f"as {batches} batches of this {type(loader).__name__}, and training continues with the next one."
         + (" In the unfinished window, each batch counts alike." if run.window.batches_done else "")
         + (" Random numbers that its workers draw are others." if data.get("workers") else "")
     )

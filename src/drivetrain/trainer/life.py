@@ -16,6 +16,7 @@ from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.loops.evaluate import Stage, evaluate, predict
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import TrainerFn, TrainerStatus
+from drivetrain.loops.restart import counted
 from drivetrain.loops.run import KeptStates, Run
 from drivetrain.loops.step import make_step
 from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
@@ -142,7 +143,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         if loaded is not None:
             from drivetrain.trainer import resume_line
 
-            resume_line.tell(trainer, loaded, str(job.ckpt_path), (run.restart or {}).get("samples"))
+            resume_line.tell(trainer, loaded, str(job.ckpt_path), counted(run.restart or {}))
     else:
         with vote("logging the hyperparameters"):
             attach.log_hyperparameters(trainer)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import expect, of_length
 from drivetrain.loops.metrics import merged_states, metrics_in
+from drivetrain.loops.restart import counted
 from drivetrain.loops.restart_checks import check_restart
 
 State = dict[str, Any]
@@ -85,7 +86,7 @@ def of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks: 
     if "window" in common:
         windows = [part["restart"] for part in parts if "window" in part.get("restart", {})]
         restart |= _window(windows, count, module, ranks)
-    restart["saved_by"] = count
+    restart |= {"saved_by": count, "data_ranks": ranks}
     rng = parts[rank].get("rng") if rank < count and parts[rank] else checkpoint.get("rng", parts[0].get("rng"))
     return {"rng": rng, "restart": restart}
 
@@ -118,7 +119,7 @@ def _tell(common: Mapping[str, Any], count: int, ranks: int, lost: Sequence[str]
     note = f" ({'; '.join(notes)})" if notes else ""
     rank_zero_info(
         f"The checkpoint was saved in the middle of an epoch by {count} process{'es' * (count > 1)}, and there are "
-        f"{ranks}. Training continues after the {common['samples']} samples of the epoch that are done{note}."
+        f"{ranks}. Training continues after the {counted(common)} of the epoch that are done{note}."
     )
 
 
@@ -134,8 +135,10 @@ def _window(parts: Sequence[Mapping[str, Any]], count: int, module: nn.Module, r
         module: the module.
         ranks: how many there are now.
     """
-    window = dict(parts[0]["window"])
-    exchanged = window.get("exchanged", False)  # then every rank holds the means over all of them, or shards of them
+    window = {**parts[0]["window"], "exchanged": False}
+    exchanged = parts[0]["window"].get(
+        "exchanged", False
+    )  # then every rank holds the means over all of them, or shards of them
     shares = [1 / count] * len(parts)
     if window["reference"] is not None:
         held = len(parts) if exchanged else 1

@@ -34,20 +34,20 @@ def circumstances(trainer: Any) -> dict[str, str]:
     }
 
 
-def tell(trainer: Any, checkpoint: Mapping[str, Any], path: str, samples: int | None) -> None:
+def tell(trainer: Any, checkpoint: Mapping[str, Any], path: str, done: str) -> None:
     """Print where the fit continues, and what differs; every rank may call it.
 
     Args:
         trainer: the Trainer, with its progress restored.
         checkpoint: from which it resumes.
         path: its path.
-        samples: how many samples of the epoch all ranks together have done; ``None``: unknown.
+        done: how much of the epoch all ranks together have done, such as "30 samples"; "" if it is unknown.
     """
     progress, then = trainer.progress, checkpoint.get(ENTRY, {})
     inside = ""
     if progress.batches_done and not progress.epoch_ending:
         inside = f", after batch {progress.batches_done - 1}"
-        inside += f" ({samples} samples)" if samples is not None else ""
+        inside += f" ({done})" if done else ""
     now = circumstances(trainer) if isinstance(then, Mapping) else {}
     others = ", ".join(
         f"{name} {value} (was {then[name]})" for name, value in now.items() if then.get(name, value) != value
