@@ -68,15 +68,16 @@ def write_unread(value: Any, stream: IO[bytes]) -> None:
     pickler = _UnreadPickler(pickled, 2)
     pickler.dump(value)
     writer = torch._C.PyTorchFileWriter(stream, True, _ALIGNMENT)  # True: with checksums
-    for name, content in (("data.pkl", pickled.getvalue()), ("byteorder", sys.byteorder.encode())):
-        writer.write_record(name, content, len(content))
-    for key, source in enumerate(pickler.sources):
-        storage: Any = (
-            source.whole().contiguous().untyped_storage() if isinstance(source, UnreadTensor) else source.cpu()
-        )
-        writer.write_record(f"data/{key}", storage, storage.nbytes())
-        del storage
-    writer.write_end_of_file()
+    try:
+        for name, content in (("data.pkl", pickled.getvalue()), ("byteorder", sys.byteorder.encode())):
+            writer.write_record(name, content, len(content))
+        for key, source in enumerate(pickler.sources):
+            is_unread = isinstance(source, UnreadTensor)
+            storage: Any = source.whole().contiguous().untyped_storage() if is_unread else source.cpu()
+            writer.write_record(f"data/{key}", storage, storage.nbytes())
+            del storage
+    finally:
+        writer.write_end_of_file()  # after an error too: torch would end the process when it frees an open writer
 
 
 _ALIGNMENT = 64  # bytes; torch's own

@@ -425,7 +425,8 @@ class StoredTensor(UnreadTensor):
         Raises:
             CheckpointError: a file is missing or damaged, or no process has written a part of this region.
         """
-        if [(tuple(offsets), tuple(shape))] == [(piece.offsets, piece.shape) for piece in self.stored.pieces]:
+        boxes = [(piece.offsets, piece.shape) for piece in self.stored.pieces]
+        if boxes == [(tuple(offsets), tuple(shape))] and math.prod(shape):
             return self._read(self.stored.pieces[0])
         found, filled = torch.empty(tuple(shape), dtype=self.dtype), 0
         for piece in self.stored.pieces:

@@ -21,6 +21,7 @@ from drivetrain.compat.earlier_checkpoints import fit_loop_of
 from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
 from drivetrain.strategies import rank_files
 from drivetrain.trainer.checkpoint import LAYOUT_VERSION
+from drivetrain.trainer.rank_parts import is_inside
 
 _OURS = ("drivetrain", "drivetrain-sharded")
 _FOLDERS = ("drivetrain-sharded", "dcp", "deepspeed")
@@ -113,11 +114,10 @@ def _write_file(tree: Mapping[str, Any], target: Path) -> None:
         write_unread(dict(tree), stream)
 
 
-def _versions(found: Opened) -> dict[str, Any]:
+def _versions() -> dict[str, Any]:
     import drivetrain
 
     return {
-        "epoch": found.tree.get("epoch", 0), "global_step": found.tree.get("global_step", 0),
         "pytorch-lightning_version": LAYOUT_VERSION, "drivetrain_version": drivetrain.__version__,
         "torch_version": str(torch.__version__),
     }  # fmt: skip
@@ -125,6 +125,10 @@ def _versions(found: Opened) -> dict[str, Any]:
 
 def _to_drivetrain(found: Opened, target: Path, lost: list[str], notes: list[str], largest: int) -> None:
     _write_file(_ours(found, lost), target)
+    _copy_rank_files(found, target, notes)
+
+
+def _copy_rank_files(found: Opened, target: Path, notes: list[str]) -> None:
     for listed in found.rank_files:
         try:
             file = rank_files.checked(listed, found.path)
@@ -143,25 +147,26 @@ def _ours(found: Opened, lost: list[str]) -> dict[str, Any]:
         return tree
     if "pytorch-lightning_version" not in tree:
         lost += sorted(str(key) for key in tree if key != "state_dict")
-        return {**_versions(found), "state_dict": tree["state_dict"]}
+        return {**_versions(), "state_dict": tree["state_dict"]}
     noted: list[str] = []
     plain = {key: part if key == "state_dict" else encode(part, str(key), True, noted) for key, part in tree.items()}
     lost += noted
     if "drivetrain" in (plain.get("loops") or {}):
         plain["loops"] = {"drivetrain": plain["loops"]["drivetrain"]}
     # Without the version a Trainer does not expect a random state, which the other program did not save.
-    return plain if "loops" in tree else {**plain, **_versions(found)}
+    return plain if "loops" in tree else {**plain, **_versions()}
 
 
 def _to_lightning(found: Opened, target: Path, lost: list[str], notes: list[str], largest: int) -> None:
     tree = {key: part for key, part in _ours(found, lost).items() if holds("lightning", key)}
-    own = _versions(found)
-    tree |= {key: own[key] for key in ("epoch", "global_step", "pytorch-lightning_version") if key not in tree}
+    tree = {"epoch": 0, "global_step": 0, "pytorch-lightning_version": LAYOUT_VERSION, **tree}  # Lightning needs them
     kept = ("state_dict", "optimizer_states")
     tree = {key: part if key in kept else _unmarked(part, str(key), lost) for key, part in tree.items()}
     position = (tree.get("loops") or {}).get("drivetrain")
     if position and "fit_loop" not in tree["loops"]:
         tree["loops"] = {**tree["loops"], "fit_loop": fit_loop_of(position)}
+    if is_inside(found.tree) and found.rank_files:
+        notes.append(f"saved inside an epoch by {1 + len(found.rank_files)} processes: resume with as many")
     if "frozen_weights" in found.tree:
         notes.append("the checkpoint has no frozen weights: load it with strict=False over the base model")
     _write_file(tree, target)
@@ -185,10 +190,8 @@ def _unmarked(value: Any, path: str, lost: list[str]) -> Any:
 
 
 def _to_dcp(found: Opened, target: Path, lost: list[str], notes: list[str], largest: int) -> None:
-    tree = _ours(found, lost)
-    if rank_files.LISTED in tree:
-        notes.append("the rank files beside the checkpoint are not copied")
-    checkpoint_dcp.write({key: part for key, part in tree.items() if key != rank_files.LISTED}, target)
+    checkpoint_dcp.write(_ours(found, lost), target)
+    _copy_rank_files(found, target, notes)
 
 
 def _to_safetensors(found: Opened, target: Path, lost: list[str], notes: list[str], largest: int) -> None:

@@ -91,7 +91,7 @@ def _summary(tensors: Iterable[Tensor]) -> dict[str, Any]:
 
 def _processes(found: Opened) -> int | None:
     """Return how many processes have saved the checkpoint; ``None``: unknown."""
-    if found.kind not in ("drivetrain", "drivetrain-sharded") or "loops" not in found.tree:
+    if "drivetrain_version" not in found.tree or "loops" not in found.tree:
         return None
     return len(found.tree["ranks"]) if "ranks" in found.tree else 1 + len(found.rank_files)
 
