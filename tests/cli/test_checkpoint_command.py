@@ -19,7 +19,7 @@ def test_help_lists_the_subcommands(capsys: Any) -> None:
         main(["checkpoint", "--help"])
     said = capsys.readouterr().out
     assert ended.value.code == 0
-    assert [name for name in COMMANDS if f"\n    {name} " not in said] == []
+    assert [name for name in COMMANDS if f"\n    {name}" not in said] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,4 +1,4 @@
-"""``drivetrain checkpoint convert`` and ``consolidate``: what comes back, what is lost, and how much memory it takes."""
+"""``drivetrain checkpoint convert`` and ``consolidate``: what comes back, what is lost, the memory it takes."""
 
 from __future__ import annotations
 
@@ -244,6 +244,19 @@ def test_a_harmful_pickle_in_a_folder_does_not_run(tmp_path: Path, capsys: Any, 
     assert not (tmp_path / "harmed").exists()
     pickle.loads(pickle.dumps(harm))  # the control
     assert (tmp_path / "harmed").exists()
+
+
+def test_a_file_outside_of_the_folder_is_refused(tmp_path: Path, capsys: Any) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    dcp.save({"model": {"w": torch.ones(2)}}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    metadata = tmp_path / "dcp" / ".metadata"
+    content = metadata.read_bytes()
+    (tmp_path / "a.distcp").write_bytes((tmp_path / "dcp" / "__0_0.distcp").read_bytes())
+    assert len("../.a.distcp") == len("__0_0.distcp")
+    metadata.write_bytes(content.replace(b"__0_0.distcp", b"../.a.distcp"))
+    code, _, said = run(capsys, "inspect", tmp_path / "dcp")
+    assert (code, "../.a.distcp is outside of the folder" in said) == (2, True)
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def test_the_lines_for_people_say_the_same(model: Path, capsys: Any) -> None:
     code, out, _ = run(capsys, "inspect", model, "--tensors")
     assert code == 0
     for text in (
-        f"{model}: checkpoint of drivetrain, one file, ", "epoch 2, step 8", "at the end of an epoch, with any number of",
+        f"{model}: checkpoint of drivetrain, one file, ", "epoch 2, step 8", "at the end of an epoch, with any number",
         "elements: bfloat16 3, float32 ", "Adam of 5 parameters, state exp_avg, exp_avg_sq, step", "width, folder",
         "state_dict/turned  float32 [3, 2]  24 bytes",
     ):  # fmt: skip
@@ -98,7 +98,6 @@ def test_no_tensor_of_a_folder_is_read(model: Path, tmp_path: Path, capsys: Any,
     found = answer(capsys, "inspect", folder, "--tensors")
     assert (found["kind"], found["files"]) == ("drivetrain-sharded", 4)
     assert found["tensors"] == expected["tensors"]
-    assert run(capsys, "diff", folder, folder, "--weights")[0] if False else True
 
 
 def test_no_tensor_of_a_file_is_read(tmp_path: Path, capsys: Any) -> None:

@@ -34,8 +34,8 @@ def made(model: Path, folder: Path, kind: str, capsys: Any) -> tuple[Path, Path]
 
 @pytest.mark.parametrize(
     ("kind", "record"),
-    [("file", "checksum of '.*/data/"), ("shards", "checksum of model.last.weight"), ("lightning", "checksum of '.*/data/"),
-     ("dcp", "checksum of 'model.last.weight'")],
+    [("file", "checksum of '.*/data/"), ("shards", "checksum of model.last.weight"),
+     ("lightning", "checksum of '.*/data/"), ("dcp", "checksum of 'model.last.weight'")],
 )  # fmt: skip
 def test_a_changed_bit_is_found_and_named(model: Path, tmp_path: Path, capsys: Any, kind: str, record: str) -> None:
     path, file = made(model, tmp_path, kind, capsys)
