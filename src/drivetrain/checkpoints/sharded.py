@@ -426,7 +426,7 @@ class StoredTensor(UnreadTensor):
             CheckpointError: a file is missing or damaged, or no process has written a part of this region.
         """
         boxes = [(piece.offsets, piece.shape) for piece in self.stored.pieces]
-        if boxes == [(tuple(offsets), tuple(shape))] and math.prod(shape):
+        if boxes == [(tuple(offsets), tuple(shape))] and all(shape):
             return self._read(self.stored.pieces[0])
         found, filled = torch.empty(tuple(shape), dtype=self.dtype), 0
         for piece in self.stored.pieces:

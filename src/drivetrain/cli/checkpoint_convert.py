@@ -29,8 +29,8 @@ _LARGEST = 5 * 10**9  # bytes of a file in a model folder, as Hugging Face write
 
 NO_DEEPSPEED = (
     "DeepSpeed's folders cannot be written: their files hold flat pieces whose boundaries depend on the number of "
-    "ranks, on ZeRO's stage and on the optimizer's groups in the engine that will read them, and pickled objects of its "
-    'classes. Convert to "drivetrain": Trainer(strategy="deepspeed") resumes from such a file on any number of '
+    "ranks, on ZeRO's stage and on the optimizer's groups in the engine that will read them, and pickled objects of "
+    'its classes. Convert to "drivetrain": Trainer(strategy="deepspeed") resumes from such a file on any number of '
     "processes."
 )
 """Why ``--to deepspeed`` is refused, and what to do instead."""
@@ -213,10 +213,17 @@ TARGETS: dict[str, Callable[[Opened, Path, list[str], list[str], int], None]] = 
 """By name, what writes a format."""
 
 
+_WORDS = {
+    "optimizers": "names of parameters", "rank_files": "state of each process", "rank_state": "state of this process",
+    "ranks": "state of each process", "restart": "position in the data", "rng": "random states",
+}  # fmt: skip
+
+
 def text(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines about a conversion for the terminal."""
     yield f"{result['out']}: written, from a checkpoint of the kind {result['kind']}"
     if result["lost"]:
-        yield f"  lost: {', '.join(result['lost'])}"
+        lost = (f"{key} ({_WORDS[key]})" if key in _WORDS else key for key in result["lost"])
+        yield f"  lost: {', '.join(lost)}"
     for note in result["notes"]:
         yield f"  note: {note}"

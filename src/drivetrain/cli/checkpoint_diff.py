@@ -46,6 +46,7 @@ def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
     keys = found[0].tree.keys() | found[1].tree.keys()
     compared = {key for key in keys if all(holds(each.kind, key) for each in found)} - _IGNORED
     compared &= {"state_dict"} if weights else compared
+    compared -= VERSIONS if found[0].kind != found[1].kind else set()
     one, two = (dict(_leaves(each, compared, found[0].kind != found[1].kind)) for each in found)
     tensors, values, count = [], [], 0
     for name in one.keys() & two.keys():
@@ -59,7 +60,7 @@ def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
     result: dict[str, Any] = {
         "a": path, "b": other,
         "equal": not (tensors or values or one.keys() ^ two.keys()),
-        "not_compared": sorted(keys - compared - _IGNORED - VERSIONS),
+        "not_compared": [] if weights else sorted(keys - compared - _IGNORED - VERSIONS),
         "only_in_a": _highest(one, two),
         "only_in_b": _highest(two, one),
         "tensors": sorted(tensors, key=lambda each: str(each["name"])),

@@ -107,6 +107,9 @@ def _resume(found: Opened) -> dict[str, Any]:
     if "drivetrain" not in (tree["loops"] or {}):
         return {"possible": False, "inside_epoch": False, "processes": None, "reason": "its loops hold no position"}
     inside = is_inside(tree)
+    if inside and "drivetrain_version" not in tree:
+        why = "it was saved inside an epoch, and Lightning does not save which samples were done"
+        return {"possible": False, "inside_epoch": True, "processes": None, "reason": why}
     return {"possible": True, "inside_epoch": inside, "processes": processes if inside else "any", "reason": ""}
 
 

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from drivetrain.base import files
 from drivetrain.base.compat_door import in_our_layout
+from drivetrain.base.restoring import expect, restoring
 from drivetrain.checkpoints import sharded
 from drivetrain.checkpoints.file import entries
 from drivetrain.checkpoints.foreign import is_legacy, placeholders, read_objects
 from drivetrain.cli import checkpoint_dcp, checkpoint_safetensors, checkpoint_zero
 from drivetrain.errors import CheckpointError, CheckpointNameError, ConfigurationError, NoCheckpointError
 from drivetrain.strategies import rank_files
+from drivetrain.trainer.checkpoint import check_layout
 
 KINDS = {
     "drivetrain": "checkpoint of drivetrain, one file",
@@ -76,7 +78,12 @@ def open_checkpoint(path: str) -> Opened:
     place = Path(files.spelled(path))
     if not place.exists():
         raise NoCheckpointError(f"There is no checkpoint at {path}. Check the path.")
-    return _folder(place) if place.is_dir() else _file(place)
+    with restoring(place.name):
+        found = _folder(place) if place.is_dir() else _file(place)
+        expect(found.tree, {"state_dict": Mapping})
+        if found.kind in ("drivetrain", "drivetrain-sharded"):
+            check_layout(found.tree)
+    return found
 
 
 def _folder(path: Path) -> Opened:

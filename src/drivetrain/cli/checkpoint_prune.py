@@ -113,7 +113,8 @@ def _checkpoints(
         elif reason:
             yield _entry(path, "keep", reason, beside)
         else:
-            yield _entry(path, "remove", f"older than the {keep} newest complete ones{what}", beside)
+            newest = "newest complete one" if keep == 1 else f"{keep} newest complete ones"
+            yield _entry(path, "remove", f"older than the {newest}{what}", beside)
 
 
 def _recorded(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

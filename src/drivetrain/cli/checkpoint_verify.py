@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -97,17 +98,22 @@ def _records(file: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _of_shards(found: Opened) -> Iterator[tuple[Path, str]]:
-    """Yield each tensor that cannot be read; or, if all can, the file that is damaged elsewhere."""
-    ended = False
-    for _, tensor in leaves(found.tree):
-        if isinstance(tensor, sharded.StoredTensor):
-            try:
-                tensor.whole()
-            except CheckpointError as error:
-                ended = True
-                yield found.path, str(error)
-    if not ended:
-        try:
-            sharded.verify(found.path)
-        except CheckpointError as error:
-            yield found.path, str(error)
+    """Yield each tensor that is damaged or incomplete; or, if none is, the file that is damaged elsewhere."""
+    tensors = [each for _, each in leaves(found.tree) if isinstance(each, sharded.StoredTensor)]
+    try:
+        sharded.verify(found.path)
+    except CheckpointError as error:
+        problems = [problem for each in tensors if (problem := _of_tensor(each)) is not None]
+        yield from ((found.path, problem) for problem in problems or [str(error)])
+        return
+    for each in tensors:
+        if each.numel() != sum(math.prod(piece.shape) for piece in each.stored.pieces):
+            yield found.path, f"{found.path}: a part of {each.called} was not saved. Use another checkpoint."
+
+
+def _of_tensor(tensor: sharded.StoredTensor) -> str | None:
+    try:
+        tensor.whole()
+    except CheckpointError as error:
+        return str(error)
+    return None
