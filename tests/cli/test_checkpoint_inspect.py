@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.cli.checkpoints import CheckedNet, Harmful, answer, loaded, run, shards_of, trained
+from tests.cli.checkpoints import CheckedNet, answer, loaded, run, shards_of, trained
 
 from drivetrain import Callback
 from drivetrain.callbacks import ModelCheckpoint
@@ -76,17 +75,6 @@ def test_weights_alone_cannot_be_resumed(tmp_path: Path, capsys: Any) -> None:
     assert "no: it holds only weights" in run(capsys, "inspect", tmp_path / "weights.pt")[1]
 
 
-@pytest.mark.parametrize("to", ["lightning", "dcp", "safetensors", "huggingface"])
-def test_other_formats_are_recognized(model: Path, tmp_path: Path, capsys: Any, to: str) -> None:
-    if to in ("safetensors", "huggingface"):
-        pytest.importorskip("safetensors", reason="the package safetensors is not installed")
-    other = tmp_path / ("other.safetensors" if to == "safetensors" else "other")
-    run(capsys, "convert", model, other, "--to", to)
-    found = answer(capsys, "inspect", other)
-    assert found["kind"] == to
-    assert found["weights"] == answer(capsys, "inspect", model)["weights"]
-
-
 def test_no_tensor_of_a_folder_is_read(model: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     folder = shards_of(loaded(model), tmp_path / "shards")
     expected = answer(capsys, "inspect", model, "--tensors")
@@ -109,41 +97,3 @@ def test_no_tensor_of_a_file_is_read(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "model.pt").write_bytes(content)
     assert answer(capsys, "inspect", tmp_path / "model.pt")["weights"]["elements"] == 1000
     assert run(capsys, "verify", tmp_path / "model.pt")[0] == 1  # the control
-
-
-def test_objects_in_a_file_are_left_out_and_named_and_do_not_run(tmp_path: Path, capsys: Any) -> None:
-    content = {
-        "state_dict": {"w": torch.ones(2)},
-        "pytorch-lightning_version": "1.9.0",
-        "own": Harmful(tmp_path / "harm"),
-    }
-    torch.save(content, tmp_path / "old.ckpt")
-    found = answer(capsys, "inspect", tmp_path / "old.ckpt")
-    assert found["kind"] == "lightning"
-    assert found["notes"] == ["objects that are no plain data are left out: own (posix.mkdir)"]
-    assert not (tmp_path / "harm").exists()
-    torch.load(tmp_path / "old.ckpt", weights_only=False)  # the control
-    assert (tmp_path / "harm").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "text"),
-    [
-        ("text", b"no checkpoint", "is no checkpoint"),
-        ("list", [1, 2], "holds a list and no dictionary"),
-        ("other", {"a": 1}, "has no weights under 'state_dict', 'model'"),
-    ],
-)
-def test_what_is_no_checkpoint_is_said(tmp_path: Path, capsys: Any, name: str, content: Any, text: str) -> None:
-    if not isinstance(content, bytes):
-        stream = io.BytesIO()
-        torch.save(content, stream)
-        content = stream.getvalue()
-    (tmp_path / name).write_bytes(content)
-    code, _, said = run(capsys, "inspect", tmp_path / name)
-    assert code == 2
-    assert text in said
-    code, _, said = run(capsys, "inspect", tmp_path)
-    assert (code, "is a folder of no known kind" in said) == (2, True)
-    code, _, said = run(capsys, "inspect", "s3://bucket/model.ckpt")
-    assert (code, "reads local files. Download it first" in said) == (2, True)
