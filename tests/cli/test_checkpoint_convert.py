@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cli.checkpoints import DATA, CheckedNet, answer, loaded, quiet, run, shards_of, trained
+from tests.cli.checkpoints import DATA, CheckedNet, Harmful, answer, loaded, quiet, run, shards_of, trained
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -147,6 +147,24 @@ def test_what_cannot_be_written_is_refused_with_a_reason(model: Path, tmp_path: 
     code, _, said = run(capsys, "consolidate", model, tmp_path / "x")
     assert (code, "is no folder of shards" in said) == (2, True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_objects_that_are_no_plain_data_are_an_error_that_names_them(model: Path, tmp_path: Path, capsys: Any) -> None:
+    torch.save({**loaded(model), "own": Harmful(tmp_path / "harm")}, tmp_path / "objects.ckpt")
+    for to in ("drivetrain", "dcp"):
+        code, _, said = run(capsys, "convert", tmp_path / "objects.ckpt", tmp_path / "out", "--to", to)
+        assert (code, "posix.mkdir" in said, (tmp_path / "out").exists()) == (2, True, False)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_failed_write_leaves_nothing(model: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr("torch.distributed.checkpoint.filesystem.FileSystemWriter.finish", fail)
+    code, _, said = run(capsys, "convert", model, tmp_path / "dcp", "--to", "dcp")
+    assert (code, f"{tmp_path / 'dcp'} could not be written: " in said) == (2, True)
+    assert not (tmp_path / "dcp").exists()
 
 
 def test_a_damaged_source_is_not_converted(model: Path, tmp_path: Path, capsys: Any) -> None:

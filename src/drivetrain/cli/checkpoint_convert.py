@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -80,10 +82,18 @@ def convert(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         TARGETS[to](found, target, lost, notes, largest)
-    except OSError as error:
-        raise CheckpointError(
-            f"{out} could not be written: {files.reason(error, target)}. Free some space, or choose another name."
-        ) from error
+    except BaseException as error:
+        _discard(target)
+        if isinstance(error, OSError):
+            raise CheckpointError(
+                f"{out} could not be written: {files.reason(error, target)}. Free some space, or choose another name."
+            ) from error
+        if isinstance(error, (pickle.PickleError, AttributeError, TypeError)):
+            raise CheckpointError(
+                f"{path} holds objects that are no plain data, and cannot be converted to {to!r}: {'; '.join(notes)}. "
+                "Convert the weights to safetensors, or save the checkpoint without these objects."
+            ) from error
+        raise
     return {"path": path, "kind": found.kind, "out": out, "to": to, "lost": lost, "notes": notes}
 
 
@@ -97,6 +107,14 @@ def consolidate(path: str, out: str) -> dict[str, Any]:
     if kind not in _FOLDERS:
         raise ConfigurationError(f"{path} is no folder of shards, but of the kind {kind!r}. Convert it instead.")
     return convert(path, out, "drivetrain")
+
+
+def _discard(target: Path) -> None:
+    """Remove what a failed conversion has written."""
+    if target.is_dir():
+        shutil.rmtree(target)
+    else:
+        target.unlink(missing_ok=True)
 
 
 def _renamed(state: Mapping[str, Any], strip: str, add: str) -> Iterator[tuple[str, Any]]:

@@ -196,6 +196,7 @@ def write(tree: Mapping[str, Any], folder: Path) -> None:
     Raises:
         OSError: the folder could not be written.
     """
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -207,7 +208,11 @@ def write(tree: Mapping[str, Any], folder: Path) -> None:
         (state if inner == name else state["model"])[inner] = tensor
     with warnings.catch_warnings():  # that there is one process
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
+        try:
+            save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
+        except CheckpointException as error:  # of all ranks' exceptions; here there is one rank
+            failure, _ = next(iter(error.failures.values()))
+            raise failure from error
 
 
 def problems(path: Path) -> Iterator[tuple[Path, str]]:
