@@ -15,7 +15,7 @@ from drivetrain.checkpoints import container
 from drivetrain.checkpoints.unread import UnreadTensor
 
 
-class Late(UnreadTensor):
+class LateTensor(UnreadTensor):
     """Notes how often it was read."""
 
     value: Tensor
@@ -33,7 +33,7 @@ class Late(UnreadTensor):
 
 
 def test_shape_and_type_are_known_and_an_operation_reads() -> None:
-    late = Late.of(torch.arange(6.0).reshape(2, 3))
+    late = LateTensor.of(torch.arange(6.0).reshape(2, 3))
     assert (late.shape, late.dtype, late.nbytes, late.reads) == ((2, 3), torch.float32, 24, 0)
     torch.testing.assert_close(late + 1, late.value + 1)
     assert late.reads == 1
@@ -48,7 +48,7 @@ VALUES: dict[str, Tensor] = {
 
 
 def test_what_is_written_late_is_what_torch_would_write() -> None:
-    late = {name: Late.of(each) for name, each in VALUES.items()}
+    late = {name: LateTensor.of(each) for name, each in VALUES.items()}
     base = torch.arange(10.0)
     tree = {**late, "tied": late["matrix"], "base": base, "view": base[2:5], "again": [VALUES["turned"]], "text": "x",
             "parameter": torch.nn.Parameter(torch.ones(2)), "bits": base.view(torch.int32)}  # fmt: skip
@@ -69,11 +69,11 @@ def test_what_is_written_late_is_what_torch_would_write() -> None:
     assert isinstance(found["parameter"], torch.nn.Parameter)
 
 
-class Unreadable(Late):
+class UnreadableTensor(LateTensor):
     def whole(self) -> Tensor:
         raise ValueError("damaged")
 
 
 def test_an_error_while_reading_ends_in_an_exception() -> None:
     with pytest.raises(ValueError, match="damaged"):
-        container.write_unread({"w": Unreadable.of(torch.ones(2))}, io.BytesIO())
+        container.write_unread({"w": UnreadableTensor.of(torch.ones(2))}, io.BytesIO())

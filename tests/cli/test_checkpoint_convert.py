@@ -181,7 +181,7 @@ def test_a_damaged_source_is_not_converted(model: Path, tmp_path: Path, capsys: 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-class Counted:
+class CountedReads:
     """Counts the bytes of tensors that were read and are still alive."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +214,7 @@ def test_consolidating_takes_the_memory_of_one_tensor_and_one_shard(
         run(capsys, "convert", folder, tmp_path / "dcp", "--to", "dcp")
         folder = tmp_path / "dcp"
     gc.collect()
-    counted = Counted(monkeypatch)
+    counted = CountedReads(monkeypatch)
     assert run(capsys, "consolidate", folder, tmp_path / "one.ckpt")[0] == 0
     largest, shard = 2**20, 2**20 if kind == "dcp" else 2**19
     assert largest <= counted.peak <= 1.2 * largest + shard

@@ -51,7 +51,7 @@ def test_the_lines_for_people_say_the_same(model: Path, capsys: Any) -> None:
         assert text in out
 
 
-class SavesInside(Callback):
+class SavesInEpoch(Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -61,7 +61,7 @@ class SavesInside(Callback):
 
 
 def test_a_checkpoint_from_inside_an_epoch_needs_as_many_processes(tmp_path: Path, capsys: Any) -> None:
-    trained(tmp_path, callbacks=[SavesInside(tmp_path / "inside.ckpt"), ModelCheckpoint(tmp_path / "runs")])
+    trained(tmp_path, callbacks=[SavesInEpoch(tmp_path / "inside.ckpt"), ModelCheckpoint(tmp_path / "runs")])
     found = answer(capsys, "inspect", tmp_path / "inside.ckpt")
     assert found["resume"] == {"possible": True, "inside_epoch": True, "processes": 1, "reason": ""}
     assert found["batches_done_in_epoch"] == 2

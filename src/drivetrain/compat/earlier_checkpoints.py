@@ -202,7 +202,8 @@ def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
             manual = state["total"]["completed"]
     if automatic is None and manual is None:
         return int(checkpoint["global_step"]), False
-    return (automatic or 0) + (manual or 0), bool(manual)
+    # Both are there after `fit_loop_of`, and Lightning has continued one of them.
+    return max(automatic or 0, manual or 0), (manual or 0) > (automatic or 0)
 
 
 def _progress_of_epochs(checkpoint: State) -> State:
