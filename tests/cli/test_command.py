@@ -24,7 +24,7 @@ except SystemExit as ended:
     heavy = {"torch", "numpy", "rich", "jsonargparse"} & set(sys.modules)
     print(json.dumps([ended.code, sorted(heavy), "drivetrain.compat" in sys.modules]))
 """
-    for arguments in (["--help"], ["exec", "--help"], ["run", "--help"], ["--version"]):
+    for arguments in (["--help"], ["checkpoint", "--help"], ["exec", "--help"], ["run", "--help"], ["--version"]):
         done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
         *shown, ended = done.stdout.splitlines()
         assert json.loads(ended) == [0, [], arguments[0] == "exec"]

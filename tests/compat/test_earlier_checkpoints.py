@@ -19,7 +19,7 @@ from drivetrain import LightningDataModule, LightningModule
 from drivetrain.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.checkpoints.foreign import Placeholder
-from drivetrain.compat.earlier_checkpoints import migrate
+from drivetrain.compat.earlier_checkpoints import fit_loop_of, migrate
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.progress import Progress
 from drivetrain.loops.window import Window
@@ -160,6 +160,33 @@ def test_t26_steps_of_manual_optimization(stepped: int, expected: int) -> None:
     saved = {**BATCH_END, "steps": 0, "manual": 6, "stepped": stepped}
     progress = progress_of(lightnings(loops={"fit_loop": fit_loop(**saved)}))
     assert (progress.global_step, progress.stepped_batches) == (6, expected)
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        {"current_epoch": 2, "earlier_batches": 8, "global_step": 8, "stepped_batches": 8},
+        {"current_epoch": 1, "batches_done": 4, "earlier_batches": 4, "global_step": 8, "stepped_batches": 8,
+         "is_last_batch": True, "epoch_ending": True},
+        {"current_epoch": 1, "batches_done": 3, "earlier_batches": 4, "global_step": 7, "stepped_batches": 7},
+    ],
+    ids=["between epochs", "at an epoch's end", "inside an epoch"],
+)  # fmt: skip
+def test_a_position_of_ours_comes_back_from_lightnings_counters(position: dict[str, Any]) -> None:
+    saved = {**lightnings(), "loops": {"fit_loop": fit_loop_of(position)}, "global_step": position["global_step"]}
+    found = migrate(saved)["loops"]["drivetrain"]
+    assert {key: found[key] for key in position} == position
+
+
+@pytest.mark.parametrize("continued", ["automatic", "manual"])
+def test_lightning_continues_one_of_the_two_counts_of_steps(continued: str) -> None:
+    loop = fit_loop_of({"current_epoch": 2, "earlier_batches": 8, "global_step": 8, "stepped_batches": 8})
+    if continued == "manual":
+        loop["epoch_loop.manual_optimization.optim_step_progress"]["total"]["completed"] = 12
+    else:
+        loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"]["completed"] = 12
+    found = migrate({**lightnings(), "loops": {"fit_loop": loop}, "global_step": 12})
+    assert found["loops"]["drivetrain"]["global_step"] == 12
 
 
 def test_t26_steps_were_not_counted_by_batch_before_1_6_5() -> None:

@@ -20,6 +20,7 @@ from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.base.tree import map_leaves
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
+from drivetrain.cli.command import main
 from drivetrain.errors import CheckpointError, ConfigurationError, PeerError
 from drivetrain.strategies import FSDPStrategy, ModelParallelStrategy
 
@@ -144,7 +145,10 @@ def test_files_and_folders_are_resumed_on_one_two_and_three_ranks(pool: Any, tmp
     for name in SAVED:
         run(name, saved, tmp_path / f"{name}.ckpt", frozen)
         assert (tmp_path / f"{name}.ckpt").is_dir() is name.startswith("sharded")
-    for name, sources in RESUMED.items():
+    one_file = tmp_path / "consolidated.ckpt"
+    assert main(["checkpoint", "consolidate", str(tmp_path / "sharded-3.ckpt"), str(one_file)]) == 0
+    for name, listed in RESUMED.items():
+        sources = [*listed, "consolidated"] if name == "single_device-1" else listed
         paths = [tmp_path / f"{source}.ckpt" for source in sources]
         for source, state in zip(sources, run(name, resumed, paths, frozen), strict=True):
             for part in PARTS:

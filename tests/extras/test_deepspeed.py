@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from drivetrain.callbacks import LambdaCallback
+from drivetrain.cli.command import main
 from drivetrain.compat.deepspeed_files import convert_zero_checkpoint_to_fp32_state_dict
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.precision import MixedPrecision
@@ -340,6 +341,11 @@ class Own(Suite):
             one = convert_zero_checkpoint_to_fp32_state_dict(own, folder / f"{stage}-{trainer.global_rank}.pt")
             for name, value in trained["weights"].items():
                 torch.testing.assert_close(one["state_dict"][name], value, rtol=0, atol=0)
+            tool = folder / f"tool-{stage}-{trainer.global_rank}.ckpt"  # reads the folder without DeepSpeed
+            assert main(["checkpoint", "consolidate", str(own), str(tool)]) == 0
+            for name, value in trained["weights"].items():
+                found_there = torch.load(tool, weights_only=True)["state_dict"]
+                torch.testing.assert_close(found_there[name], value, rtol=0, atol=0)
             again = self.with_stage(stage)
             plain = again.validate(self.filled(trained["weights"]), self.loader(2), verbose=False)
             assert results == plain

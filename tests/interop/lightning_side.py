@@ -1,4 +1,7 @@
-"""What the tests have Lightning do, in its own environment: ``lightning_side.py write FOLDER | load FILE ANSWER``."""
+"""What the tests have Lightning do, in its own environment.
+
+``lightning_side.py write FOLDER | load FILE ANSWER | resume FILE ANSWER``
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,14 @@ def load(path: Path, answer: Path) -> None:
     torch.save({"weights": dict(net.state_dict()), "hparams": dict(net.hparams)}, answer)
 
 
+def resume(path: Path, answer: Path) -> None:
+    """Train on from a file that ``drivetrain checkpoint convert`` has written, for two epochs in all."""
+    manual = torch.load(path, weights_only=True)["hyper_parameters"]["manual"]
+    fitted, net = trainer(path.parent / "resumed", epochs=2), Net(width=6, lr=0.03, manual=manual)
+    fitted.fit(net, loader(), loader(), ckpt_path=path)
+    torch.save({"epoch": fitted.current_epoch, "global_step": fitted.global_step, **state(fitted, net)}, answer)
+
+
 if __name__ == "__main__":
     torch.manual_seed(3)
-    {"write": write, "load": load}[sys.argv[1]](*map(Path, sys.argv[2:]))
+    {"write": write, "load": load, "resume": resume}[sys.argv[1]](*map(Path, sys.argv[2:]))

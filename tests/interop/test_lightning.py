@@ -16,6 +16,7 @@ import torch
 
 from drivetrain import Callback
 from drivetrain.callbacks import Timer
+from drivetrain.cli.command import main
 from drivetrain.errors import CheckpointError
 
 PYTHON = os.environ.get("DRIVETRAIN_LIGHTNING_PYTHON", "")
@@ -195,6 +196,23 @@ def test_a_module_of_ours_loads_under_lightning(ours: Any, tmp_path: Path) -> No
     assert same(answer["weights"], dict(net.state_dict()))
     assert answer["hparams"] == dict(net.hparams)
     assert answer["hparams"] == {"width": 5, "lr": 0.01, "betas": (0.8, 0.95), "manual": False, "depth": [1, 2]}
+
+
+@pytest.mark.filterwarnings("ignore:The learning-rate schedulers that .* have never stepped")  # of the manual run
+@pytest.mark.parametrize("manual", [False, True])
+def test_lightning_goes_on_from_a_converted_checkpoint(ours: Any, tmp_path: Path, manual: bool) -> None:
+    """It ends as the run ends here that was not interrupted."""
+    net, trainer = ours.Net(width=6, lr=0.03, manual=manual), ours.trainer(tmp_path / "runs", epochs=2)
+    trainer.fit(net, ours.loader(), ours.loader())
+    (first,) = (tmp_path / "runs").glob("epoch=0*.ckpt")
+    assert main(["checkpoint", "convert", str(first), str(tmp_path / "light.ckpt"), "--to", "lightning"]) == 0
+    under_lightning("resume", tmp_path / "light.ckpt", tmp_path / "answer.pt")
+    answer, end = torch.load(tmp_path / "answer.pt"), ours.state(trainer, net)
+    for key, weight in end["weights"].items():
+        torch.testing.assert_close(answer["weights"][key], weight, rtol=0, atol=1e-6)
+    torch.testing.assert_close(answer["optimizer"]["state"], end["optimizer"]["state"], rtol=0, atol=1e-6)
+    assert [answer[key] for key in ("global_step", "current_epoch")] == [12, 2]
+    assert answer["stopping"][0] == end["stopping"][0]
 
 
 def test_its_objects_are_refused_with_the_name_of_their_package(tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import sys
 import types
 from typing import IO, Any
 
 import torch
+
+from drivetrain.checkpoints.unread import UnreadTensor
 
 
 def write(value: Any, stream: IO[bytes], protocol: int = 2) -> None:
@@ -46,3 +50,73 @@ class _Pickler(pickle.Pickler):
 
 
 _PICKLE = types.SimpleNamespace(__name__=__name__, Pickler=_Pickler)
+
+
+# ---- values with tensors that are not read yet -----------------------------------------------------------------------
+
+
+def write_unread(value: Any, stream: IO[bytes]) -> None:
+    """Write ``value`` as :func:`write` does, and read each :class:`UnreadTensor` in it only when it is written.
+
+    So the memory for one of them is needed at a time. ``torch.save`` would read all of them first.
+
+    Raises:
+        CheckpointError: an unread tensor's file is missing or damaged.
+        RuntimeError, OSError, pickle.PickleError, AttributeError, TypeError: as in :func:`write`.
+    """
+    pickled = io.BytesIO()
+    pickler = _UnreadPickler(pickled, 2)
+    pickler.dump(value)
+    writer = torch._C.PyTorchFileWriter(stream, True, _ALIGNMENT)  # True: with checksums
+    try:
+        for name, content in (("data.pkl", pickled.getvalue()), ("byteorder", sys.byteorder.encode())):
+            writer.write_record(name, content, len(content))
+        for key, source in enumerate(pickler.sources):
+            is_unread = isinstance(source, UnreadTensor)
+            storage: Any = source.whole().contiguous().untyped_storage() if is_unread else source.cpu()
+            writer.write_record(f"data/{key}", storage, storage.nbytes())
+            del storage
+    finally:
+        writer.write_end_of_file()  # after an error too: torch would end the process when it frees an open writer
+
+
+_ALIGNMENT = 64  # bytes; torch's own
+
+
+class _Pending:
+    """The storage of an unread tensor."""
+
+    def __init__(self, tensor: UnreadTensor, kind: Any) -> None:
+        self.tensor, self.kind = tensor, kind
+
+
+class _UnreadPickler(_Pickler):
+    """Pickles tensors, and lists their ``sources``: storages and unread tensors, in the order of their records."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sources: list[Any] = []
+        self._keys: dict[tuple[bool, int], int] = {}
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, UnreadTensor):
+            return super().reducer_override(obj)
+        # of a tensor without memory for its elements, which has the same type
+        like: Any = torch.empty((), dtype=obj.dtype).expand(obj.shape)
+        rebuild, (storage, offset, size, _, *rest) = like.__reduce_ex__(2)
+        return rebuild, (_Pending(obj, storage), offset, size, obj.stride(), *rest)
+
+    def persistent_id(self, obj: Any) -> Any:
+        is_pending = isinstance(obj, _Pending)
+        kind: Any = obj.kind if is_pending else obj
+        is_typed = isinstance(kind, torch.storage.TypedStorage)
+        if not is_typed and not torch.is_storage(kind):
+            return None
+        source = obj.tensor if is_pending else obj._untyped_storage if is_typed else obj
+        key = self._keys.setdefault((is_pending, id(source) if is_pending else source._cdata), len(self.sources))
+        if key == len(self.sources):
+            self.sources.append(source)
+        size = source.nbytes if is_pending else source.nbytes()
+        if is_typed:
+            return "storage", getattr(torch, kind._pickle_storage_type()), str(key), "cpu", size // kind.dtype.itemsize
+        return "storage", torch.UntypedStorage, str(key), "cpu", size

@@ -158,7 +158,7 @@ class TorchCheckpointIO(CheckpointIO):
         from drivetrain.checkpoints.foreign import is_legacy, read_foreign  # imported only when something is read
 
         if not is_legacy(source):
-            _verify(source, name)
+            check_records(source, name)
         try:
             loaded: dict[str, Any] = torch.load(
                 rewound(source), map_location=map_location, weights_only=weights_only is not False
@@ -247,7 +247,7 @@ class TorchCheckpointIO(CheckpointIO):
                 sharded.verify(sharded.place(path))
             else:
                 with self._fetched(str(path)) if files.is_remote(path) else contextlib.nullcontext(Path(path)) as local:
-                    _verify(local, str(path))
+                    check_records(local, str(path))
         except CheckpointError:
             return False
         return True
@@ -383,8 +383,8 @@ def rewound(source: Path | IO[bytes]) -> Path | IO[bytes]:
     return source
 
 
-def _verify(source: Path | IO[bytes], name: str) -> None:
-    """Check the CRC-32 of each record.
+def check_records(source: Path | IO[bytes], name: str) -> None:
+    """Check the CRC-32 of each record in a file of torch, which has this ``name`` in messages.
 
     Raises:
         CheckpointError: a checksum is wrong, or the file is not a zip container.

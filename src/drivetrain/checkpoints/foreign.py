@@ -23,7 +23,7 @@ import re
 import sys
 import types
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -115,6 +115,26 @@ def read_foreign(
     """
     source = Path(path) if isinstance(path, (str, Path)) else path
     name = str(path) if name is None else name
+    loaded = read_objects(source, name, map_location=map_location)
+    if not isinstance(loaded, dict) or not loaded.keys() & {"state_dict", "pytorch-lightning_version"}:
+        return None
+    if "drivetrain_version" in loaded:  # for a file of drivetrain, the user wants the stored objects, not placeholders
+        return None
+    _warn_of_placeholders(name, loaded)
+    return loaded
+
+
+def read_objects(source: Path | IO[bytes], name: str, **options: Any) -> Any:
+    """Return what the file ``source`` contains, with a :class:`Placeholder` for every value that is not plain data.
+
+    Args:
+        source: as for :func:`read_foreign`.
+        name: the file's name in messages.
+        options: ``map_location`` and ``mmap`` of ``torch.load``.
+
+    Raises:
+        CheckpointError: the file cannot be read.
+    """
     unpickler = type("Unpickler", (_Unpickler,), {"known": {}})
     module = types.SimpleNamespace(
         __name__="drivetrain.checkpoints.foreign",
@@ -122,15 +142,22 @@ def read_foreign(
         load=lambda file, **options: unpickler(file, **options).load(),
     )
     try:
-        loaded = torch.load(_container(source), map_location=map_location, pickle_module=module, weights_only=False)
+        return torch.load(_container(source), pickle_module=module, weights_only=False, **options)
     except Exception as error:  # torch may raise anything on a malformed file
         raise CheckpointError(f"{name} is no checkpoint, or was cut short ({error}). Use another one.") from error
-    if not isinstance(loaded, dict) or not loaded.keys() & {"state_dict", "pytorch-lightning_version"}:
-        return None
-    if "drivetrain_version" in loaded:  # for a file of drivetrain, the user wants the stored objects, not placeholders
-        return None
-    _warn_of_placeholders(name, loaded)
-    return loaded
+
+
+def read_pickle(file: IO[bytes], classes: Sequence[type], name: str) -> Any:
+    """Return the object in a plain pickle; of its classes only ``classes`` are built, without their ``__init__``.
+
+    Raises:
+        CheckpointError: ``file``, which has the ``name``, cannot be read.
+    """
+    try:
+        with torch.serialization.safe_globals(list(classes)):
+            return type("Unpickler", (_Unpickler,), {"known": {}})(file).load()
+    except Exception as error:  # a malformed pickle may raise anything
+        raise CheckpointError(f"{name} is damaged, or another program wrote it ({error}). Use another one.") from error
 
 
 def _container(source: Path | IO[bytes]) -> Any:

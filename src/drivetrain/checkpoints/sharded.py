@@ -35,6 +35,7 @@ from torch import Tensor
 from drivetrain.base import files
 from drivetrain.base.restoring import COUNT, Form, count, entry, expect, restoring
 from drivetrain.checkpoints import json_tree
+from drivetrain.checkpoints.unread import UnreadTensor
 from drivetrain.errors import CheckpointError
 
 MANIFEST = "manifest.json"
@@ -42,7 +43,6 @@ _FORMAT = "drivetrain sharded checkpoint"
 _VERSION = 1
 _ALIGNMENT = 64  # bytes; aligned so that a piece can be mapped into memory
 _CHUNK = 2**24  # bytes
-HOST = torch.device("cpu")
 
 Folder = Path | str
 """A local folder, or the address of one."""
@@ -262,12 +262,22 @@ def is_begun(path: str | os.PathLike[str]) -> bool:
     return is_checkpoint(path) or any(_own_files(place(path)))
 
 
-def read(path: Folder, lazy: tuple[str, ...] = ()) -> Any:
+def files_of(path: Folder) -> list[str]:
+    """Return the names of the files of a complete checkpoint.
+
+    Raises:
+        CheckpointError: no save to the folder was finished, or the manifest is damaged.
+    """
+    return [MANIFEST, *_manifest(path)["files"]]
+
+
+def read(path: Folder, lazy: tuple[str, ...] = (), single: bool = False) -> Any:
     """Return the checkpoint in the folder ``path``.
 
     Args:
         path: the folder.
         lazy: prefixes of tensor names; tensors with such a name are not read, but returned as :class:`StoredTensor`.
+        single: whether that includes tensors that one process has written as a whole.
 
     Raises:
         CheckpointError: a file is missing or damaged.
@@ -283,9 +293,13 @@ def read(path: Folder, lazy: tuple[str, ...] = ()) -> Any:
     _check(state, manifest["files"].get(manifest["state"], {}), len(content), zlib.crc32(content))
     with restoring(f"{os.path.basename(path)}/{manifest['state']}"):
         tree = json.loads(content)
-        return json_tree.decode(
-            tree, lambda name: _tensor(path, name, entry(tensors, name, Stored), name.startswith(lazy))
-        )
+
+        def tensor(name: str) -> Tensor:
+            stored = entry(tensors, name, Stored)
+            unread = StoredTensor(path, name, stored)
+            return unread if name.startswith(lazy) and (single or len(stored.pieces) > 1) else unread.whole()
+
+        return json_tree.decode(tree, tensor)
 
 
 _TENSORS: Form = (dict, {str: {
@@ -384,13 +398,8 @@ def fetched(address: str) -> Iterator[Path]:
         yield local
 
 
-def _tensor(path: Folder, name: str, stored: Stored, lazy: bool) -> Tensor:
-    tensor = StoredTensor(path, name, stored)
-    return tensor if lazy and len(stored.pieces) > 1 else tensor.whole()
-
-
-class StoredTensor(Tensor):
-    """A tensor in a checkpoint's files: any operation reads all of it, :meth:`part` only the needed bytes."""
+class StoredTensor(UnreadTensor):
+    """A tensor in a checkpoint's files, in pieces: :meth:`part` reads only the needed bytes."""
 
     folder: Folder
     called: str
@@ -401,24 +410,10 @@ class StoredTensor(Tensor):
         dtype = getattr(torch, stored.dtype, None)
         if not isinstance(dtype, torch.dtype):
             raise CheckpointError(f"{path}: {name} has the unknown type {stored.dtype!r}. Use another checkpoint.")
-        made: StoredTensor = Tensor._make_wrapper_subclass(cls, stored.shape, dtype=dtype, device=HOST)
+        made = UnreadTensor.__new__(cls, stored.shape, dtype)
+        assert isinstance(made, StoredTensor)
         made.folder, made.called, made.stored = path, name, stored
         return made
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        from torch.utils._pytree import tree_map
-
-        def whole(value: Any) -> Any:
-            return value.whole() if isinstance(value, StoredTensor) else value
-
-        return func(*tree_map(whole, args), **tree_map(whole, kwargs or {}))
-
-    def __deepcopy__(self, memo: Any) -> Tensor:
-        return self.whole()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.whole().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def whole(self) -> Tensor:
         """Read the complete tensor."""
@@ -430,6 +425,9 @@ class StoredTensor(Tensor):
         Raises:
             CheckpointError: a file is missing or damaged, or no process has written a part of this region.
         """
+        boxes = [(piece.offsets, piece.shape) for piece in self.stored.pieces]
+        if boxes == [(tuple(offsets), tuple(shape))] and all(shape):
+            return self._read(self.stored.pieces[0])
         found, filled = torch.empty(tuple(shape), dtype=self.dtype), 0
         for piece in self.stored.pieces:
             begin = [max(mine, its) for mine, its in zip(offsets, piece.offsets, strict=True)]

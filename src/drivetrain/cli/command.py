@@ -29,6 +29,9 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
+    "checkpoint": Command(
+        "drivetrain.cli.checkpoint_command:main", "inspect, verify, compare, convert, prune checkpoints"
+    ),
     "devices": Command("drivetrain.cli.devices:main", "list the hardware that can be used here"),
     "exec": Command("drivetrain.compat.command:main", "run a program that was written for Lightning"),
     "migrate": Command("drivetrain.legacy.migrate.command:main", "rewrite programs that were written for Lightning"),
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The process's exit code. Wrong usage ends in ``SystemExit(2)``, ``--help`` in ``SystemExit(0)``, as with
         argparse.
     """
-    listed = "\n".join(f"  {name:<10}{command.help}" for name, command in COMMANDS.items())
+    listed = "\n".join(f"  {name:<12}{command.help}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(
         "drivetrain", description="One PyTorch training program, whatever drives it.", epilog=f"commands:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

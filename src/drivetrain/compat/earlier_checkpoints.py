@@ -140,6 +140,46 @@ def _progress(fit_loop: State, checkpoint: State) -> State:
     }
 
 
+def fit_loop_of(position: State) -> State:
+    """Return the entry "fit_loop" of a 2.x checkpoint for the entry "drivetrain" of a checkpoint's loops.
+
+    The optimizer steps are counted for both kinds of optimization, because a checkpoint does not say which it was.
+    """
+    ending, done = bool(position.get("epoch_ending")), int(position.get("batches_done", 0))
+    inside = done > 0 and not ending
+    epochs, steps = int(position["current_epoch"]), int(position.get("global_step", 0))
+    begun = epochs + (ending or inside)
+    epoch = {"ready": begun, "started": begun, "processed": epochs + ending, "completed": epochs}
+    batches = _counters(int(position.get("earlier_batches", 0)) + done), _counters(done)
+    step = {"ready": steps, "completed": steps}
+    no_batches = {"total": _counters(0), "current": _counters(0), "is_last_batch": False}
+    return {
+        "state_dict": {},
+        "epoch_progress": {"total": epoch, "current": dict(epoch)},
+        "epoch_loop.state_dict": {"_batches_that_stepped": int(position.get("stepped_batches", steps))},
+        "epoch_loop.batch_progress": {
+            "total": batches[0], "current": batches[1],
+            "is_last_batch": bool(position.get("is_last_batch")) and done > 0,
+        },
+        "epoch_loop.scheduler_progress": {"total": dict(step), "current": dict(step)},
+        "epoch_loop.automatic_optimization.state_dict": {},
+        "epoch_loop.automatic_optimization.optim_progress": {
+            "optimizer": {
+                "step": {"total": dict(step), "current": dict(step)},
+                "zero_grad": {"total": {**step, "started": steps}, "current": {**step, "started": steps}},
+            },
+        },
+        "epoch_loop.manual_optimization.state_dict": {},
+        "epoch_loop.manual_optimization.optim_step_progress": {"total": dict(step), "current": dict(step)},
+        "epoch_loop.val_loop.state_dict": {},
+        "epoch_loop.val_loop.batch_progress": no_batches,
+    }  # fmt: skip
+
+
+def _counters(count: int) -> State:
+    return {"ready": count, "started": count, "processed": count, "completed": count}
+
+
 def _validation(fit_loop: State, batches: State) -> str:
     """Return the state of the validation after the last batch: not begun, "running" or "done"."""
     if batches["completed"] < batches["processed"]:
@@ -162,7 +202,8 @@ def _optimizer_steps(fit_loop: State, checkpoint: State) -> tuple[int, bool]:
             manual = state["total"]["completed"]
     if automatic is None and manual is None:
         return int(checkpoint["global_step"]), False
-    return (automatic or 0) + (manual or 0), bool(manual)
+    # Both are there after `fit_loop_of`, and Lightning has continued one of them.
+    return max(automatic or 0, manual or 0), (manual or 0) > (automatic or 0)
 
 
 def _progress_of_epochs(checkpoint: State) -> State:

@@ -220,10 +220,10 @@ def finish(store: CheckpointIO, begun: str, path: str) -> None:
 
 def missing(store: CheckpointIO, entries: Sequence[Entry], path: str) -> str:
     """Return the first rank file of the checkpoint ``path`` that does not exist; "" if all do."""
-    return next((file for each in entries if not store.exists(file := _place_of(each["name"], path))), "")
+    return next((file for each in entries if not store.exists(file := place_of(each["name"], path))), "")
 
 
-def _place_of(name: str, path: str | Path) -> str:
+def place_of(name: str, path: str | Path) -> str:
     """Return the path of the rank file ``name`` of the checkpoint ``path``, or of a link to it."""
     if os.path.basename(name) != name or (suffix := re.search(f"{_SUFFIX}$", name)) is None:
         raise WrongForm("['name']", f"is {name!r}, which names no rank file")
@@ -244,7 +244,18 @@ def read(strategy: Strategy, listed: Entry, path: str | Path, weights_only: bool
     Raises:
         CheckpointError: the file is missing or has changed since it was written; the message names it.
     """
-    file = _place_of(entry(listed, "name", str), path)
+    file = checked(listed, path)
+    options = {} if weights_only is None else {"weights_only": weights_only}
+    return expect(strategy.checkpoint_io.load_checkpoint(file, **options), Mapping)  # type: ignore[no-any-return]
+
+
+def checked(listed: Entry, path: str | Path) -> str:
+    """Return the path of a rank file of the checkpoint ``path``, after comparing it with its entry in the main file.
+
+    Raises:
+        CheckpointError: the file is missing or has changed since it was written; the message names it.
+    """
+    file = place_of(entry(listed, "name", str), path)
     if "crc32" in listed and _is_local(path):
         if not os.path.isfile(file):
             raise CheckpointError(f"{file} is missing")
@@ -253,8 +264,7 @@ def read(strategy: Strategy, listed: Entry, path: str | Path, weights_only: bool
             raise CheckpointError(f"{file} has {size} bytes, and {listed['size']} were written")
         if checksum != listed["crc32"]:
             raise CheckpointError(f"{file} is damaged: its checksum is wrong")
-    options = {} if weights_only is None else {"weights_only": weights_only}
-    return expect(strategy.checkpoint_io.load_checkpoint(file, **options), Mapping)  # type: ignore[no-any-return]
+    return file
 
 
 def of_other_ranks(strategy: Strategy, saved_by: int) -> str:

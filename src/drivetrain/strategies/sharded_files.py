@@ -43,7 +43,7 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
     if save_id is None:  # a checkpoint of another process has this name
         return
     folder = sharded.place(path)
-    names = _Names(checkpoint)
+    names = TensorNames(checkpoint)
     tree = json_tree.encode(dict(checkpoint), names.of)
     written, failure = sharded.Written(), None
     try:
@@ -89,7 +89,7 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
     final = Path(os.path.expanduser(path))
     folder = Path(rank_files.unfinished(str(final), save_id))
     sharded.prepare(folder, new=False)
-    names = _Names(checkpoint)
+    names = TensorNames(checkpoint)
     tree = json_tree.encode(dict(checkpoint), names.of)
     written = _write_part(strategy, names, folder, save_id)
     own = {"written": asdict(written), "tree": tree if strategy.is_global_zero else None}
@@ -143,7 +143,7 @@ def _prepared(path: str | Path) -> tuple[str | None, str | None]:
     return uuid.uuid4().hex[:8], None
 
 
-class _Names:
+class TensorNames:
     """The names of the tensors in a checkpoint: as in torch.distributed.checkpoint, by parameter."""
 
     def __init__(self, checkpoint: Mapping[str, Any]) -> None:
@@ -171,7 +171,7 @@ class _Names:
         return path
 
 
-def _write_part(strategy: Strategy, names: _Names, folder: Path | str, save_id: str) -> sharded.Written:
+def _write_part(strategy: Strategy, names: TensorNames, folder: Path | str, save_id: str) -> sharded.Written:
     """Write this rank's tensors into ``folder``; return their descriptions, on rank 0 with a list of all tensors."""
     written = sharded.Written()
     if parts := _parts_of_rank(names, strategy.is_global_zero):
@@ -181,7 +181,7 @@ def _write_part(strategy: Strategy, names: _Names, folder: Path | str, save_id: 
     return written
 
 
-def _parts_of_rank(names: _Names, is_first: bool) -> list[tuple[str, Tensor, tuple[int, ...], sharded.Box]]:
+def _parts_of_rank(names: TensorNames, is_first: bool) -> list[tuple[str, Tensor, tuple[int, ...], sharded.Box]]:
     """Return this rank's tensors to write: its shards, unless another rank writes the same ones; rank 0 adds plain
     tensors.
     """

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
 
 # Other tools read this key to determine the layout of the checkpoint.
-_LAYOUT_VERSION = "2.6.0"
+LAYOUT_VERSION = "2.6.0"
 
 
 RESUME = "DRIVETRAIN_RESUME"
@@ -159,7 +159,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     checkpoint: dict[str, Any] = {
         "epoch": progress.current_epoch,
         "global_step": progress.global_step,
-        "pytorch-lightning_version": _LAYOUT_VERSION,
+        "pytorch-lightning_version": LAYOUT_VERSION,
         "drivetrain_version": drivetrain.__version__,
         "torch_version": str(torch.__version__),
         **weights.of(trainer),

@@ -1,0 +1,47 @@
+"""Tensors of a checkpoint that are read when they are used."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HOST = torch.device("cpu")
+
+
+class UnreadTensor(Tensor):
+    """A tensor that is still in a checkpoint's files: shape and type are known, and any operation reads all of it."""
+
+    @staticmethod
+    def __new__(cls, shape: Sequence[int], dtype: torch.dtype, *_: Any) -> UnreadTensor:
+        made: UnreadTensor = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=HOST)
+        return made
+
+    def __init__(self, *_: Any) -> None:
+        """Do nothing: a subclass sets its attributes."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        from torch.utils._pytree import tree_map
+
+        def whole(value: Any) -> Any:
+            return value.whole() if isinstance(value, UnreadTensor) else value
+
+        return func(*tree_map(whole, args), **tree_map(whole, kwargs or {}))
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self.whole()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.whole().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    @abstractmethod
+    def whole(self) -> Tensor:
+        """Read the complete tensor.
+
+        Raises:
+            CheckpointError: a file is missing or damaged.
+        """

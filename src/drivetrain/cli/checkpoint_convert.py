@@ -1,0 +1,247 @@
+"""``drivetrain checkpoint convert`` and ``consolidate``: a checkpoint in another format, one tensor at a time."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drivetrain.base import files
+from drivetrain.checkpoints.container import write_unread
+from drivetrain.checkpoints.plain import MARKER, encode
+from drivetrain.cli import checkpoint_dcp, checkpoint_safetensors
+from drivetrain.cli.checkpoint_diff import VERSIONS, holds
+from drivetrain.cli.checkpoint_kinds import WEIGHTS_ONLY, Opened, open_checkpoint
+from drivetrain.cli.checkpoint_verify import first_problem
+from drivetrain.compat.earlier_checkpoints import fit_loop_of
+from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
+from drivetrain.strategies import rank_files
+from drivetrain.trainer.checkpoint import LAYOUT_VERSION
+from drivetrain.trainer.rank_parts import is_inside
+
+_OURS = ("drivetrain", "drivetrain-sharded")
+_FOLDERS = ("drivetrain-sharded", "dcp", "deepspeed")
+_LARGEST = 5 * 10**9  # bytes of a file in a model folder, as Hugging Face writes them
+
+NO_DEEPSPEED = (
+    "DeepSpeed's folders cannot be written: their files hold flat pieces whose boundaries depend on the number of "
+    "ranks, on ZeRO's stage and on the optimizer's groups in the engine that will read them, and pickled objects of "
+    'its classes. Convert to "drivetrain": Trainer(strategy="deepspeed") resumes from such a file on any number of '
+    "processes."
+)
+"""Why ``--to deepspeed`` is refused, and what to do instead."""
+
+
+def convert(
+    path: str, out: str, to: str, strip_prefix: str = "", add_prefix: str = "", largest: int = _LARGEST
+) -> dict[str, Any]:
+    """Write the checkpoint at ``path`` to ``out`` in the format ``to``.
+
+    Args:
+        path: a checkpoint of any kind.
+        out: a new file; for "dcp" and "huggingface" a new folder.
+        to: one of :data:`TARGETS`.
+        strip_prefix, add_prefix: the beginning of parameter names to remove and to add, where only weights are written
+            or read.
+        largest: the most bytes of a file in a folder of "huggingface".
+
+    Returns:
+        ``kind`` of the source; ``lost``: entries for which the format has no place; ``notes``.
+
+    Raises:
+        CheckpointError: the source is damaged, or a value cannot be written.
+        ConfigurationError: an argument is wrong, or ``out`` exists.
+    """
+    if to == "deepspeed":
+        raise ConfigurationError(NO_DEEPSPEED)
+    if to not in TARGETS:
+        raise ConfigurationError(f"There is no format {to!r}. {did_you_mean(to, TARGETS)}")
+    target = Path(files.spelled(out))
+    if os.path.lexists(target):
+        raise ConfigurationError(f"{out} exists already. Choose a new name, or remove it.")
+    found = open_checkpoint(path)
+    if (problem := first_problem(found)) is not None:
+        raise CheckpointError(problem)
+    if strip_prefix or add_prefix:
+        if to not in WEIGHTS_ONLY and found.kind not in WEIGHTS_ONLY:
+            raise ConfigurationError(
+                f"--strip-prefix and --add-prefix rename weights, and {path} also holds the state of a run, which "
+                "names them. Convert to safetensors or huggingface."
+            )
+        found.tree["state_dict"] = dict(_renamed(found.tree["state_dict"], strip_prefix, add_prefix))
+    lost = [] if to == "drivetrain" and found.kind in _OURS else sorted(
+        key for key in found.tree if not holds(to, key) and key not in VERSIONS
+    )  # fmt: skip
+    notes = list(found.notes)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        TARGETS[to](found, target, lost, notes, largest)
+    except BaseException as error:
+        _discard(target)
+        if isinstance(error, OSError):
+            raise CheckpointError(
+                f"{out} could not be written: {files.reason(error, target)}. Free some space, or choose another name."
+            ) from error
+        if isinstance(error, (pickle.PickleError, AttributeError, TypeError)):
+            raise CheckpointError(
+                f"{path} holds objects that are no plain data, and cannot be converted to {to!r}: {'; '.join(notes)}. "
+                "Convert the weights to safetensors, or save the checkpoint without these objects."
+            ) from error
+        raise
+    return {"path": path, "kind": found.kind, "out": out, "to": to, "lost": lost, "notes": notes}
+
+
+def consolidate(path: str, out: str) -> dict[str, Any]:
+    """Write the folder of shards at ``path`` as one file of drivetrain; its memory is one tensor and one shard of it.
+
+    Raises:
+        CheckpointError, ConfigurationError: as in :func:`convert`, or ``path`` is one file already.
+    """
+    kind = open_checkpoint(path).kind
+    if kind not in _FOLDERS:
+        raise ConfigurationError(f"{path} is no folder of shards, but of the kind {kind!r}. Convert it instead.")
+    return convert(path, out, "drivetrain")
+
+
+def _discard(target: Path) -> None:
+    """Remove what a failed conversion has written."""
+    if target.is_dir():
+        shutil.rmtree(target)
+    else:
+        target.unlink(missing_ok=True)
+
+
+def _renamed(state: Mapping[str, Any], strip: str, add: str) -> Iterator[tuple[str, Any]]:
+    if strip and not any(name.startswith(strip) for name in state):
+        raise ConfigurationError(f"No weight's name begins with {strip!r}: the first is {next(iter(state), None)!r}.")
+    for name, value in state.items():
+        yield f"{add}{name.removeprefix(strip)}", value
+
+
+# ---- what is written -------------------------------------------------------------------------------------------------
+
+
+def _write_file(tree: Mapping[str, Any], target: Path) -> None:
+    with files.replacing(target, durable=True, new=True) as stream:
+        write_unread(dict(tree), stream)
+
+
+def _versions() -> dict[str, Any]:
+    import drivetrain
+
+    return {
+        "pytorch-lightning_version": LAYOUT_VERSION, "drivetrain_version": drivetrain.__version__,
+        "torch_version": str(torch.__version__),
+    }  # fmt: skip
+
+
+def _to_drivetrain(found: Opened, target: Path, lost: list[str], notes: list[str], largest: int) -> None:
+    _write_file(_ours(found, lost), target)
+    _copy_rank_files(found, target, notes)
+
+
+def _copy_rank_files(found: Opened, target: Path, notes: list[str]) -> None:
+    for listed in found.rank_files:
+        try:
+            file = rank_files.checked(listed, found.path)
+        except CheckpointError as error:
+            notes.append(str(error))
+            continue
+        suffix = re.search(r"\.[0-9a-f]{8}\.rank\d+$", file)
+        assert suffix is not None  # `checked` refuses other names
+        files.copy(file, f"{target}{suffix[0]}")
+
+
+def _ours(found: Opened, lost: list[str]) -> dict[str, Any]:
+    """Return the tree in the layout of a Trainer's checkpoint, as plain data and tensors."""
+    tree = found.tree
+    if found.kind in _OURS or "drivetrain_version" in tree:
+        return tree
+    if "pytorch-lightning_version" not in tree:
+        lost += sorted(str(key) for key in tree if key != "state_dict")
+        return {**_versions(), "state_dict": tree["state_dict"]}
+    noted: list[str] = []
+    plain = {key: part if key == "state_dict" else encode(part, str(key), True, noted) for key, part in tree.items()}
+    lost += noted
+    if "drivetrain" in (plain.get("loops") or {}):
+        plain["loops"] = {"drivetrain": plain["loops"]["drivetrain"]}
+    # Without the version a Trainer does not expect a random state, which the other program did not save.
+    return plain if "loops" in tree else {**plain, **_versions()}
+
+
+def _to_lightning(found: Opened, target: Path, lost: list[str], notes: list[str], largest: int) -> None:
+    tree = {key: part for key, part in _ours(found, lost).items() if holds("lightning", key)}
+    tree = {"epoch": 0, "global_step": 0, "pytorch-lightning_version": LAYOUT_VERSION, **tree}  # Lightning needs them
+    kept = ("state_dict", "optimizer_states")
+    tree = {key: part if key in kept else _unmarked(part, str(key), lost) for key, part in tree.items()}
+    position = (tree.get("loops") or {}).get("drivetrain")
+    if position and "fit_loop" not in tree["loops"]:
+        tree["loops"] = {**tree["loops"], "fit_loop": fit_loop_of(position)}
+    if is_inside(found.tree) and found.rank_files:
+        notes.append(f"saved inside an epoch by {1 + len(found.rank_files)} processes: resume with as many")
+    if "frozen_weights" in found.tree:
+        notes.append("the checkpoint has no frozen weights: load it with strict=False over the base model")
+    _write_file(tree, target)
+
+
+_NOTHING = object()
+
+
+def _unmarked(value: Any, path: str, lost: list[str]) -> Any:
+    """Return ``value`` without entries that only drivetrain decodes, and add their paths to ``lost``."""
+    if isinstance(value, Mapping):
+        if MARKER in value:
+            lost.append(path)
+            return _NOTHING
+        cleaned = {key: _unmarked(each, f"{path}/{key}", lost) for key, each in value.items()}
+        return {key: each for key, each in cleaned.items() if each is not _NOTHING}
+    if isinstance(value, list):
+        items = [_unmarked(each, f"{path}/{index}", lost) for index, each in enumerate(value)]
+        return [each for each in items if each is not _NOTHING]
+    return value
+
+
+def _to_dcp(found: Opened, target: Path, lost: list[str], notes: list[str], largest: int) -> None:
+    checkpoint_dcp.write(_ours(found, lost), target)
+    _copy_rank_files(found, target, notes)
+
+
+def _to_safetensors(found: Opened, target: Path, lost: list[str], notes: list[str], largest: int) -> None:
+    lost += checkpoint_safetensors.write(found.tree["state_dict"], target)
+
+
+def _to_huggingface(found: Opened, target: Path, lost: list[str], notes: list[str], largest: int) -> None:
+    lost += checkpoint_safetensors.write(found.tree["state_dict"], target, largest)
+    notes.append("config.json is not written: a checkpoint does not describe a model's class; copy the base model's")
+
+
+TARGETS: dict[str, Callable[[Opened, Path, list[str], list[str], int], None]] = {
+    "drivetrain": _to_drivetrain,
+    "lightning": _to_lightning,
+    "dcp": _to_dcp,
+    "safetensors": _to_safetensors,
+    "huggingface": _to_huggingface,
+}
+"""By name, what writes a format."""
+
+
+_WORDS = {
+    "optimizers": "names of parameters", "rank_files": "state of each process", "rank_state": "state of this process",
+    "ranks": "state of each process", "restart": "position in the data", "rng": "random states",
+}  # fmt: skip
+
+
+def text(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines about a conversion for the terminal."""
+    yield f"{result['out']}: written, from a checkpoint of the kind {result['kind']}"
+    if result["lost"]:
+        lost = (f"{key} ({_WORDS[key]})" if key in _WORDS else key for key in result["lost"])
+        yield f"  lost: {', '.join(lost)}"
+    for note in result["notes"]:
+        yield f"  note: {note}"

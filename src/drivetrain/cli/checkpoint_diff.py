@@ -1,0 +1,154 @@
+"""``drivetrain checkpoint diff``: what differs between two checkpoints, of the same or of different kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.checkpoints.unread import UnreadTensor
+from drivetrain.cli.checkpoint_kinds import WEIGHTS_ONLY, Opened, leaves, open_checkpoint
+from drivetrain.errors import shown
+
+_CHUNK = 2**22  # elements that are compared at a time
+_IGNORED = frozenset({"rank_files"})  # their names are new in every save
+VERSIONS = frozenset({"drivetrain_version", "torch_version", "pytorch-lightning_version", "program"})
+"""Entries about what has written a checkpoint."""
+
+_NOT_IN_LIGHTNING = frozenset({
+    "drivetrain_version", "frozen_weights", "hparams_type", "optimizers", "program", "rank_files", "rank_state",
+    "ranks", "restart", "rng", "torch_version",
+})  # fmt: skip
+
+
+def holds(kind: str, key: str) -> bool:
+    """Return whether checkpoints of this kind have a place for a Trainer's entry ``key``."""
+    if kind in WEIGHTS_ONLY:
+        return key == "state_dict"
+    return kind not in ("lightning", "deepspeed") or key not in _NOT_IN_LIGHTNING
+
+
+def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
+    """Compare two checkpoints, one tensor at a time; ``weights``: only those.
+
+    Entries for which one of the two kinds has no place are not compared.
+
+    Returns:
+        ``equal``; ``not_compared``: entries that only one kind can hold; ``only_in_a``, ``only_in_b``: paths;
+        ``tensors`` and ``values``: those that differ; the counts ``tensors_compared`` and ``values_compared``.
+
+    Raises:
+        CheckpointError: one of them cannot be read.
+    """
+    found = open_checkpoint(path), open_checkpoint(other)
+    keys = found[0].tree.keys() | found[1].tree.keys()
+    compared = {key for key in keys if all(holds(each.kind, key) for each in found)} - _IGNORED
+    compared &= {"state_dict"} if weights else compared
+    compared -= VERSIONS if found[0].kind != found[1].kind else set()
+    one, two = (dict(_leaves(each, compared, found[0].kind != found[1].kind)) for each in found)
+    tensors, values, count = [], [], 0
+    for name in one.keys() & two.keys():
+        first, second = one[name], two[name]
+        if isinstance(first, Tensor) and isinstance(second, Tensor):
+            count += 1
+            if (difference := _of_tensors(first, second)) is not None:
+                tensors.append({"name": name, **difference})
+        elif isinstance(first, Tensor) or isinstance(second, Tensor) or not _same(first, second):
+            values.append({"name": name, "a": shown(first), "b": shown(second)})
+    result: dict[str, Any] = {
+        "a": path, "b": other,
+        "equal": not (tensors or values or one.keys() ^ two.keys()),
+        "not_compared": [] if weights else sorted(keys - compared - _IGNORED - VERSIONS),
+        "only_in_a": _highest(one, two),
+        "only_in_b": _highest(two, one),
+        "tensors": sorted(tensors, key=lambda each: str(each["name"])),
+        "values": sorted(values, key=lambda each: each["name"]),
+        "tensors_compared": count,
+        "values_compared": len(one.keys() & two.keys()) - count,
+    }  # fmt: skip
+    return result
+
+
+def _leaves(found: Opened, keys: Iterable[str], common: bool) -> Iterable[tuple[str, Any]]:
+    """Yield the leaves of these entries; ``common``: of the loops only the position that all kinds have."""
+    for key in sorted(keys):
+        if key in found.tree:
+            part = found.tree[key]
+            if common and key == "loops" and isinstance(part, Mapping):
+                part = {name: each for name, each in part.items() if name == "drivetrain"}
+            yield from leaves(part, key)
+
+
+def _highest(names: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Return the paths among ``names`` that ``others`` lack; of containers that they lack, only the container's."""
+    known = {path for name in others for path in _upwards(name)}
+    return sorted({next((path for path in _upwards(name) if path not in known), name) for name in names} - known)
+
+
+def _upwards(name: str) -> list[str]:
+    """Return the beginnings of a path, the shortest first, and the path."""
+    parts = name.split("/")
+    return ["/".join(parts[: index + 1]) for index in range(len(parts))]
+
+
+def _same(one: Any, other: Any) -> bool:
+    same = type(one) is type(other) and one == other
+    return bool(same) if isinstance(same, bool) else repr(one) == repr(other)
+
+
+def _of_tensors(one: Tensor, other: Tensor) -> dict[str, Any] | None:
+    """Return how two tensors differ; ``None`` if they have the same shape, type and bits."""
+    difference: dict[str, Any] = {}
+    if one.dtype != other.dtype:
+        difference["dtypes"] = [str(each.dtype).removeprefix("torch.") for each in (one, other)]
+    if one.shape != other.shape:
+        return {**difference, "shapes": [list(one.shape), list(other.shape)]}
+    count, largest, unbounded = 0, 0.0, 0
+    chunks: list[Any] = [torch.split(_flat(each), _CHUNK) for each in (one, other)]
+    for first, second in zip(*chunks, strict=True):
+        wrong = first != second
+        if one.dtype == other.dtype:  # bits, so that NaN equals NaN and 0.0 is not -0.0
+            bits = (each.view(torch.uint8).reshape(-1, one.dtype.itemsize) for each in (first, second))
+            wrong = next(bits).ne(next(bits)).any(1)
+        count += int(wrong.sum())
+        if wrong.any():
+            wide = torch.complex128 if one.is_complex() or other.is_complex() else torch.float64
+            distance = (first[wrong].to(wide) - second[wrong].to(wide)).abs()
+            finite = distance[distance.isfinite()]
+            unbounded += len(distance) - len(finite)
+            largest = max(largest, float(finite.max()) if len(finite) else 0.0)
+    if not count and not difference:
+        return None
+    return {
+        **difference, "elements": one.numel(), "differing": count, "max_abs_difference": largest,
+        "not_finite": unbounded,
+    }  # fmt: skip
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    plain = tensor.whole() if isinstance(tensor, UnreadTensor) else tensor.detach()
+    plain = plain.to_dense() if plain.layout != torch.strided else plain.resolve_conj().resolve_neg()
+    return plain.contiguous().reshape(-1)
+
+
+def text(result: Mapping[str, Any]) -> Iterable[str]:
+    """Yield the lines of a comparison for the terminal."""
+    for name in ("a", "b"):
+        yield from (f"only in {result[name]}: {each}" for each in result[f"only_in_{name}"])
+    for each in result["values"]:
+        yield f"{each['name']}: {each['a']} and {each['b']}"
+    for each in result["tensors"]:
+        parts = [" and ".join(each["dtypes"])] if "dtypes" in each else []
+        if "shapes" in each:
+            parts.append(" and ".join(map(str, each["shapes"])))
+        else:
+            parts.append(f"{each['differing']} of {each['elements']} elements differ")
+            parts[-1] += f", by at most {each['max_abs_difference']:.6g}" if each["differing"] else ""
+            parts[-1] += f"; {each['not_finite']} differences are not finite" if each["not_finite"] else ""
+        yield f"{each['name']}: {'; '.join(parts)}"
+    if result["not_compared"]:
+        yield f"not compared: {', '.join(result['not_compared'])}"
+    what = f"{result['tensors_compared']} tensors and {result['values_compared']} values compared"
+    yield f"{'equal to the last bit' if result['equal'] else 'different'}: {what}"

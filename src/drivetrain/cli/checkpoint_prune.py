@@ -1,0 +1,183 @@
+"""``drivetrain checkpoint prune``: remove older checkpoints, and what unfinished saves have left in a folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from drivetrain.base import files
+from drivetrain.checkpoints import sharded
+from drivetrain.checkpoints.file import TorchCheckpointIO, entries
+from drivetrain.checkpoints.io import newest_first
+from drivetrain.cli.checkpoint_inspect import size
+from drivetrain.cli.checkpoint_verify import verify
+from drivetrain.errors import ConfigurationError
+from drivetrain.strategies import rank_files
+
+_RANK_FILE = re.compile(r"(.+)\.[0-9a-f]{8}\.rank[1-9][0-9]*")
+_UNFINISHED = re.compile(r".+\.[0-9a-f]+" + re.escape(rank_files.UNFINISHED))
+_PART = re.compile(r"\.[0-9a-f]{32}\.part")
+_YOUNG = 3600  # seconds; a younger leftover may belong to a save that is running
+
+
+def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[str, Any]:
+    """Return, and with ``delete`` do, what would be removed from ``folder``.
+
+    The newest complete checkpoint stays, as do those that ModelCheckpoint recorded in it as its best and its last, the
+    targets of links, damaged files, and whatever drivetrain has not written.
+
+    Args:
+        folder: the folder of a ModelCheckpoint, for example. Its subfolders are not searched.
+        keep: the number of complete checkpoints that stay, the newest; ``None``: all, only leftovers are removed.
+        delete: remove the files.
+
+    Returns:
+        ``entries``: for each file or folder of drivetrain its ``path``, ``bytes``, ``action`` ("remove" or "keep") and
+        ``reason``; ``deleted``; ``others``: the number of other files.
+
+    Raises:
+        ConfigurationError: ``folder`` is no local folder, or ``keep`` is less than 1.
+    """
+    place = Path(files.spelled(folder))
+    if files.is_remote(folder) or not place.is_dir():
+        raise ConfigurationError(f"{folder} is no local folder. Pass the folder with the checkpoints.")
+    if keep is not None and keep < 1:
+        raise ConfigurationError(f"--keep is at least 1, not {keep}: the newest complete checkpoint always stays.")
+    present = sorted(each for each in place.iterdir())
+    mains = {str(each): tree for each in present if (tree := _ours(each)) is not None}
+    found = [*_checkpoints(mains, present, keep), *_leftovers(present, mains)]
+    known = {each["path"] for each in found}
+    listed = {str(file) for main in mains for file in _beside(main, mains)}
+    others = [each for each in present if str(each) not in known | listed]
+    for each in found if delete else ():
+        if each["action"] == "remove":
+            _remove(Path(each["path"]), each["path"] in mains)
+    return {"folder": folder, "deleted": delete, "entries": found, "others": len(others)}
+
+
+def _entry(path: str | Path, action: str, reason: str, beside: list[Path] | None = None) -> dict[str, Any]:
+    return {
+        "path": str(path), "action": action, "reason": reason,
+        "bytes": sum(_size(each) for each in (Path(path), *(beside or ()))),
+    }  # fmt: skip
+
+
+def _size(path: Path) -> int:
+    inside = path.rglob("*") if path.is_dir() and not path.is_symlink() else [path]
+    return sum(each.lstat().st_size for each in inside if not each.is_dir())
+
+
+def _ours(path: Path) -> Mapping[str, Any] | None:
+    """Return the entries of a checkpoint that drivetrain has finished; ``None`` for anything else."""
+    is_folder = path.is_dir()
+    if path.name.startswith(".") or _RANK_FILE.fullmatch(path.name) or _UNFINISHED.fullmatch(path.name):
+        return None
+    if path.is_symlink() or (is_folder and not sharded.is_checkpoint(path)):
+        return None
+    try:
+        tree = entries(path)
+    except Exception:  # a file of another program may raise anything
+        return None
+    return tree if isinstance(tree, Mapping) and "drivetrain_version" in tree else None
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def _checkpoints(
+    mains: Mapping[str, Mapping[str, Any]], present: list[Path], keep: int | None
+) -> Iterator[dict[str, Any]]:
+    """Yield an entry for each finished checkpoint, the newest first."""
+    linked = {os.path.realpath(each): each.name for each in present if each.is_symlink()}
+    counts, protected = {True: 0, False: 0}, dict[str, str]()
+    for path in newest_first(TorchCheckpointIO(), mains):
+        beside = _beside(path, mains)
+        if (problem := next(iter(verify(path)["problems"]), None)) is not None:
+            yield _entry(path, "keep", f"damaged, so it is not counted: {problem['problem']}", beside)
+            continue
+        resumes = "loops" in mains[path]  # checkpoints of weights only are counted apart
+        counts[resumes] += 1
+        complete, what = counts[resumes], "" if resumes else " with weights only"
+        protected = protected or dict(_recorded(mains[path]))
+        reason = linked.get(os.path.realpath(path)) and f"{linked[os.path.realpath(path)]} is a link to it"
+        reason = reason or protected.get(os.path.basename(path))
+        if complete == 1:
+            yield _entry(path, "keep", f"the newest complete checkpoint{what}", beside)
+        elif keep is None or complete <= keep:
+            yield _entry(path, "keep", "complete" if keep is None else f"one of the {keep} newest{what}", beside)
+        elif reason:
+            yield _entry(path, "keep", reason, beside)
+        else:
+            newest = "newest complete one" if keep == 1 else f"{keep} newest complete ones"
+            yield _entry(path, "remove", f"older than the {newest}{what}", beside)
+
+
+def _recorded(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the names of the files that checkpoint callbacks have recorded, and as what."""
+    for state in (checkpoint.get("callbacks") or {}).values():
+        for key, word in (("last_model_path", "last"), ("best_model_path", "best")):
+            if isinstance(state, Mapping) and isinstance(path := state.get(key), str) and path:
+                yield os.path.basename(path), f"ModelCheckpoint recorded it as its {word} one"
+
+
+def _beside(path: str, mains: Mapping[str, Mapping[str, Any]]) -> list[Path]:
+    """Return the existing rank files of a checkpoint."""
+    places = [Path(rank_files.place_of(each["name"], path)) for each in mains[path].get(rank_files.LISTED, ())]
+    return [each for each in places if each.exists()]
+
+
+# ---- leftovers -------------------------------------------------------------------------------------------------------
+
+
+def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield an entry for each leftover of a save."""
+    owned = {str(each) for main in mains for each in _beside(main, mains)}
+    for path in present:
+        reason = ""
+        match = _RANK_FILE.fullmatch(path.name)
+        if _PART.fullmatch(path.name):
+            reason = "a write that was interrupted"
+        elif _UNFINISHED.fullmatch(path.name):
+            reason = "a save that was not finished"
+        elif match and str(path) not in owned:
+            main = path.with_name(match[1])
+            if os.path.lexists(main) and str(main) not in mains:
+                yield _entry(path, "keep", f"{main.name} cannot be read, so it may belong to it")
+                continue
+            reason = (
+                f"a rank file that {'no checkpoint lists' if str(main) not in mains else f'{main.name} does not list'}"
+            )
+        elif path.is_dir() and not path.is_symlink() and not sharded.is_checkpoint(path) and sharded.is_begun(path):
+            reason = "a folder of shards whose save was not finished"
+        if reason:
+            is_young = time.time() - path.lstat().st_mtime < _YOUNG
+            action = "keep" if is_young else "remove"
+            yield _entry(path, action, f"{reason}, less than an hour ago: it may be running" if is_young else reason)
+
+
+def _remove(path: Path, is_checkpoint: bool) -> None:
+    store = TorchCheckpointIO()
+    if path.is_dir() and _UNFINISHED.fullmatch(path.name):
+        shutil.rmtree(path)
+    elif path.is_dir():
+        sharded.remove(path)
+    else:
+        store.remove_checkpoint(path)
+    if is_checkpoint:
+        rank_files.remove_others(store, path)
+
+
+def text(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines about a folder for the terminal."""
+    words = {"keep": "keep", "remove": "removed" if result["deleted"] else "would remove"}
+    for each in result["entries"]:
+        yield f"{words[each['action']]:<12} {each['path']} ({size(each['bytes'])}): {each['reason']}"
+    freed = sum(each["bytes"] for each in result["entries"] if each["action"] == "remove")
+    others = f"; {result['others']} other files stay" if result["others"] else ""
+    done = "freed" if result["deleted"] else "would be freed, with --delete"
+    yield f"{size(freed)} {done}{others}"

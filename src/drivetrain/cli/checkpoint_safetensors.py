@@ -1,0 +1,170 @@
+"""Weights in files of safetensors, and in a folder as Hugging Face keeps models; they need the package safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from drivetrain.base.restoring import entry, restoring
+from drivetrain.checkpoints.unread import UnreadTensor
+from drivetrain.errors import CheckpointError, check_installed
+
+_NAMES = ("model.safetensors", "pytorch_model.bin")
+_ALIAS = "drivetrain.alias:"  # prefix of entries in a file's metadata: a name of another tensor's memory
+
+
+class _Alias:
+    """Replaces a tensor that shares its memory with the one called ``name``, as tied weights do."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def is_file(path: Path) -> bool:
+    """Return whether ``path`` is named as a file of safetensors."""
+    return path.suffix == ".safetensors"
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files with the weights of a model folder; empty if it is none.
+
+    Raises:
+        CheckpointError: the folder's index is damaged, or a file that it lists is missing.
+    """
+    for name in _NAMES:
+        if (folder / name).is_file():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            with restoring(f"{folder.name}/{index.name}"):
+                listed = {*entry(json.loads(index.read_bytes()), "weight_map", (dict, {str: str})).values()}
+            for each in listed:
+                if Path(each).name != each or not (folder / each).is_file():
+                    raise CheckpointError(f"{index} lists {each!r}, which is not in the folder. Use another one.")
+            return sorted(folder / each for each in listed)
+    return sorted(folder.glob("*.safetensors"))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the tensors of a file, mapped into memory; ``with_aliases`` completes the result.
+
+    Raises:
+        CheckpointError: the file is damaged.
+        MissingPackageError: safetensors is not installed.
+    """
+    check_installed(f"Reading {path}", "safetensors")
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="pt") as opened:
+            state: dict[str, Any] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            metadata = opened.metadata() or {}
+    except Exception as error:  # the package raises exceptions of its own
+        raise CheckpointError(
+            f"{path} is no file of safetensors, or was cut short ({error}). Use another one."
+        ) from error
+    aliases = {key.removeprefix(_ALIAS): _Alias(kept) for key, kept in metadata.items() if key.startswith(_ALIAS)}
+    return state | aliases
+
+
+def with_aliases(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of all files of a model, in which tied weights are one tensor again."""
+    kept = {name: value.name if isinstance(value, _Alias) else name for name, value in state.items()}
+    return {name: state[kept[name]] for name in state if kept[name] in state}
+
+
+def write(state: Mapping[str, Any], target: Path, largest: int | None = None) -> list[str]:
+    """Write tensors to the new file ``target``, or to a new folder in files of at most ``largest`` bytes.
+
+    A file of the model's weights is in memory at a time, unless the tensors are mapped.
+
+    Args:
+        state: the weights. Entries that are no tensors are left out.
+        target: the file; with ``largest``, the folder.
+        largest: bytes; a larger tensor gets a file of its own.
+
+    Returns:
+        The names of entries that are left out.
+
+    Raises:
+        CheckpointError: safetensors cannot store a tensor.
+        MissingPackageError: safetensors is not installed.
+    """
+    check_installed(f"Writing {target}", "safetensors")
+    tensors, aliases = _split(state)
+    left_out = [name for name, value in state.items() if not isinstance(value, Tensor)]
+    if largest is None:
+        _save(tensors, target, aliases)
+        return left_out
+    parts: list[dict[str, Tensor]] = [{}]
+    for name, tensor in tensors.items():
+        if parts[-1] and sum(each.nbytes for each in parts[-1].values()) + tensor.nbytes > largest:
+            parts.append({})
+        parts[-1][name] = tensor
+    target.mkdir(parents=True, exist_ok=True)
+    if len(parts) == 1:
+        _save(parts[0], target / _NAMES[0], aliases)
+        return left_out
+    numbered = [f"model-{index:05}-of-{len(parts):05}.safetensors" for index in range(1, len(parts) + 1)]
+    for part, name in zip(parts, numbered, strict=True):
+        _save(part, target / name, {alias: kept for alias, kept in aliases.items() if kept in part})
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    where = {tensor: name for part, name in zip(parts, numbered, strict=True) for tensor in part}
+    index = {"metadata": {"total_size": size}, "weight_map": where}
+    (target / f"{_NAMES[0]}.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+    return left_out
+
+
+def _split(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors, and for further names of the same tensor its first name."""
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    firsts: dict[Any, str] = {}
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            first = firsts.setdefault(_identity(value), name)
+            if first == name:
+                tensors[name] = value
+            else:
+                aliases[name] = first
+    return tensors, aliases
+
+
+def _identity(tensor: Tensor) -> Any:
+    if isinstance(tensor, UnreadTensor) or not tensor.numel():
+        return id(tensor)
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _save(tensors: Mapping[str, Tensor], target: Path, aliases: Mapping[str, str]) -> None:
+    from safetensors.torch import save_file
+
+    metadata = {"format": "pt", **{f"{_ALIAS}{alias}": kept for alias, kept in aliases.items()}}
+    try:
+        save_file({name: _packed(each) for name, each in tensors.items()}, target, metadata)
+    except OSError:
+        raise
+    except Exception as error:  # the package raises exceptions of its own
+        raise CheckpointError(
+            f"{target} was not written, because safetensors cannot store a tensor: {error}. Convert it to a dense one "
+            "of an ordinary type."
+        ) from error
+
+
+def _packed(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` in memory of its own, as safetensors needs it."""
+    plain = tensor.whole() if isinstance(tensor, UnreadTensor) else tensor.detach().resolve_conj().resolve_neg()
+    is_own = plain.is_contiguous() and plain.untyped_storage().nbytes() == plain.nbytes
+    return plain if is_own else plain.contiguous().clone()
+
+
+def problems(path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield what is wrong with a file: its header and its size; the format has no checksums."""
+    try:
+        read(path)
+    except CheckpointError as error:
+        yield path, str(error)

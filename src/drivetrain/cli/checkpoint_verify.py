@@ -1,0 +1,119 @@
+"""``drivetrain checkpoint verify``: checksums, sizes and completeness of a checkpoint's files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from drivetrain.base import files
+from drivetrain.base.restoring import restoring
+from drivetrain.checkpoints import sharded
+from drivetrain.checkpoints.file import check_records
+from drivetrain.checkpoints.foreign import is_legacy
+from drivetrain.cli import checkpoint_dcp, checkpoint_safetensors, checkpoint_zero
+from drivetrain.cli.checkpoint_kinds import Opened, leaves, open_checkpoint
+from drivetrain.errors import CheckpointError, NoCheckpointError
+from drivetrain.strategies import rank_files
+
+_NO_CHECKSUMS = "{} has no checksums: only its sizes and its structure were checked"
+
+
+def verify(path: str) -> dict[str, Any]:
+    """Check the checkpoint at ``path``; read all of it.
+
+    Returns:
+        ``ok``; ``problems``, each with its ``file`` and a message ``problem``; ``notes``, on what has no checksums.
+
+    Raises:
+        NoCheckpointError, CheckpointNameError: there is nothing of a known kind.
+    """
+    place = Path(files.spelled(path))
+    notes: list[str] = []
+    problems: list[dict[str, str]] = []
+    kind = None
+    try:
+        found = open_checkpoint(path)
+    except NoCheckpointError:
+        raise
+    except CheckpointError as error:
+        problems.append({"file": str(place), "problem": str(error)})
+        checks = _records(place) if place.is_file() and not checkpoint_safetensors.is_file(place) else ()
+        problems = [{"file": str(file), "problem": text} for file, text in checks] or problems
+    else:
+        kind = found.kind
+        problems = [{"file": str(file), "problem": text} for file, text in _problems(found)]
+        if kind in ("safetensors", "huggingface"):
+            notes.append(_NO_CHECKSUMS.format("safetensors"))
+        elif any(file.suffix != ".safetensors" and is_legacy(file) for file in found.files):
+            notes.append(_NO_CHECKSUMS.format("torch's format from before 1.6"))
+    return {"path": path, "kind": kind, "ok": not problems, "problems": problems, "notes": notes}
+
+
+def first_problem(found: Opened) -> str | None:
+    """Return what is wrong with a checkpoint whose tensors are read without comparing checksums; ``None``: nothing."""
+    if found.kind in ("drivetrain-sharded", "dcp"):  # compared for each tensor
+        return None
+    main = Opened(found.path, found.kind, {}, found.files)  # without the rank files
+    return next((problem for _, problem in _problems(main)), None)
+
+
+def text(result: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a check for the terminal."""
+    for each in result["problems"]:
+        yield each["problem"]
+    for note in result["notes"]:
+        yield f"note: {note}"
+    if result["ok"]:
+        yield f"{result['path']}: complete and undamaged"
+    else:
+        yield f"{result['path']}: damaged; {len(result['problems'])} problem{'s' * (len(result['problems']) > 1)}"
+
+
+def _problems(found: Opened) -> Iterator[tuple[Path, str]]:
+    if found.kind == "drivetrain-sharded":
+        yield from _of_shards(found)
+    elif found.kind == "dcp":
+        yield from checkpoint_dcp.problems(found.path)
+    elif found.kind == "deepspeed":
+        yield from checkpoint_zero.problems(found.files[0].parent)
+    else:
+        for file in found.files:
+            yield from checkpoint_safetensors.problems(file) if checkpoint_safetensors.is_file(file) else _records(file)
+    for listed in found.rank_files:
+        try:
+            with restoring("a rank file"):
+                rank_files.checked(listed, found.path)
+        except CheckpointError as error:
+            yield found.path, str(error)
+
+
+def _records(file: Path) -> Iterator[tuple[Path, str]]:
+    try:
+        if not is_legacy(file):
+            check_records(file, str(file))
+    except CheckpointError as error:
+        yield file, str(error)
+
+
+def _of_shards(found: Opened) -> Iterator[tuple[Path, str]]:
+    """Yield each tensor that is damaged or incomplete; or, if none is, the file that is damaged elsewhere."""
+    tensors = [each for _, each in leaves(found.tree) if isinstance(each, sharded.StoredTensor)]
+    try:
+        sharded.verify(found.path)
+    except CheckpointError as error:
+        problems = [problem for each in tensors if (problem := _of_tensor(each)) is not None]
+        yield from ((found.path, problem) for problem in problems or [str(error)])
+        return
+    for each in tensors:
+        if each.numel() != sum(math.prod(piece.shape) for piece in each.stored.pieces):
+            yield found.path, f"{found.path}: a part of {each.called} was not saved. Use another checkpoint."
+
+
+def _of_tensor(tensor: sharded.StoredTensor) -> str | None:
+    try:
+        tensor.whole()
+    except CheckpointError as error:
+        return str(error)
+    return None
