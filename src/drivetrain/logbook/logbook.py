@@ -370,18 +370,17 @@ class Logbook:
         """Restore a result of :meth:`state_dict`; states of one name, as of several ranks, are reduced to one.
         ``source`` is the name of the checkpoint in messages.
         """
-        restored = set[Any]()
+        restored = dict[Any, Entry]()
         for state in states:
             scope = self.scope_for(group, state["hook"], rules.get(state["hook"]), state["dataloader_idx"])
             rule = rules[state["hook"]]
             entry = Entry(self, state["name"], Options(**state["options"]), rule, state["dataloader_idx"])
             entry.load_state_dict(state)
             entry.source = source or "the checkpoint"
-            if (earlier := scope.entries.get(state["name"])) in restored:
-                earlier.include(entry)
+            if (key := (scope, state["name"])) in restored:
+                restored[key].include(entry)
             else:
-                scope.entries[state["name"]] = entry
-                restored.add(entry)
+                scope.entries[state["name"]] = restored[key] = entry
 
     def is_of_one_step(self, name: str) -> bool:
         """Return whether ``name`` is logged only in training steps, so that its value belongs to the last batch."""
