@@ -9,25 +9,50 @@ dense and contiguous in host memory.
 
 The user's loader and data set do not change. A copy of the loader is iterated; it shares the samplers and the
 generator, so the same random numbers are drawn.
+
+[Note: without torch's iterator]
+Without workers, torch's iterator only draws a seed, and then asks the batch sampler for indices and the data set for
+samples, inside a profiler range. :func:`iterate` does the same without the layers in between. If the batch sampler is
+torch's own, over its RandomSampler or SequentialSampler, a batch's indices are a slice of the permutation, instead of
+one Python number per sample. Each random number is drawn from the same generator at the same point of the pass.
+
+Before the first such pass, a toy loader is iterated both ways, and batches and random states are compared. If they
+differ, or a program has replaced a function of torch's iterator, or a profiler or a mode is active when a pass starts,
+torch's iterator is used.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, StackDataset, Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
 from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from drivetrain.base.rank_zero import log, rank_zero_only
-from drivetrain.data.resample import replaced
+from drivetrain.data.resample import SamplerProxy, replaced
 
 L = TypeVar("L")
+Order = Tensor | range
+"""The order of samples: their indices in a data set."""
 
 
 def start_pass(loader: Any) -> Iterator[Any]:
@@ -40,9 +65,14 @@ def start_pass(loader: Any) -> Iterator[Any]:
         started: Iterator[Any] = iter(loader)
         return started
     source._iterator = loader._iterator
-    iterator: Iterator[Any] = iter(source)
+    iterator = iterate(source)
     loader._iterator = source._iterator
     return iterator
+
+
+def iterate(source: DataLoader[Any]) -> Iterator[Any]:
+    """Start a pass over a result of :func:`batched`, or over a copy of it with another batch sampler."""
+    return _iterate_plainly(source) if _can_iterate_plainly(source) else iter(source)
 
 
 def batched(loader: L) -> L:
@@ -99,11 +129,20 @@ class _Fetch:
     def __getitems__(self, indices: Any) -> Any:
         return indices
 
+    def fetch(self, indices: Any) -> Any:
+        """Return the batch of the samples ``indices``, in the range in which a profiler shows torch's iterator."""
+        if _is_profiling():
+            with torch.autograd.profiler.record_function(_PROFILER_RANGE):
+                return self.collate(indices)
+        return self.collate(indices)
+
     def collate(self, indices: Any) -> Any:
         """Return the batch of the samples ``indices``."""
         batch = _whole(self.dataset, indices)
         if batch is not None:
             return batch
+        if type(indices) is not list:
+            indices = as_list(indices)
         several = getattr(self.dataset, "__getitems__", None)
         return default_collate(several(indices) if several else [self.dataset[index] for index in indices])
 
@@ -120,26 +159,34 @@ class _SeesDataset:
 
 
 def _whole(data: Any, indices: Any) -> Any:
-    """Return the batch, or ``None`` if its samples must be fetched one by one."""
-    if type(indices) is not list:
-        return None
+    """Return the batch, or ``None`` if its samples must be fetched one by one.
+
+    Args:
+        data: the data set.
+        indices: a list from a sampler, or a tensor or a range from :func:`slices`.
+    """
     try:
         while type(data) is Subset:
-            if "__getitems__" in vars(data) or set(map(type, indices)) != _INTEGERS:
+            if "__getitems__" in vars(data) or not _are_integers(indices):
                 return None
             chosen: Any = data.indices
             if type(chosen) in _SEQUENCES:
-                indices = list(map(chosen.__getitem__, indices))
+                indices = list(map(chosen.__getitem__, as_list(indices)))
             elif _is_array(chosen):
-                indices = chosen[indices].tolist()
+                indices = chosen[as_list(indices)].tolist()
             else:
                 return None
             data = data.dataset
         tensors = _tensors(data)
-        if tensors is None or set(map(type, indices)) != _INTEGERS or not all(map(_is_plain, tensors)):
+        if tensors is None or not _are_integers(indices):
             return None
-        positions = torch.frombuffer(array("q", indices), dtype=torch.int64)
-        parts = [tensor.index_select(0, positions) for tensor in tensors]
+        if type(indices) is not Tensor:
+            indices = torch.frombuffer(array("q", indices), dtype=torch.int64)
+        parts = []
+        for tensor in tensors:
+            if not _is_plain(tensor):
+                return None
+            parts.append(tensor.index_select(0, indices))
     # an index is negative or out of range, or torch has no such kernel
     except (IndexError, OverflowError, NotImplementedError):
         return None
@@ -148,6 +195,11 @@ def _whole(data: Any, indices: Any) -> Any:
     if type(data) is StackDataset and type(data.datasets) is dict:
         return dict(zip(data.datasets, parts, strict=True))
     return parts
+
+
+def _are_integers(indices: Any) -> bool:
+    kind = type(indices)
+    return kind is Tensor or kind is range or (kind is list and set(map(type, indices)) == _INTEGERS)
 
 
 def _tensors(data: Any) -> Any:
@@ -198,3 +250,139 @@ _SEQUENCES = (list, tuple, range)
 _INTEGERS = {int}
 _METHODS = ("__getitem__", "__getitems__")
 _TORCHS = (TensorDataset.__module__, default_collate.__module__)
+
+
+# ---- without torch's iterator ----------------------------------------------------------------------------------------
+
+def _can_iterate_plainly(source: DataLoader[Any]) -> bool:
+    """Whether a pass without torch's iterator equals one with it, and nothing is active that sees a difference."""
+    return (
+        type(source.dataset) is _Fetch
+        and not (source.num_workers or source.pin_memory or source.timeout)
+        and "_get_iterator" not in vars(source)
+        and not any(is_active() for is_active in _WATCHERS)
+        and _are_torchs(_ITERATION)
+        and _toys_are_equal()
+    )
+
+
+def _iterate_plainly(source: Any) -> Iterator[Any]:
+    draws = slices(source.batch_sampler, source.dataset.dataset)
+    torch.empty((), dtype=torch.int64).random_(generator=source.generator).item()  # torch draws its workers' seed here
+    return map(source.dataset.fetch, draws)
+
+
+def slices(batch_sampler: Any, dataset: Any) -> Iterator[Any]:
+    """Start a pass over ``batch_sampler``: ``iter(batch_sampler)``, but with each batch of indices as a tensor or a
+    range if torch's own samplers draw them from ``dataset``.
+    """
+    if isinstance(batch_sampler, SamplerProxy):
+        return batch_sampler.iterate_slices(dataset)
+    if type(batch_sampler) is BatchSampler and _are_torchs([(BatchSampler, "__iter__")]):
+        sampler: Any = batch_sampler.sampler
+        if draws_each_once(sampler) and sampler.data_source is dataset:
+            return _slices(batch_sampler, sampler)
+    return iter(batch_sampler)
+
+
+def draws_each_once(sampler: Any) -> bool:
+    """Whether ``sampler`` is torch's own and draws each sample of its data source once."""
+    kind = type(sampler)
+    if kind is RandomSampler:
+        once = not sampler.replacement and getattr(sampler, "_num_samples", sampler) is None
+    else:
+        once = kind is SequentialSampler
+    return once and _are_torchs([(kind, "__iter__")])
+
+
+def drawn_order(sampler: Any) -> Order:
+    """Return the order of a sampler for which :func:`draws_each_once` is true.
+
+    A RandomSampler itself would create a Python number for each index. If it has a generator, it draws another
+    permutation when the pass ends.
+    """
+    count = len(sampler.data_source)
+    if type(sampler) is SequentialSampler:
+        return range(count)
+    generator = sampler.generator
+    if generator is None:
+        generator = torch.Generator()
+        # the sampler draws its seed in the same way
+        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    return torch.randperm(count, generator=generator)
+
+
+def as_list(indices: Any) -> list[Any]:
+    """Return a batch of indices as a list."""
+    return indices.tolist() if isinstance(indices, Tensor) else list(indices)
+
+
+def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
+    if len(sampler.data_source) == 0:  # a RandomSampler raises an exception
+        yield from batch_sampler
+        return
+    generator = getattr(sampler, "generator", None)
+    size, drop_last, order = batch_sampler.batch_size, batch_sampler.drop_last, drawn_order(sampler)
+    if type(order) is Tensor and not order.is_cpu:
+        order = order.tolist()  # a program has set a default device
+    begin, count = 0, len(order)
+    while (end := begin + size) <= count:
+        yield order[begin:end]
+        begin = end
+        if not drop_last:
+            size = batch_sampler.batch_size  # torch reads it for each batch
+    if generator is not None:
+        torch.randperm(count, generator=generator)
+    if begin < count and not drop_last:
+        yield order[begin:]
+
+
+@functools.cache
+def _toys_are_equal() -> bool:
+    """Whether toy loaders yield the same batches both ways, and leave the same random states after each."""
+    toys = ((True, True, True), (True, True, False), (True, False, True))
+    state = torch.get_rng_state()
+    try:
+        pairs = [(_iterate_toy(iter, *toy, state), _iterate_toy(_iterate_plainly, *toy, state)) for toy in toys]
+    except Exception:  # torch's iterator has changed
+        return False
+    finally:
+        torch.set_rng_state(state)
+    return all(len(expected) == len(found) and all(map(torch.equal, expected, found)) for expected, found in pairs)
+
+
+def _iterate_toy(
+    start: Callable[[Any], Iterator[Any]], shuffle: bool, has_generator: bool, drop_last: bool, state: Tensor
+) -> list[Tensor]:
+    torch.set_rng_state(state)
+    own = torch.Generator() if has_generator else None
+    drawn = own or torch.default_generator
+    loader = DataLoader(TensorDataset(torch.arange(5)), 2, shuffle=shuffle, generator=own, drop_last=drop_last)
+    batches = start(batched(loader))
+    seen = [drawn.get_state()]
+    for (batch,) in batches:
+        seen += [batch, drawn.get_state()]
+    return [*seen, drawn.get_state()]
+
+
+def _are_torchs(methods: Iterable[tuple[type, str]]) -> bool:
+    """Whether these methods are those that torch defines in the modules of the classes."""
+    return all(
+        getattr(getattr(kind, name), "__globals__", None) is vars(sys.modules[kind.__module__])
+        for kind, name in methods
+    )
+
+
+_PROFILER_RANGE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+_ITERATION = (
+    (DataLoader, "__iter__"), (DataLoader, "_get_iterator"), (_MapDatasetFetcher, "fetch"),
+    *((_SingleProcessDataLoaderIter, name) for name in ("__init__", "__next__", "_next_data", "_next_index")),
+)  # fmt: skip
+_WATCHERS: tuple[Callable[[], Any], ...] = tuple(
+    getattr(home, name, lambda: True)
+    for home, name in (
+        (torch.autograd, "_profiler_enabled"), (torch._C, "_len_torch_dispatch_stack"),
+        (torch._C, "_len_torch_function_stack"),
+    )
+)  # fmt: skip
+_is_profiling = _WATCHERS[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler
@@ -23,6 +23,13 @@ class SamplerProxy:
 
     def __len__(self) -> int:
         return len(self._sampler)
+
+    def iterate_slices(self, dataset: Any) -> Iterator[Any]:
+        """Start a pass whose batches of indices may be tensors or ranges; see :func:`drivetrain.data.batched.slices`.
+
+        A subclass that does not look at the indices overrides this.
+        """
+        return iter(self)  # type: ignore[call-overload, no-any-return]  # subclasses define __iter__
 
     def __getattr__(self, name: str) -> Any:
         if name == "_sampler":
