@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from drivetrain.data.batched import as_list, draws_each_once, drawn_order
+from drivetrain.data.batched import as_list, drawn_order, draws_each_once
 from drivetrain.data.samplers import RankBatches, samples_in, share, slice_of
 from drivetrain.errors import ConfigurationError
 

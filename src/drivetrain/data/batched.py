@@ -28,6 +28,7 @@ import logging
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 from typing import Any, TypeVar
 
 import torch
@@ -129,19 +130,21 @@ class _Fetch:
     def __getitems__(self, indices: Any) -> Any:
         return indices
 
-    def fetch(self, indices: Any) -> Any:
-        """Return the batch of the samples ``indices``, in the range in which a profiler shows torch's iterator."""
-        if _is_profiling():
-            with torch.autograd.profiler.record_function(_PROFILER_RANGE):
-                return self.collate(indices)
-        return self.collate(indices)
+    def collate(self, indices: Any, are_slice: bool = False) -> Any:
+        """Return the batch of the samples ``indices``; ``are_slice``: :func:`slices` has drawn them."""
+        batch = _whole(self.dataset, indices, are_slice)
+        return self._by_sample(indices, are_slice) if batch is None else batch
 
-    def collate(self, indices: Any) -> Any:
-        """Return the batch of the samples ``indices``."""
-        batch = _whole(self.dataset, indices)
-        if batch is not None:
-            return batch
-        if type(indices) is not list:
+    def fetch(self, indices: Any, are_slice: bool) -> Any:
+        """Do the work of :meth:`collate` in a pass without torch's iterator."""
+        if _is_profiling() or _has_modes() or _has_function_modes():  # these see the range that torch's iterator opens
+            with torch.autograd.profiler.record_function(_PROFILER_RANGE):
+                return self.collate(indices, are_slice)
+        batch = _whole(self.dataset, indices, are_slice)
+        return self._by_sample(indices, are_slice) if batch is None else batch
+
+    def _by_sample(self, indices: Any, are_slice: bool) -> Any:
+        if are_slice:
             indices = as_list(indices)
         several = getattr(self.dataset, "__getitems__", None)
         return default_collate(several(indices) if several else [self.dataset[index] for index in indices])
@@ -158,16 +161,13 @@ class _SeesDataset:
         self._user(worker_id)
 
 
-def _whole(data: Any, indices: Any) -> Any:
-    """Return the batch, or ``None`` if its samples must be fetched one by one.
-
-    Args:
-        data: the data set.
-        indices: a list from a sampler, or a tensor or a range from :func:`slices`.
-    """
+def _whole(data: Any, indices: Any, are_slice: bool) -> Any:
+    """Return the batch, or ``None`` if its samples must be fetched one by one."""
+    if not are_slice and type(indices) is not list:
+        return None
     try:
         while type(data) is Subset:
-            if "__getitems__" in vars(data) or not _are_integers(indices):
+            if "__getitems__" in vars(data) or not (are_slice or set(map(type, indices)) == _INTEGERS):
                 return None
             chosen: Any = data.indices
             if type(chosen) in _SEQUENCES:
@@ -176,9 +176,9 @@ def _whole(data: Any, indices: Any) -> Any:
                 indices = chosen[as_list(indices)].tolist()
             else:
                 return None
-            data = data.dataset
+            data, are_slice = data.dataset, False
         tensors = _tensors(data)
-        if tensors is None or not _are_integers(indices):
+        if tensors is None or not (are_slice or set(map(type, indices)) == _INTEGERS):
             return None
         if type(indices) is not Tensor:
             indices = torch.frombuffer(array("q", indices), dtype=torch.int64)
@@ -197,18 +197,14 @@ def _whole(data: Any, indices: Any) -> Any:
     return parts
 
 
-def _are_integers(indices: Any) -> bool:
-    kind = type(indices)
-    return kind is Tensor or kind is range or (kind is list and set(map(type, indices)) == _INTEGERS)
-
-
 def _tensors(data: Any) -> Any:
     """Return the tensors of ``data``; ``None`` if it is not one of torch's classes, or does not consist of tensors."""
-    if type(data) is Tensor:
+    kind = type(data)
+    if kind is Tensor:
         return (data,)
-    if type(data) not in (TensorDataset, StackDataset) or not _is_unchanged(data):
+    if (kind is not TensorDataset and kind is not StackDataset) or not _is_unchanged(data):
         return None
-    parts = data.tensors if type(data) is TensorDataset else data.datasets
+    parts = data.tensors if kind is TensorDataset else data.datasets
     if type(parts) is dict:
         return parts.values()
     return parts if type(parts) is tuple else None
@@ -238,8 +234,9 @@ def _is_unchanged(data: Any) -> bool:
     """Whether the samples of ``data`` come from torch's own methods, which programs may replace on a class or an
     object.
     """
-    kind, own = type(data), vars(data)
-    return "__getitems__" not in own and all(_is_torchs(getattr(kind, name, None)) for name in _METHODS)
+    kind = type(data)
+    unchanged = _METHODS[kind] == (kind.__getitem__, getattr(kind, "__getitems__", None))
+    return unchanged and "__getitems__" not in vars(data)
 
 
 def _is_torchs(function: Any) -> bool:
@@ -248,11 +245,17 @@ def _is_torchs(function: Any) -> bool:
 
 _SEQUENCES = (list, tuple, range)
 _INTEGERS = {int}
-_METHODS = ("__getitem__", "__getitems__")
 _TORCHS = (TensorDataset.__module__, default_collate.__module__)
+_METHODS = {
+    kind: tuple(method if _is_torchs(method) else _is_torchs for method in methods)
+    for kind in (TensorDataset, StackDataset, Subset)
+    for methods in [(kind.__getitem__, getattr(kind, "__getitems__", None))]
+}
+"""The methods that return samples, as torch defines them; those that a program has replaced are never found again."""
 
 
 # ---- without torch's iterator ----------------------------------------------------------------------------------------
+
 
 def _can_iterate_plainly(source: DataLoader[Any]) -> bool:
     """Whether a pass without torch's iterator equals one with it, and nothing is active that sees a difference."""
@@ -267,22 +270,25 @@ def _can_iterate_plainly(source: DataLoader[Any]) -> bool:
 
 
 def _iterate_plainly(source: Any) -> Iterator[Any]:
-    draws = slices(source.batch_sampler, source.dataset.dataset)
+    fetch = source.dataset
+    draws = slices(source.batch_sampler, fetch.dataset)
+    are_slices = draws is not None
+    if draws is None:
+        draws = iter(source.batch_sampler)
     torch.empty((), dtype=torch.int64).random_(generator=source.generator).item()  # torch draws its workers' seed here
-    return map(source.dataset.fetch, draws)
+    return map(fetch.fetch, draws, repeat(are_slices))
 
 
-def slices(batch_sampler: Any, dataset: Any) -> Iterator[Any]:
-    """Start a pass over ``batch_sampler``: ``iter(batch_sampler)``, but with each batch of indices as a tensor or a
-    range if torch's own samplers draw them from ``dataset``.
+def slices(batch_sampler: Any, dataset: Any) -> Iterator[Any] | None:
+    """Start a pass over ``batch_sampler`` that yields each batch of indices as a part of one tensor or range; ``None``
+    if they are not drawn from ``dataset`` by torch's own samplers.
     """
     if isinstance(batch_sampler, SamplerProxy):
-        return batch_sampler.iterate_slices(dataset)
-    if type(batch_sampler) is BatchSampler and _are_torchs([(BatchSampler, "__iter__")]):
-        sampler: Any = batch_sampler.sampler
-        if draws_each_once(sampler) and sampler.data_source is dataset:
-            return _slices(batch_sampler, sampler)
-    return iter(batch_sampler)
+        return batch_sampler.slices(dataset)
+    if type(batch_sampler) is not BatchSampler or not _are_torchs([(BatchSampler, "__iter__")]):
+        return None
+    sampler: Any = batch_sampler.sampler
+    return _slices(batch_sampler, sampler) if draws_each_once(sampler) and sampler.data_source is dataset else None
 
 
 def draws_each_once(sampler: Any) -> bool:
@@ -314,7 +320,7 @@ def drawn_order(sampler: Any) -> Order:
 
 def as_list(indices: Any) -> list[Any]:
     """Return a batch of indices as a list."""
-    return indices.tolist() if isinstance(indices, Tensor) else list(indices)
+    return indices.tolist() if type(indices) is Tensor else list(indices)
 
 
 def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
@@ -385,4 +391,4 @@ _WATCHERS: tuple[Callable[[], Any], ...] = tuple(
         (torch._C, "_len_torch_function_stack"),
     )
 )  # fmt: skip
-_is_profiling = _WATCHERS[0]
+_is_profiling, _has_modes, _has_function_modes = _WATCHERS

@@ -24,12 +24,9 @@ class SamplerProxy:
     def __len__(self) -> int:
         return len(self._sampler)
 
-    def iterate_slices(self, dataset: Any) -> Iterator[Any]:
-        """Start a pass whose batches of indices may be tensors or ranges; see :func:`drivetrain.data.batched.slices`.
-
-        A subclass that does not look at the indices overrides this.
-        """
-        return iter(self)  # type: ignore[call-overload, no-any-return]  # subclasses define __iter__
+    def slices(self, dataset: Any) -> Iterator[Any] | None:
+        """Start a pass as :func:`drivetrain.data.batched.slices` does; ``None``: this object looks at the indices."""
+        return None
 
     def __getattr__(self, name: str) -> Any:
         if name == "_sampler":

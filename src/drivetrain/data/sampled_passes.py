@@ -196,8 +196,9 @@ class _Draws(SamplerProxy):
         # created here, as the loader does, because creating it may draw a random number
         return self._started(iter(self._sampler))
 
-    def iterate_slices(self, dataset: Any) -> Iterator[Any]:
-        return self._started(slices(self._sampler, dataset))
+    def slices(self, dataset: Any) -> Iterator[Any] | None:
+        draws = slices(self._sampler, dataset)
+        return None if draws is None else self._started(draws)
 
     def _started(self, draws: Iterator[Any]) -> Iterator[Any]:
         if not self._skip:
