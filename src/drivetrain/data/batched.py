@@ -257,7 +257,7 @@ _METHODS = {
 # ---- without torch's iterator ----------------------------------------------------------------------------------------
 
 
-def _can_iterate_plainly(source: DataLoader[Any]) -> bool:
+def _can_iterate_plainly(source: Any) -> bool:
     """Whether a pass without torch's iterator equals one with it, and nothing is active that sees a difference."""
     return (
         type(source.dataset) is _Fetch
@@ -328,9 +328,9 @@ def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
         yield from batch_sampler
         return
     generator = getattr(sampler, "generator", None)
-    size, drop_last, order = batch_sampler.batch_size, batch_sampler.drop_last, drawn_order(sampler)
-    if type(order) is Tensor and not order.is_cpu:
-        order = order.tolist()  # a program has set a default device
+    size, drop_last, drawn = batch_sampler.batch_size, batch_sampler.drop_last, drawn_order(sampler)
+    # a program may have set a default device
+    order = drawn.tolist() if isinstance(drawn, Tensor) and not drawn.is_cpu else drawn
     begin, count = 0, len(order)
     while (end := begin + size) <= count:
         yield order[begin:end]

@@ -219,7 +219,7 @@ class RankBatches(SamplerProxy, ABC):
             if not in_step:
                 set_rng_state(own)
 
-    def _drawn(self) -> Iterator[Any] | Tensor:
+    def _drawn(self) -> Iterator[Any] | Order:
         if draws_each_once(self._sampler) and self._sampler.generator is None:
             return drawn_order(self._sampler)
         order = without_restart(iter(self._sampler))
