@@ -5,7 +5,8 @@ Trainer, and a Trainer whose loader has a collate function of its own, which cal
 as the hand-written loop does. The tuned loop indexes the tensors with a slice of the permutation, sets gradients to
 ``None`` over a list, and calls the autograd engine and the optimizer's step without the layers around them. The model
 is that of ``step_overhead.py`` with Adam. A block is the CPU time of this thread over the same number of steps of
-each; set-up and the end of the epoch are outside. Each block is compared with the hand-written loop's of its round, and with the tuned loop's.
+each; set-up and the end of the epoch are outside. Each block is compared with the hand-written loop's of its round,
+and with the tuned loop's.
 """
 
 from __future__ import annotations
