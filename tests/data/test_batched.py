@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import logging
 import pickle
 import random
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,11 +17,13 @@ import numpy
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
     RandomSampler,
+    SequentialSampler,
     StackDataset,
     Subset,
     SubsetRandomSampler,
@@ -29,6 +33,8 @@ from torch.utils.data import (
     get_worker_info,
 )
 from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from drivetrain import Callback, Engine, LightningModule, Trainer
 from drivetrain.base.rank_zero import log
@@ -140,6 +146,12 @@ def make_loader(seed: int, workers: int = 0) -> DataLoader[Any]:
             lambda: DataLoader(data, size, sampler=some, **shared),
             lambda: DataLoader(data, size, sampler=Draws(count, index), **shared),
             lambda: DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), size, True), **shared),
+            lambda: DataLoader(data, size, sampler=RandomSampler(data, num_samples=2 * count + 1), **shared),
+            lambda: DataLoader(data, size, sampler=RandomSampler(range(count), generator=generator), **shared),
+            lambda: DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), size, False), **shared),
+            lambda: DataLoader(
+                data, batch_sampler=BatchSampler(RandomSampler(data, generator=generator), size, False), **shared
+            ),
             lambda: DataLoader(
                 data, batch_sampler=Draws(count, index, size, draw.choice([list, list, tuple, numpy.array])), **shared
             ),
@@ -208,8 +220,8 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     seen: list[bool] = []
     original = batched._whole
 
-    def fetch(data: Any, indices: Any, pins: bool) -> Any:
-        batch = original(data, indices, pins)
+    def fetch(data: Any, indices: Any, are_slice: bool, pins: bool) -> Any:
+        batch = original(data, indices, are_slice, pins)
         seen.append(batch is not None)
         return batch
 
@@ -217,11 +229,29 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
+@pytest.fixture
+def sliced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The batch samplers of the passes whose indices are slices of an order, drawn without torch's iterator."""
+    seen: list[Any] = []
+    original = batched._slices
+
+    def start(batch_sampler: Any, sampler: Any) -> Any:
+        seen.append(batch_sampler)
+        return original(batch_sampler, sampler)
+
+    assert batched._toys_are_equal()  # before, because the toys are sliced too
+    monkeypatch.setattr(batched, "_slices", start)
+    return seen
+
+
 # ---- equal to a loop -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("start", range(0, 200, 50))
-def test_two_passes_over_200_random_loaders_are_those_of_a_for_loop(start: int, whole: list[bool]) -> None:
+def test_two_passes_over_200_random_loaders_are_those_of_a_for_loop(
+    start: int, whole: list[bool], sliced: list[Any]
+) -> None:
+    ways: Counter[Any] = Counter()
     for seed in range(start, start + 50):
         workers = int(seed % 25 == 0)
         plain, own, fitted = (make_loader(seed, workers) for _ in range(3))
@@ -232,7 +262,9 @@ def test_two_passes_over_200_random_loaders_are_those_of_a_for_loop(start: int, 
             expected.append(trace(plain, iter(plain)))
         seed_all(seed)
         for _ in range(2):
-            found.append(trace(own, start_pass(own)))
+            before_pass, batches = len(sliced), start_pass(own)
+            ways[type(batches) is map, len(sliced) > before_pass] += 1
+            found.append(trace(own, batches))
         seed_all(seed)
         passes = passes_over(fitted)
         for _ in range(2):
@@ -247,6 +279,9 @@ def test_two_passes_over_200_random_loaders_are_those_of_a_for_loop(start: int, 
             loader._iterator = None
     assert sum(whole) > 100
     assert whole.count(False) > 10
+    # without torch's iterator, with slices and without; and with torch's iterator
+    assert min(ways[True, True], ways[True, False], ways[False, False]) > 5
+    assert ways.total() == 100
 
 
 def test_batches_in_pinned_memory_are_those_of_a_for_loop(whole: list[bool]) -> None:
@@ -294,6 +329,90 @@ def test_a_pass_is_resumed_in_its_middle(seed: int) -> None:
         assert [facts(batch) for batch in again] == batches[done:], done
         assert random_states(fresh) == end
         again.close()
+
+
+def shuffled(way: str, generator: bool, drop_last: bool) -> DataLoader[Any]:
+    data: Any = TensorDataset(torch.arange(11), torch.arange(22.0).reshape(11, 2))
+    if way == "subset":
+        data = Subset(data, [10, 3, 5, 1, 0, 7, 8])
+    own = torch.Generator().manual_seed(5) if generator else None
+    return DataLoader(data, 3, shuffle=way != "in order", generator=own, drop_last=drop_last)
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else repr(value)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("generator", [False, True])
+@pytest.mark.parametrize("way", ["shuffled", "subset", "in order"])
+def test_positions_are_those_of_passes_with_torchs_iterator_and_each_resumes_the_others(
+    way: str, generator: bool, drop_last: bool, sliced: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    for with_torchs in (True, False):
+        with monkeypatch.context() as patched:
+            patched.setattr(batched, "_can_iterate_plainly", lambda source: False) if with_torchs else None
+            loader = shuffled(way, generator, drop_last)
+            seed_all(1)
+            passes = passes_over(loader)
+            seen.append([(facts(batch), passes.position(), rng_state()) for _ in range(2) for batch in passes])
+            seen[-1].append((None, passes.position(), rng_state()))
+            assert bool(sliced) is not with_torchs
+    expected, found = seen
+    assert plain(found) == plain(expected)
+    length = len(loader)
+    for start in range(1, length + 1):
+        for others, with_torchs in ((found, True), (expected, False)):
+            with monkeypatch.context() as patched:
+                patched.setattr(batched, "_can_iterate_plainly", lambda source: False) if with_torchs else None
+                fresh = shuffled(way, generator, drop_last)
+                seed_all(start)
+                again = passes_over(fresh)
+                _, position, state = others[start - 1]
+                again.resume(position)
+                set_rng_state(state)
+                rest = [(facts(batch), again.position(), rng_state()) for batch in again]
+            assert plain(rest)[:1] == plain(expected[start:length])[:1]
+            assert [batch for batch, *_ in rest] == [batch for batch, *_ in expected[start:length]]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_what_a_program_changes_in_samplers_and_data_is_seen_as_torch_sees_it(
+    drop_last: bool, sliced: list[Any]
+) -> None:
+    seen: list[Any] = []
+    for start in (iter, start_pass):
+        loader = shuffled("shuffled", True, drop_last)
+        data, drawn = loader.dataset, loader.batch_sampler
+        assert isinstance(data, TensorDataset)
+        found = []
+        for number in range(4):
+            for index, (x, _) in enumerate(start(loader)):
+                found.append((x.tolist(), random_states(loader)))
+                if number == 1 and index == 1:
+                    drawn.batch_size = 2  # type: ignore[union-attr]
+                if number == 2 and index == 0:
+                    data.tensors[0][:] += 100
+                    drawn.drop_last = not drop_last  # type: ignore[union-attr]
+            found.append(random_states(loader))
+            data.tensors = tuple(each[: len(each) - 2] for each in data.tensors)
+        seen.append(found)
+    assert seen[0] == seen[1]
+    assert len(sliced) == 4
+
+
+def test_an_empty_data_set_raises_what_torchs_sampler_raises(sliced: list[Any]) -> None:
+    for start in (iter, start_pass):
+        loader = shuffled("subset", False, False)
+        loader.dataset.indices.clear()  # type: ignore[attr-defined]
+        with pytest.raises(ZeroDivisionError):
+            next(start(loader))
+    assert len(sliced) == 1
 
 
 def test_a_change_of_the_data_in_a_pass_is_seen_at_the_next_batch(whole: list[bool]) -> None:
@@ -352,6 +471,46 @@ def test_a_default_device_changes_nothing(whole: list[bool]) -> None:
     with torch.inference_mode():
         assert next(batches)[0].is_inference()
     assert whole == [True, True]
+
+
+def test_a_default_device_that_torchs_sampler_cannot_use_raises_what_torch_raises(sliced: list[Any]) -> None:
+    messages = []
+    for start in (iter, start_pass):
+        batches = start(shuffled("shuffled", False, False))
+        with torch.device("meta"), pytest.raises(Exception, match="meta") as error:
+            next(batches)
+        messages.append((type(error.value), str(error.value)))
+    assert messages[0] == messages[1]
+    assert len(sliced) == 1
+
+
+class Counts(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_profilers_and_modes_see_the_ranges_of_torchs_iterator(sliced: list[Any]) -> None:
+    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    found = []
+    for start in (iter, start_pass):
+        with torch.autograd.profiler.profile(use_kineto=False) as all_of_it:
+            batches = list(start(shuffled("shuffled", False, False)))
+        batches = start(shuffled("shuffled", False, False))
+        next(batches)
+        with torch.autograd.profiler.profile(use_kineto=False) as two:
+            next(batches), next(batches)
+        with Counts() as mode:
+            next(batches)
+        found.append([[each.name for each in profile.function_events].count(name) for profile in (all_of_it, two)])
+        found[-1].append(sum(count for each, count in mode.seen.items() if "record_function" in each))
+    assert found[0] == found[1]
+    assert found[0][:2] == [5, 2]
+    assert len(sliced) == 1
 
 
 def test_recorded_and_combined_loaders_are_those_of_a_for_loop(whole: list[bool]) -> None:
@@ -519,6 +678,62 @@ def test_methods_that_a_program_has_replaced_are_called(monkeypatch: pytest.Monk
     assert len(whole) == 4
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (DataLoader, "__iter__"), (DataLoader, "_get_iterator"), (_SingleProcessDataLoaderIter, "__next__"),
+        (_SingleProcessDataLoaderIter, "_next_data"), (BatchSampler, "__iter__"), (RandomSampler, "__iter__"),
+        (_MapDatasetFetcher, "fetch"),
+    ],
+)  # fmt: skip
+def test_methods_of_torchs_iterator_and_samplers_that_a_program_has_replaced_are_called(
+    kind: Any, name: str, monkeypatch: pytest.MonkeyPatch, sliced: list[Any]
+) -> None:
+    calls: list[str] = []
+    original = getattr(kind, name)
+
+    @functools.wraps(original)
+    def replaced(*args: Any) -> Any:
+        calls.append(name)
+        return original(*args)
+
+    monkeypatch.setattr(kind, name, replaced)
+    for start in (iter, start_pass, passes_over):
+        assert len(list(start(shuffled("shuffled", False, False)))) == 4
+        calls.append("end")
+    ended = [index for index, each in enumerate(calls) if each == "end"]
+    assert ended[0] > 0
+    assert ended == [ended[0], 2 * ended[0] + 1, 3 * ended[0] + 2]
+    assert sliced == []
+
+
+@pytest.mark.parametrize("fault", ["_slices", "_iterate_plainly"])
+def test_torchs_iterator_is_used_if_a_toy_differs(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert type(start_pass(DataLoader(PLAIN, 2))) is map
+    original = getattr(batched, fault)
+
+    def draws_more(*args: Any) -> Any:
+        torch.rand(1)
+        return original(*args)
+
+    monkeypatch.setattr(batched, fault, draws_more)
+    monkeypatch.setattr(batched, "_toys_are_equal", batched._toys_are_equal.__wrapped__)
+    before = torch.get_rng_state()
+    assert not batched._toys_are_equal()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert isinstance(start_pass(DataLoader(PLAIN, 2)), _SingleProcessDataLoaderIter)
+
+
+@pytest.mark.parametrize("options", [{"pin_memory": True}, {"num_workers": 1}])
+def test_loaders_that_pin_memory_or_have_workers_keep_torchs_iterator(options: Any) -> None:
+    loader: DataLoader[Any] = DataLoader(PLAIN, 2, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # no accelerator to pin memory for
+        batches = start_pass(loader)
+        assert isinstance(batches, _BaseDataLoaderIter)
+        assert [batch[0].tolist() for batch in batches] == [[0, 1], [2, 3]]
+
+
 @pytest.mark.parametrize("kind", [Tensor, tuple])
 def test_a_collate_function_that_a_program_has_registered_is_called(kind: type) -> None:
     saved = dict(default_collate_fn_map)
@@ -571,7 +786,7 @@ class SeesLoader(Callback):
 
 
 @pytest.mark.parametrize("method", ["fit", "validate", "test", "predict"])
-def test_a_trainer_fetches_batches_as_a_whole_in_every_stage(method: str, whole: list[bool]) -> None:
+def test_a_trainer_fetches_batches_as_a_whole_in_every_stage(method: str, whole: list[bool], sliced: list[Any]) -> None:
     loader = DataLoader(TensorDataset(torch.randn(12, 2), torch.arange(12)), 4, shuffle=method == "fit")
     kept = dict(vars(loader))
     torch.manual_seed(4)
@@ -586,14 +801,16 @@ def test_a_trainer_fetches_batches_as_a_whole_in_every_stage(method: str, whole:
     assert torch.equal(torch.get_rng_state(), drawn)
     assert vars(loader) == kept
     assert whole == [True] * len(plain)
+    assert len(sliced) == len(plain) // 3
     assert method != "fit" or callback.loader is loader
 
 
-def test_an_engine_fetches_batches_as_a_whole(whole: list[bool]) -> None:
+def test_an_engine_fetches_batches_as_a_whole(whole: list[bool], sliced: list[Any]) -> None:
     loader = DataLoader(TensorDataset(torch.randn(12, 2)), 4)
     wrapped = Engine(accelerator="cpu", devices=1).setup_dataloaders(loader)
     assert [facts(batch) for batch in wrapped] == [facts(batch) for batch in loader]
     assert whole == [True] * 3
+    assert len(sliced) == 1
 
 
 def test_a_log_line_says_how_batches_are_fetched(caplog: pytest.LogCaptureFixture) -> None:

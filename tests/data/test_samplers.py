@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from drivetrain.data.samplers import RankBatches, _permutation, order_of, samples_in, share, slice_of
+from drivetrain.data.batched import as_list, drawn_order, draws_each_once
+from drivetrain.data.samplers import RankBatches, order_of, samples_in, share, slice_of
 from drivetrain.errors import ConfigurationError
 
 DATA = TensorDataset(torch.arange(10))
@@ -113,8 +114,9 @@ def test_a_rank_draws_the_order_of_rank_zero_and_keeps_its_own_random_state() ->
 @pytest.mark.parametrize("count", [1, 7, 100])
 def test_the_permutation_is_the_one_that_torchs_sampler_draws(count: int) -> None:
     """And the process's random state is the same afterwards."""
+    assert draws_each_once(RandomSampler(range(count)))
     found: list[Any] = []
-    for draw in (list, lambda sampler: _permutation(sampler).tolist()):  # type: ignore[union-attr]
+    for draw in (list, lambda sampler: as_list(drawn_order(sampler))):
         torch.manual_seed(count)
         found.append((draw(RandomSampler(range(count))), torch.get_rng_state().tolist()))
     assert found[0] == found[1]
@@ -125,7 +127,7 @@ def test_the_permutation_is_the_one_that_torchs_sampler_draws(count: int) -> Non
 )
 def test_a_sampler_with_options_draws_its_order_itself(options: dict[str, Any]) -> None:
     sampler = RandomSampler(range(10), **options)
-    assert _permutation(sampler) is None
+    assert not draws_each_once(sampler) or sampler.generator is not None
     shares: list[Any] = [share(DataLoader(DATA, 2, sampler=sampler), rank, 2, alone) for rank in range(2)]
 
     def seed() -> None:

@@ -12,25 +12,51 @@ copy does not make the host wait. A copy into pinned memory afterwards would cos
 
 The user's loader and data set do not change. A copy of the loader is iterated; it shares the samplers and the
 generator, so the same random numbers are drawn.
+
+[Note: without torch's iterator]
+Without workers, torch's iterator only draws a seed, and then asks the batch sampler for indices and the data set for
+samples, inside a profiler range. :func:`iterate` does the same without the layers in between. If the batch sampler is
+torch's own, over its RandomSampler or SequentialSampler, a batch's indices are a slice of the permutation, instead of
+one Python number per sample. Each random number is drawn from the same generator at the same point of the pass.
+
+Before the first such pass, a toy loader is iterated both ways, and batches and random states are compared. If they
+differ, or a program has replaced a function of torch's iterator, or a profiler or a mode is active when a pass starts,
+torch's iterator is used.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, StackDataset, Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    get_worker_info,
+)
 from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from drivetrain.base.rank_zero import log, rank_zero_only
-from drivetrain.data.resample import replaced
+from drivetrain.data.resample import SamplerProxy, replaced
 
 L = TypeVar("L")
+Order = Tensor | range
+"""The order of samples: their indices in a data set."""
 
 
 def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
@@ -47,9 +73,14 @@ def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
         started: Iterator[Any] = iter(loader)
         return started
     source._iterator = loader._iterator
-    iterator: Iterator[Any] = iter(source)
+    iterator = iterate(source)
     loader._iterator = source._iterator
     return iterator
+
+
+def iterate(source: DataLoader[Any]) -> Iterator[Any]:
+    """Start a pass over a result of :func:`batched`, or over a copy of it with another batch sampler."""
+    return _iterate_plainly(source) if _can_iterate_plainly(source) else iter(source)
 
 
 def batched(loader: L, pins: bool = False) -> L:
@@ -110,11 +141,22 @@ class _Fetch:
     def __getitems__(self, indices: Any) -> Any:
         return indices
 
-    def collate(self, indices: Any) -> Any:
-        """Return the batch of the samples ``indices``."""
-        batch = _whole(self.dataset, indices, self._pins)
-        if batch is not None:
-            return batch
+    def collate(self, indices: Any, are_slice: bool = False) -> Any:
+        """Return the batch of the samples ``indices``; ``are_slice``: :func:`slices` has drawn them."""
+        batch = _whole(self.dataset, indices, are_slice, self._pins)
+        return self._by_sample(indices, are_slice) if batch is None else batch
+
+    def fetch(self, indices: Any, are_slice: bool) -> Any:
+        """Do the work of :meth:`collate` in a pass without torch's iterator."""
+        if _is_profiling() or _has_modes() or _has_function_modes():  # these see the range that torch's iterator opens
+            with torch.autograd.profiler.record_function(_PROFILER_RANGE):
+                return self.collate(indices, are_slice)
+        batch = _whole(self.dataset, indices, are_slice, self._pins)
+        return self._by_sample(indices, are_slice) if batch is None else batch
+
+    def _by_sample(self, indices: Any, are_slice: bool) -> Any:
+        if are_slice:
+            indices = as_list(indices)
         several = getattr(self.dataset, "__getitems__", None)
         return default_collate(several(indices) if several else [self.dataset[index] for index in indices])
 
@@ -130,28 +172,33 @@ class _SeesDataset:
         self._user(worker_id)
 
 
-def _whole(data: Any, indices: Any, pins: bool) -> Any:
+def _whole(data: Any, indices: Any, are_slice: bool, pins: bool) -> Any:
     """Return the batch, or ``None`` if its samples must be fetched one by one."""
-    if type(indices) is not list:
+    if not are_slice and type(indices) is not list:
         return None
     try:
         while type(data) is Subset:
-            if "__getitems__" in vars(data) or set(map(type, indices)) != _INTEGERS:
+            if "__getitems__" in vars(data) or not (are_slice or set(map(type, indices)) == _INTEGERS):
                 return None
             chosen: Any = data.indices
             if type(chosen) in _SEQUENCES:
-                indices = list(map(chosen.__getitem__, indices))
+                indices = list(map(chosen.__getitem__, as_list(indices)))
             elif _is_array(chosen):
-                indices = chosen[indices].tolist()
+                indices = chosen[as_list(indices)].tolist()
             else:
                 return None
-            data = data.dataset
+            data, are_slice = data.dataset, False
         tensors = _tensors(data)
-        if tensors is None or set(map(type, indices)) != _INTEGERS or not all(map(_is_plain, tensors)):
+        if tensors is None or not (are_slice or set(map(type, indices)) == _INTEGERS):
             return None
-        positions = torch.frombuffer(array("q", indices), dtype=torch.int64)
-        parts = [torch.index_select(tensor, 0, positions, out=_pinned_rows(tensor, len(indices)) if pins else None)
-                 for tensor in tensors]  # fmt: skip
+        if type(indices) is not Tensor:
+            indices = torch.frombuffer(array("q", indices), dtype=torch.int64)
+        parts = []
+        for tensor in tensors:
+            if not _is_plain(tensor):
+                return None
+            rows = _pinned_rows(tensor, len(indices)) if pins else None
+            parts.append(torch.index_select(tensor, 0, indices, out=rows))
     # an index is negative or out of range, or torch has no such kernel
     except (IndexError, OverflowError, NotImplementedError):
         return None
@@ -169,11 +216,12 @@ def _pinned_rows(tensor: Tensor, count: int) -> Tensor:
 
 def _tensors(data: Any) -> Any:
     """Return the tensors of ``data``; ``None`` if it is not one of torch's classes, or does not consist of tensors."""
-    if type(data) is Tensor:
+    kind = type(data)
+    if kind is Tensor:
         return (data,)
-    if type(data) not in (TensorDataset, StackDataset) or not _is_unchanged(data):
+    if (kind is not TensorDataset and kind is not StackDataset) or not _is_unchanged(data):
         return None
-    parts = data.tensors if type(data) is TensorDataset else data.datasets
+    parts = data.tensors if kind is TensorDataset else data.datasets
     if type(parts) is dict:
         return parts.values()
     return parts if type(parts) is tuple else None
@@ -203,8 +251,9 @@ def _is_unchanged(data: Any) -> bool:
     """Whether the samples of ``data`` come from torch's own methods, which programs may replace on a class or an
     object.
     """
-    kind, own = type(data), vars(data)
-    return "__getitems__" not in own and all(_is_torchs(getattr(kind, name, None)) for name in _METHODS)
+    kind = type(data)
+    unchanged = _METHODS[kind] == (kind.__getitem__, getattr(kind, "__getitems__", None))
+    return unchanged and "__getitems__" not in vars(data)
 
 
 def _is_torchs(function: Any) -> bool:
@@ -213,5 +262,150 @@ def _is_torchs(function: Any) -> bool:
 
 _SEQUENCES = (list, tuple, range)
 _INTEGERS = {int}
-_METHODS = ("__getitem__", "__getitems__")
 _TORCHS = (TensorDataset.__module__, default_collate.__module__)
+_METHODS = {
+    kind: tuple(method if _is_torchs(method) else _is_torchs for method in methods)
+    for kind in (TensorDataset, StackDataset, Subset)
+    for methods in [(kind.__getitem__, getattr(kind, "__getitems__", None))]
+}
+"""The methods that return samples, as torch defines them; those that a program has replaced are never found again."""
+
+
+# ---- without torch's iterator ----------------------------------------------------------------------------------------
+
+
+def _can_iterate_plainly(source: Any) -> bool:
+    """Whether a pass without torch's iterator equals one with it, and nothing is active that sees a difference."""
+    return (
+        type(source.dataset) is _Fetch
+        and not (source.num_workers or source.pin_memory or source.timeout)
+        and "_get_iterator" not in vars(source)
+        and not any(is_active() for is_active in _WATCHERS)
+        and _are_torchs(_ITERATION)
+        and _toys_are_equal()
+    )
+
+
+def _iterate_plainly(source: Any) -> Iterator[Any]:
+    fetch = source.dataset
+    draws = slices(source.batch_sampler, fetch.dataset)
+    are_slices = draws is not None
+    if draws is None:
+        draws = iter(source.batch_sampler)
+    torch.empty((), dtype=torch.int64).random_(generator=source.generator).item()  # torch draws its workers' seed here
+    return map(fetch.fetch, draws, repeat(are_slices))
+
+
+def slices(batch_sampler: Any, dataset: Any) -> Iterator[Any] | None:
+    """Start a pass over ``batch_sampler`` that yields each batch of indices as a part of one tensor or range; ``None``
+    if they are not drawn from ``dataset`` by torch's own samplers.
+    """
+    if isinstance(batch_sampler, SamplerProxy):
+        return batch_sampler.slices(dataset)
+    if type(batch_sampler) is not BatchSampler or not _are_torchs([(BatchSampler, "__iter__")]):
+        return None
+    sampler: Any = batch_sampler.sampler
+    return _slices(batch_sampler, sampler) if draws_each_once(sampler) and sampler.data_source is dataset else None
+
+
+def draws_each_once(sampler: Any) -> bool:
+    """Whether ``sampler`` is torch's own and draws each sample of its data source once."""
+    kind = type(sampler)
+    if kind is RandomSampler:
+        once = not sampler.replacement and getattr(sampler, "_num_samples", sampler) is None
+    else:
+        once = kind is SequentialSampler
+    return once and _are_torchs([(kind, "__iter__")])
+
+
+def drawn_order(sampler: Any) -> Order:
+    """Return the order of a sampler for which :func:`draws_each_once` is true.
+
+    A RandomSampler itself would create a Python number for each index. If it has a generator, it draws another
+    permutation when the pass ends.
+    """
+    count = len(sampler.data_source)
+    if type(sampler) is SequentialSampler:
+        return range(count)
+    generator = sampler.generator
+    if generator is None:
+        generator = torch.Generator()
+        # the sampler draws its seed in the same way
+        generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+    return torch.randperm(count, generator=generator)
+
+
+def as_list(indices: Any) -> list[Any]:
+    """Return a batch of indices as a list."""
+    return indices.tolist() if type(indices) is Tensor else list(indices)
+
+
+def _slices(batch_sampler: BatchSampler, sampler: Any) -> Iterator[Any]:
+    if len(sampler.data_source) == 0:  # a RandomSampler raises an exception
+        yield from batch_sampler
+        return
+    generator = getattr(sampler, "generator", None)
+    size, drop_last, drawn = batch_sampler.batch_size, batch_sampler.drop_last, drawn_order(sampler)
+    # a program may have set a default device
+    order = drawn.tolist() if isinstance(drawn, Tensor) and not drawn.is_cpu else drawn
+    begin, count = 0, len(order)
+    while (end := begin + size) <= count:
+        yield order[begin:end]
+        begin = end
+        if not drop_last:
+            size = batch_sampler.batch_size  # torch reads it for each batch
+    if generator is not None:
+        torch.randperm(count, generator=generator)
+    if begin < count and not drop_last:
+        yield order[begin:]
+
+
+@functools.cache
+def _toys_are_equal() -> bool:
+    """Whether toy loaders yield the same batches both ways, and leave the same random states after each."""
+    toys = ((True, True, True), (True, True, False), (True, False, True))
+    state = torch.get_rng_state()
+    try:
+        pairs = [(_iterate_toy(iter, *toy, state), _iterate_toy(_iterate_plainly, *toy, state)) for toy in toys]
+    except Exception:  # torch's iterator has changed
+        return False
+    finally:
+        torch.set_rng_state(state)
+    return all(len(expected) == len(found) and all(map(torch.equal, expected, found)) for expected, found in pairs)
+
+
+def _iterate_toy(
+    start: Callable[[Any], Iterator[Any]], shuffle: bool, has_generator: bool, drop_last: bool, state: Tensor
+) -> list[Tensor]:
+    torch.set_rng_state(state)
+    own = torch.Generator() if has_generator else None
+    drawn = own or torch.default_generator
+    loader = DataLoader(TensorDataset(torch.arange(5)), 2, shuffle=shuffle, generator=own, drop_last=drop_last)
+    batches = start(batched(loader))
+    seen = [drawn.get_state()]
+    for (batch,) in batches:
+        seen += [batch, drawn.get_state()]
+    return [*seen, drawn.get_state()]
+
+
+def _are_torchs(methods: Iterable[tuple[type, str]]) -> bool:
+    """Whether these methods are those that torch defines in the modules of the classes."""
+    return all(
+        getattr(getattr(kind, name), "__globals__", None) is vars(sys.modules[kind.__module__])
+        for kind, name in methods
+    )
+
+
+_PROFILER_RANGE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+_ITERATION = (
+    (DataLoader, "__iter__"), (DataLoader, "_get_iterator"), (_MapDatasetFetcher, "fetch"),
+    *((_SingleProcessDataLoaderIter, name) for name in ("__init__", "__next__", "_next_data", "_next_index")),
+)  # fmt: skip
+_WATCHERS: tuple[Callable[[], Any], ...] = tuple(
+    getattr(home, name, lambda: True)
+    for home, name in (
+        (torch.autograd, "_profiler_enabled"), (torch._C, "_len_torch_dispatch_stack"),
+        (torch._C, "_len_torch_function_stack"),
+    )
+)  # fmt: skip
+_is_profiling, _has_modes, _has_function_modes = _WATCHERS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler
@@ -23,6 +23,10 @@ class SamplerProxy:
 
     def __len__(self) -> int:
         return len(self._sampler)
+
+    def slices(self, dataset: Any) -> Iterator[Any] | None:
+        """Start a pass as :func:`drivetrain.data.batched.slices` does; ``None``: this object looks at the indices."""
+        return None
 
     def __getattr__(self, name: str) -> Any:
         if name == "_sampler":

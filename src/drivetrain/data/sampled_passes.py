@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from drivetrain.base.seed import isolate_rng
-from drivetrain.data.batched import batched
+from drivetrain.data.batched import batched, iterate, slices
 from drivetrain.data.kept import generator_states, set_generator_states, set_worker_state, worker_state
 from drivetrain.data.loader_passes import Passes, Position, length_of, random_state, set_random_state
 from drivetrain.data.resample import SamplerProxy, replaced
@@ -84,7 +84,7 @@ class SampledPasses(Passes):
         if self._carries_over:
             self._draws.started = self._before
         self._begun_at = time.perf_counter()
-        self._running = iter(self._source)
+        self._running = iterate(self._source)
         if self._seeds is not None and self._carries_over:
             self._carries_over, self._draws.started, self._seeds.states = False, None, {}
         return self._running
@@ -153,7 +153,7 @@ class SampledPasses(Passes):
             states = position.get("workers", {})
             self._states = {worker: (state, state) for worker, state in states.items()}
             self._seeds.states = states
-        self._prepared = self._running = iter(self._source)
+        self._prepared = self._running = iterate(self._source)
         self._draws.skip(0, position["drawing"])
         self._draws.started = None
         if self._seeds is not None:
@@ -198,7 +198,14 @@ class _Draws(SamplerProxy):
         self._skip, self.drawing = count, drawing
 
     def __iter__(self) -> Iterator[Any]:  # a DataLoader with workers calls this twice, and uses the second iterator
-        draws = iter(self._sampler)  # created here, as the loader does, because creating it may draw a random number
+        # created here, as the loader does, because creating it may draw a random number
+        return self._started(iter(self._sampler))
+
+    def slices(self, dataset: Any) -> Iterator[Any] | None:
+        draws = slices(self._sampler, dataset)
+        return None if draws is None else self._started(draws)
+
+    def _started(self, draws: Iterator[Any]) -> Iterator[Any]:
         if not self._skip:
             return self._until_over(draws, self._begin)
         started = random_state(self._generators)

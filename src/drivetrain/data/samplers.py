@@ -23,6 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.distributed import DistributedSampler
 
 from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.data.batched import Order, as_list, drawn_order, draws_each_once
 from drivetrain.data.combined import without_restart
 from drivetrain.data.kept import generator_states, set_generator_states
 from drivetrain.data.resample import SamplerProxy, replaced
@@ -222,7 +223,7 @@ class RankBatches(SamplerProxy, ABC):
     def __iter__(self) -> Iterator[list[Any]]:
         return (share.indices for share in self.shares())
 
-    def _order(self) -> Iterator[Any] | Tensor | range:
+    def _order(self) -> Iterator[Any] | Order:
         """Return the order that rank 0 draws: a range or a tensor of indices if the caller can slice it, otherwise an
         iterator.
         """
@@ -246,9 +247,9 @@ class RankBatches(SamplerProxy, ABC):
             if not in_step:
                 set_rng_state(own)
 
-    def _drawn(self) -> Iterator[Any] | Tensor:
-        if (permutation := _permutation(self._sampler)) is not None:
-            return permutation
+    def _drawn(self) -> Iterator[Any] | Order:
+        if draws_each_once(self._sampler) and self._sampler.generator is None:
+            return drawn_order(self._sampler)
         order = without_restart(iter(self._sampler))
         if type(self._sampler) is RandomSampler:
             # the first index draws the seed; the others come from the sampler's own generator
@@ -301,14 +302,14 @@ class SlicedBatches(RankBatches):
         if self._pads:
             order = _padded(_iterated(order), total)
         last: list[Any] = []
-        batch: list[Any] | Tensor | range
+        batch: list[Any] | Order
         for start, stop in self._bounds():
             if isinstance(order, (Tensor, range)):  # the other ranks' indices are not read
                 batch = order[start:stop]
             else:
                 batch = list(itertools.islice(order, stop - start))
             begin, end = slice_of(len(batch), self._rank, self._world_size)
-            last = _listed(batch[begin:end]) or last or _listed(batch[:1])
+            last = as_list(batch[begin:end]) or last or as_list(batch[:1])
             yield Share(last, self._factor_of(stop - start))
 
 
@@ -332,27 +333,8 @@ class DealtBatches(RankBatches):
             yield Share(last, self._factor_of(stop - start))
 
 
-def _permutation(sampler: Any) -> Tensor | None:
-    """Return the order of torch's own RandomSampler as one tensor; ``None`` for other samplers, or with options.
-
-    The sampler itself would create a Python number for each index, including those of the other ranks.
-    """
-    if type(sampler) is not RandomSampler or sampler.generator is not None or sampler.replacement:
-        return None
-    if sampler.num_samples != len(sampler.data_source):
-        return None
-    generator = torch.Generator()
-    # the sampler draws its seed in the same way
-    generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-    return torch.randperm(len(sampler.data_source), generator=generator)
-
-
-def _listed(indices: list[Any] | Tensor | range) -> list[Any]:
-    return indices.tolist() if isinstance(indices, Tensor) else list(indices)
-
-
-def _iterated(order: Iterator[Any] | Tensor | range) -> Iterator[Any]:
-    return iter(order.tolist() if isinstance(order, Tensor) else order)
+def _iterated(order: Iterator[Any] | Order) -> Iterator[Any]:
+    return iter(as_list(order) if isinstance(order, Tensor) else order)
 
 
 def slice_of(count: int, rank: int, world_size: int) -> tuple[int, int]:
