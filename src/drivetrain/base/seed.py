@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import random
 import sys
@@ -82,20 +83,27 @@ def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
 
 def rng_state() -> dict[str, Any]:
     """Return the state of python's, numpy's (if loaded), torch's and the device's generators, as plain data."""
-    return _rng_state(lambda numpy: numpy.random.get_state())()
+    numpy = sys.modules.get("numpy")
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    return _rng_state(random.getstate, torch.default_generator, numpy_state)()
 
 
 def kept_rng_state() -> Callable[[], dict[str, Any]]:
     """Return a function that returns what :func:`rng_state` would return now, for a caller that keeps the state in
     every step.
+
+    It copies the generators' memory, and leaves it to the function to make plain data of that: the 625 numbers of
+    python's state alone take a tenth of a small training step.
     """
-    return _rng_state(_numpy_state)
-
-
-def _rng_state(numpy_state_of: Callable[[Any], Any]) -> Callable[[], dict[str, Any]]:
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
-    numpy_state = None if numpy is None else numpy_state_of(numpy)
+    numpy_state = None if numpy is None else _numpy_state(numpy)
+    return _rng_state(_python_state(), torch.default_generator.clone_state(), numpy_state)
+
+
+def _rng_state(
+    python_state: Callable[[], Any], generator: torch.Generator, numpy_state: Any
+) -> Callable[[], dict[str, Any]]:
+    state: dict[str, Any] = {}
     if torch.accelerator.is_available():
         device = torch.get_device_module(torch.accelerator.current_accelerator())
         if getattr(device, "is_initialized", lambda: True)():  # reading an unused device would make this process use it
@@ -104,6 +112,7 @@ def _rng_state(numpy_state_of: Callable[[Any], Any]) -> Callable[[], dict[str, A
         state["xla_generator"] = int(xla.get_rng_state())
 
     def plain() -> dict[str, Any]:
+        state.update(python=python_state(), torch=generator.get_state())
         if numpy_state is not None:
             name, keys, *rest = numpy_state
             state["numpy"] = (name, keys.tolist(), *rest)
@@ -112,8 +121,41 @@ def _rng_state(numpy_state_of: Callable[[Any], Any]) -> Callable[[], dict[str, A
     return plain
 
 
-_MT19937_BYTES = 624 * 4 + 4  # the generator's words, and the position in them: numpy/random/src/mt19937/mt19937.h
-# the generator's memory at the last call, and the state that numpy returned then
+_MT19937_BYTES = 624 * 4 + 4  # a generator's words and the position in them; in numpy, the position comes last
+
+
+@functools.cache
+def _memory(address: int) -> Any:
+    """Return the memory of a generator at ``address``; its attribute ``raw`` is a copy of the present bytes."""
+    return (ctypes.c_char * _MT19937_BYTES).from_address(address)
+
+
+def _python_state() -> Callable[[], Any]:
+    """Return a function that returns what ``random.getstate()`` would return now."""
+    if not _reads_python():
+        state = random.getstate()
+        return lambda: state
+    source = random._inst  # type: ignore[attr-defined]
+    memory, second = _memory(id(source) + object.__basicsize__).raw, source.gauss_next
+    return lambda: _python_state_in(memory, second)
+
+
+def _python_state_in(memory: bytes, second: float | None) -> Any:
+    position, *words = memoryview(memory).cast("I")
+    return random.Random.VERSION, (*words, position), second
+
+
+@functools.cache
+def _reads_python() -> bool:
+    """Return whether the memory of python's generator lies where CPython's ``_random.Random`` has it."""
+    source = getattr(random, "_inst", None)
+    if type(source) is not random.Random or random.Random.__basicsize__ < object.__basicsize__ + _MT19937_BYTES:
+        return False
+    memory = _memory(id(source) + object.__basicsize__).raw
+    return bool(_python_state_in(memory, source.gauss_next) == source.getstate())
+
+
+# the memory of numpy's generator at the last call, and the state that numpy returned then
 _numpy_kept: tuple[bytes, Any] | None = None
 
 
@@ -130,7 +172,7 @@ def _numpy_state(numpy: Any) -> Any:
     source = numpy.random.mtrand._rand._bit_generator
     if type(source) is not numpy.random.MT19937:
         return numpy.random.get_state()
-    memory = ctypes.string_at(source.ctypes.state_address, _MT19937_BYTES)
+    memory = _memory(source.ctypes.state_address).raw
     if _numpy_kept is not None and _numpy_kept[0] == memory:
         return _numpy_kept[1]
     state = numpy.random.get_state()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
 from typing import Any
@@ -104,6 +104,9 @@ class Phase(IntEnum):
     PREDICT_END = 63
 
 
+_PHASES: Mapping[int, Phase] = {int(phase): phase for phase in Phase}
+"""Looking up a member in its enumeration takes two calls."""
+
 _STAGES: Sequence[RunningStage | None] = (None, RunningStage.TRAINING, *RunningStage)
 """By the tens digit of a phase: none; training, which has two digits; then the other stages in their order."""
 
@@ -172,7 +175,7 @@ class Progress:
     @property
     def phase(self) -> Phase:
         """The current phase; during the set-up of a run that resumes, the phase in which the checkpoint was saved."""
-        return Phase(self.slot[0]) if self.resume_phase is None else self.resume_phase
+        return _PHASES[self.slot[0]] if self.resume_phase is None else self.resume_phase
 
     @property
     def loop_stage(self) -> RunningStage | None:

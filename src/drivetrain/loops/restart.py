@@ -16,6 +16,7 @@ their states describe files, and written files remain.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -215,7 +216,7 @@ def samples_done(run: Run, data: State | None) -> int | None:
     return None if passes is None or data is None or "given" not in data else samples_in(passes.loader, data["given"])
 
 
-def states_now(run: Run, modules: Sequence[nn.Module] | None = None) -> State:
+def states_now(run: Run, modules: Sequence[nn.Module] | None = None, last: Options | None = None) -> State:
     """Return copies of the states ``callbacks``, ``buffers`` and ``options``, if a callback saves on exceptions.
 
     See [Note: callbacks at a restart point]. Parameters are not copied, because only the optimizers change them.
@@ -223,16 +224,20 @@ def states_now(run: Run, modules: Sequence[nn.Module] | None = None) -> State:
     Args:
         run: the fit.
         modules: all modules, which may have buffers; ``None``: search for buffers now.
+        last: the options that the last call has returned; returned again if no option has changed since.
     """
     if not run.kept.saves_on_exception:
         return {}
-    stateful = run.hooks.stateful_callbacks()
-    has_buffers = modules is None or any(module._buffers for module in modules)
+    strategy, stateful = run.engine.strategy, run.hooks.stateful_callbacks()
+    has_buffers = modules is None or any(map(_BUFFERS, modules))
     return {
         "callbacks": {callback.state_key: copy.deepcopy(callback.state_dict()) for callback in stateful},
         "buffers": {name: buffer.clone() for name, buffer in run.module.named_buffers()} if has_buffers else {},
-        "options": Options(run.engine.strategy),
+        "options": last if last is not None and last.hold(strategy) else Options(strategy),
     }
+
+
+_BUFFERS = operator.attrgetter("_buffers")
 
 
 class Options:
@@ -246,6 +251,23 @@ class Options:
             for each in strategy.optimizers
         ]
         self.schedulers = [copy.deepcopy(config.scheduler.state_dict()) for config in strategy.lr_scheduler_configs]
+
+    def hold(self, strategy: Any) -> bool:
+        """Return whether nothing has changed since; a tensor may have been changed in place, so it counts as a
+        change, and so does a scheduler.
+        """
+        if strategy.lr_scheduler_configs or len(self._groups) != len(strategy.optimizers):
+            return False
+        for (optimizer, copies), now in zip(self._groups, strategy.optimizers, strict=True):
+            if optimizer is not now or len(copies) != len(now.param_groups):
+                return False
+            for kept, group in zip(copies, now.param_groups, strict=True):
+                if kept.keys() != group.keys():
+                    return False
+                for key, value in group.items():
+                    if kept[key] is not value and not (type(value) is list and _same(kept[key], value)):
+                        return False
+        return True
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -303,12 +325,16 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
     def after(*_: Any) -> None:
         run.kept.stepping = False
 
+    run.kept.step_hooks = [before, after]
     for optimizer in run.engine.strategy.optimizers:
         run.optimizers.unbinders.append(optimizer.register_step_pre_hook(before).remove)
         run.optimizers.unbinders.append(optimizer.register_step_post_hook(after).remove)
     metrics, parameters, modules = metrics_in(run.module), list(run.module.parameters()), list(run.module.modules())
 
+    options: Options | None = None
+
     def keep() -> None:
+        nonlocal options
         run.kept.window_start = None  # the earlier snapshot is out of date
         start = capture(run, metrics, deferred=True)
         start["exact"] = start["settled"] = True
@@ -317,12 +343,15 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
         for part in ("logged", "callback_metrics", "metrics", "window", "gradients"):
             if start.get(part):
                 start[part] = copy.deepcopy(start[part])
-        run.kept.window_start = start if "callbacks" in start else {**start, **states_now(run, modules)}
+        if "callbacks" not in start:
+            start.update(states_now(run, modules, options))
+            options = start["options"]
+        run.kept.window_start = start
         versions = _versions(parameters)
         run.kept.unchanged = lambda: _versions(parameters) == versions and _same(parameters, run.module.parameters())
 
     return keep
 
 
-def _same(parameters: Iterable[nn.Parameter], now: Iterable[nn.Parameter]) -> bool:
-    return list(map(id, parameters)) == list(map(id, now))
+def _same(values: Iterable[Any], now: Iterable[Any]) -> bool:
+    return [*map(id, values)] == [*map(id, now)]
