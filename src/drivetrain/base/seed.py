@@ -108,7 +108,7 @@ def _rng_state(
         device = torch.get_device_module(torch.accelerator.current_accelerator())
         if getattr(device, "is_initialized", lambda: True)():  # reading an unused device would make this process use it
             state["device"] = device.get_rng_state()
-    if (xla := xla_generator()) is not None:
+    if "torch_xla" in sys.modules and (xla := xla_generator()) is not None:
         state["xla_generator"] = int(xla.get_rng_state())
 
     def plain() -> dict[str, Any]:
@@ -121,22 +121,39 @@ def _rng_state(
     return plain
 
 
-_MT19937_BYTES = 624 * 4 + 4  # a generator's words and the position in them; in numpy, the position comes last
+# ---- generators that are read in every step --------------------------------------------------------------------------
+
+_WORDS = 624 * 4  # bytes of the words of a Mersenne Twister; 4 bytes with the position in them follow, or come first
+_MARK = 32
 
 
-@functools.cache
-def _memory(address: int) -> Any:
-    """Return the memory of a generator at ``address``; its attribute ``raw`` is a copy of the present bytes."""
-    return (ctypes.c_char * _MT19937_BYTES).from_address(address)
+class _Twister:
+    """The memory of a Mersenne Twister, which is copied only if it has changed since the last copy.
+
+    Each draw changes the position, and 624 draws change all words: so the position and the seven words beside it show
+    whether the generator has moved, and only they are read in every step.
+    """
+
+    def __init__(self, address: int, position_first: bool) -> None:
+        self._memory = (ctypes.c_char * (_WORDS + 4)).from_address(address)
+        self._near_position = (ctypes.c_char * _MARK).from_address(
+            address if position_first else address + _WORDS + 4 - _MARK
+        )
+        self._mark = self._copy = b""
+
+    def copy(self) -> bytes:
+        if (mark := self._near_position.raw) != self._mark:
+            self._mark, self._copy = mark, self._memory.raw
+        return self._copy
 
 
 def _python_state() -> Callable[[], Any]:
     """Return a function that returns what ``random.getstate()`` would return now."""
-    if not _reads_python():
+    if (found := _python_twister()) is None:
         state = random.getstate()
         return lambda: state
-    source = random._inst  # type: ignore[attr-defined]
-    memory, second = _memory(id(source) + object.__basicsize__).raw, source.gauss_next
+    source, twister = found
+    memory, second = twister.copy(), source.gauss_next
     return lambda: _python_state_in(memory, second)
 
 
@@ -146,16 +163,20 @@ def _python_state_in(memory: bytes, second: float | None) -> Any:
 
 
 @functools.cache
-def _reads_python() -> bool:
-    """Return whether the memory of python's generator lies where CPython's ``_random.Random`` has it."""
-    source = getattr(random, "_inst", None)
-    if type(source) is not random.Random or random.Random.__basicsize__ < object.__basicsize__ + _MT19937_BYTES:
-        return False
-    memory = _memory(id(source) + object.__basicsize__).raw
-    return bool(_python_state_in(memory, source.gauss_next) == source.getstate())
+def _python_twister() -> tuple[Any, _Twister] | None:
+    """Return python's generator and its memory; ``None`` if that does not lie where CPython's ``_random.Random`` has
+    it.
+    """
+    source, offset = getattr(random, "_inst", None), object.__basicsize__
+    if type(source) is not random.Random or random.Random.__basicsize__ < offset + _WORDS + 4:
+        return None
+    twister = _Twister(id(source) + offset, position_first=True)
+    is_there = _python_state_in(twister.copy(), source.gauss_next) == source.getstate()
+    return (source, twister) if is_there else None
 
 
-# the memory of numpy's generator at the last call, and the state that numpy returned then
+# numpy's generator and its memory; a copy of that at the last call, and the state that numpy returned then
+_numpy_twister: tuple[Any, _Twister] | None = None
 _numpy_kept: tuple[bytes, Any] | None = None
 
 
@@ -168,12 +189,14 @@ def _numpy_state(numpy: Any) -> Any:
     each time. The comparison misses one case: a program restores such a second number and the same 624 words with
     ``numpy.random.set_state``.
     """
-    global _numpy_kept
+    global _numpy_kept, _numpy_twister
     source = numpy.random.mtrand._rand._bit_generator
-    if type(source) is not numpy.random.MT19937:
-        return numpy.random.get_state()
-    memory = _memory(source.ctypes.state_address).raw
-    if _numpy_kept is not None and _numpy_kept[0] == memory:
+    if _numpy_twister is None or _numpy_twister[0] is not source:
+        if type(source) is not numpy.random.MT19937:
+            return numpy.random.get_state()
+        _numpy_twister = source, _Twister(source.ctypes.state_address, position_first=False)
+    memory = _numpy_twister[1].copy()
+    if _numpy_kept is not None and _numpy_kept[0] is memory:
         return _numpy_kept[1]
     state = numpy.random.get_state()
     as_numpy_says = state[1].tobytes() + int(state[2]).to_bytes(4, sys.byteorder) == memory and not state[3]

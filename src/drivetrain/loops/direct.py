@@ -229,13 +229,13 @@ def _undecorated_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | Non
 # ---- how -------------------------------------------------------------------------------------------------------------
 
 
-def _direct(optimizer: Optimizer, comm_hooks: list[Any], kept: KeptStates) -> Calls:
+def _direct(optimizer: Optimizer, comm_hooks: list[Any], saving: KeptStates | None = None) -> Calls:
     """Return the direct calls of a step.
 
     Each makes the public call if a hook, a profiler or a replaced method has appeared since they were bound. The hooks
     of a fit that saves on exceptions only set ``kept.stepping``, so a direct step sets it instead.
     """
-    names = _names()
+    names, kept = _names(), saving or KeptStates()
     is_watched, before_steps, after_steps, ones = names.is_watched, names.before_steps, names.after_steps, names.ones
     roots, kind = names.multiplying, type(optimizer)
     decorated, plain_step = kind.step, _undecorated_step(kind)
@@ -344,7 +344,11 @@ def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
     first, second = nn.Parameter(values.reshape(3, 2) / 4), nn.Parameter(values.reshape(2, 3) / -3)
     make: Any = kind  # the optimizer is created with the defaults of its class
     optimizer = make([first, second])
-    calls = _direct(optimizer, [], KeptStates()) if is_direct else Calls(optimizer.zero_grad, Tensor.backward, optimizer.step)
+    calls = (
+        _direct(optimizer, [])
+        if is_direct
+        else Calls(optimizer.zero_grad, Tensor.backward, optimizer.step)
+    )
     found: list[Tensor] = []
     for number in range(4):
         losses = first @ second - 1
