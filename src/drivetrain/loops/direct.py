@@ -344,11 +344,7 @@ def _train_toy(kind: type[Optimizer], is_direct: bool) -> list[Tensor]:
     first, second = nn.Parameter(values.reshape(3, 2) / 4), nn.Parameter(values.reshape(2, 3) / -3)
     make: Any = kind  # the optimizer is created with the defaults of its class
     optimizer = make([first, second])
-    calls = (
-        _direct(optimizer, [])
-        if is_direct
-        else Calls(optimizer.zero_grad, Tensor.backward, optimizer.step)
-    )
+    calls = _direct(optimizer, []) if is_direct else Calls(optimizer.zero_grad, Tensor.backward, optimizer.step)
     found: list[Tensor] = []
     for number in range(4):
         losses = first @ second - 1
