@@ -44,6 +44,7 @@ class Smallest(LightningModule):
 
 def fit(turns: Turns, optimizer: str, saves: bool) -> None:
     """A contestant's thread."""
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=saves, enable_progress_bar=False,
@@ -60,7 +61,6 @@ def main() -> None:
     parser.add_argument("--stretches", type=int, default=200)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
     batch = (torch.randn(8, 16), torch.randn(8, 1))
     rows = []
     for optimizer in OPTIMIZERS:

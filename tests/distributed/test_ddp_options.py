@@ -409,9 +409,13 @@ has_batched = pytest.mark.skipif(
 class Deep(Net):
     """Twelve layers; ``sometimes``: every other batch leaves one out. It keeps its losses and DDP's choice."""
 
-    def __init__(self, by_hand: bool = False, sometimes: bool = False, layers: int = 12) -> None:
+    def __init__(
+        self, by_hand: bool = False, sometimes: bool = False, layers: int = 12, width: int = 8, sparse: bool = False
+    ) -> None:
         super().__init__(by_hand, sometimes)
-        self.second = nn.Sequential(*(nn.Linear(8, 8) for _ in range(layers - 2)))  # type: ignore[assignment]
+        inner = [nn.Linear(width, width) for _ in range(layers - 4)]
+        self.second = nn.Sequential(nn.Linear(8, width), *inner, nn.Linear(width, 8))  # type: ignore[assignment]
+        self.rows = nn.Embedding(5, 1, sparse=True) if sparse else None
         self.float()
         self.losses: list[Tensor] = []
 
@@ -420,6 +424,8 @@ class Deep(Net):
 
     def loss(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().loss(batch, batch_idx)
+        if self.rows is not None:
+            loss = loss + self.rows(torch.tensor([batch_idx % 5, 1])).square().sum()
         self.losses.append(loss.detach())
         return loss
 
@@ -443,10 +449,11 @@ def deep(strategy: dict[str, Any], accumulate: int = 1, **options: Any) -> tuple
         ({}, {}),
         ({}, {"accumulate": 2}),
         ({}, {"by_hand": True}),
+        ({}, {"sparse": True}),
         ({"find_unused_parameters": True}, {"sometimes": True}),
         ({"find_unused_parameters": True}, {"sometimes": True, "by_hand": True}),
     ],
-    ids=["plain", "accumulating", "by hand", "unused", "unused by hand"],
+    ids=["plain", "accumulating", "by hand", "sparse", "unused", "unused by hand"],
 )
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_gradients_are_copied_a_bucket_at_a_time_with_the_same_bits(
@@ -470,11 +477,12 @@ def deep_on(strategy: dict[str, Any], options: dict[str, Any]) -> tuple[Any, lis
     [
         ({}, {}, 3),
         ({}, {"layers": 5}, 2),
+        ({}, {"width": 200}, 2),
         ({"gradient_as_bucket_view": True}, {}, 2),
         ({"static_graph": True}, {}, 2),
         ({"ddp_comm_hook": default_hooks.allreduce_hook}, {}, 2),
     ],
-    ids=["three ranks", "few parameters", "views", "static graph", "hook"],
+    ids=["three ranks", "few parameters", "many numbers", "views", "static graph", "hook"],
 )
 def test_elsewhere_gradients_are_copied_one_by_one(
     pool: Any, strategy: dict[str, Any], options: dict[str, Any], ranks: int

@@ -234,13 +234,11 @@ def states_now(run: Run) -> State:
     """
     if not run.kept.saves_on_exception:
         return {}
+    return {"callbacks": _callback_states(run), "buffers": _buffers(run), "options": Options(run.engine.strategy)}
+
+
+def _callback_states(run: Run) -> State:
     stateful = run.hooks.stateful_callbacks()
-    return {
-        "callbacks": _callback_states(stateful), "buffers": _buffers(run), "options": Options(run.engine.strategy),
-    }  # fmt: skip
-
-
-def _callback_states(stateful: Iterable[Any]) -> State:
     return {callback.state_key: copy.deepcopy(callback.state_dict()) for callback in stateful}
 
 
@@ -344,7 +342,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
         run.optimizers.unbinders.append(optimizer.register_step_pre_hook(before).remove)
         run.optimizers.unbinders.append(optimizer.register_step_post_hook(after).remove)
     metrics, parameters, modules = metrics_in(run.module), list(run.module.parameters()), list(run.module.modules())
-    stateful, options, versions = run.hooks.stateful_callbacks(), Options(strategy), list[int]()
+    options, versions = Options(strategy), list[int]()
     has_precision_state = any(overrides(precision, f"{form}state_dict", Precision) for form in ("", "deferred_"))
 
     def keep() -> None:
@@ -381,10 +379,10 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
         if "callbacks" not in start:
             options = options if options.hold(strategy) else Options(strategy)
             start["options"] = options
-            start["callbacks"] = _callback_states(stateful)
+            start["callbacks"] = _callback_states(run)
             start["buffers"] = _buffers(run) if any(map(_BUFFERS, modules)) else {}
-        kept.window_start = start
         versions = _versions(parameters)
+        kept.window_start = start
 
     kept.unchanged = lambda: _versions(parameters) == versions and _same(parameters, run.module.parameters())
     return keep

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 # the beginning of torch's error about an unfinished reduction
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
-_BATCHED, _MANY = "batched_grad_copy", 12  # with fewer parameters, separate copies are as fast
+_BATCHED = "batched_grad_copy"
+_MANY, _SMALL = 12, 300_000  # with fewer parameters, or more numbers in all, separate copies are as fast
 
 
 class DDPArguments(TypedDict, total=False):
@@ -160,7 +161,7 @@ class DDPStrategy(ParallelStrategy):
         self._averaged = _trained(module)
         self._frozen = [each for each in module.parameters() if not each.requires_grad]
         group = {} if self.data is self._plain_world else {"process_group": self.data.handle}
-        arguments = {**group, **self._batched_copies(), **self.ddp_arguments, "static_graph": False}
+        arguments = {**group, **self._batched_copies(module), **self.ddp_arguments, "static_graph": False}
         wrapped = self.wrapper(module, **arguments)
         if self.ddp_arguments.get("static_graph"):
             _static_from_first_exchange(wrapped)
@@ -172,7 +173,7 @@ class DDPStrategy(ParallelStrategy):
             wrapped.register_comm_hook(state, hook if wrapper is None else wrapper(hook))
         return wrapped
 
-    def _batched_copies(self) -> dict[str, Any]:
+    def _batched_copies(self, module: nn.Module) -> dict[str, Any]:
         """Return the argument that lets DDP copy and divide the gradients of a bucket at once, where that is faster and
         cannot be noticed.
 
@@ -182,8 +183,10 @@ class DDPStrategy(ParallelStrategy):
         size = self.data.size
         fits = self.root_device == HOST and self.wrapper is DistributedDataParallel and size & (size - 1) == 0
         is_plain = self.comm[1] is None and self.ddp_arguments.keys() <= {"find_unused_parameters"}
-        wanted = fits and is_plain and len(self._averaged) >= _MANY and _BATCHED in _arguments_of_ddp()
-        return {_BATCHED: True} if wanted else {}
+        if not (fits and is_plain and len(self._averaged) >= _MANY and _BATCHED in _arguments_of_ddp()):
+            return {}
+        numbers = sum(each.numel() for each in module.parameters() if each.requires_grad)
+        return {_BATCHED: True} if numbers <= _SMALL else {}
 
     def on_validation_start(self) -> None:
         if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
