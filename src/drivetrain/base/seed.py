@@ -167,7 +167,8 @@ def _python_twister() -> tuple[Any, _Twister] | None:
     """Return python's generator and its memory; ``None`` if that does not lie where CPython's ``_random.Random`` has
     it.
     """
-    source, offset = getattr(random, "_inst", None), object.__basicsize__
+    source: Any = getattr(random, "_inst", None)
+    offset = object.__basicsize__
     if type(source) is not random.Random or random.Random.__basicsize__ < offset + _WORDS + 4:
         return None
     twister = _Twister(id(source) + offset, position_first=True)
