@@ -172,8 +172,8 @@ def _python_twister() -> tuple[Any, _Twister] | None:
     if type(source) is not random.Random or random.Random.__basicsize__ < offset + _WORDS + 4:
         return None
     twister = _Twister(id(source) + offset, position_first=True)
-    is_there = _python_state_in(twister.copy(), source.gauss_next) == source.getstate()
-    return (source, twister) if is_there else None
+    state = _python_state_in(twister.copy(), source.gauss_next)  # type: ignore[attr-defined]
+    return (source, twister) if state == source.getstate() else None
 
 
 # numpy's generator and its memory; a copy of that at the last call, and the state that numpy returned then
