@@ -106,6 +106,7 @@ bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other librarie
 	@$(BENCH_VENV)/bin/python benchmarks/memory.py --json $(BENCH_RESULTS)/memory.json
 	@$(BENCH_VENV)/bin/python benchmarks/engine_cost.py --json $(BENCH_RESULTS)/engine_cost.json
 	@$(BENCH_VENV)/bin/python benchmarks/ddp_cost.py --json $(BENCH_RESULTS)/ddp_cost.json
+	@$(BENCH_VENV)/bin/python benchmarks/saving_cost.py
 	@$(BENCH_VENV)/bin/python benchmarks/parallel_cost.py --json $(BENCH_RESULTS)/parallel_cost.json
 	@$(BENCH_VENV)/bin/python benchmarks/collectives_cost.py --json $(BENCH_RESULTS)/collectives_cost.json
 	@$(BENCH_VENV)/bin/python benchmarks/growth.py --svg $(BENCH_RESULTS)/growth.svg --json $(BENCH_RESULTS)/growth.json

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from drivetrain.base import seed
 from drivetrain.base.seed import (
     Generators,
     isolate_rng,
@@ -211,7 +212,8 @@ def test_a_kept_state_is_the_present_one_whatever_was_drawn() -> None:
     draws: list[Any] = [
         lambda: None, np.random.rand, np.random.randn, lambda: np.random.randn(3), lambda: np.random.seed(1),
         random.random, lambda: random.gauss(0, 1), lambda: torch.rand(1),
-        lambda: np.random.set_state(np.random.RandomState(2).get_state()),
+        lambda: np.random.set_state(np.random.RandomState(2).get_state()), lambda: random.seed(4),
+        lambda: random.setstate(random.Random(5).getstate()), lambda: [random.random() for _ in range(312)],
     ]  # fmt: skip
     choices = random.Random(0)
     with isolate_rng():
@@ -223,6 +225,28 @@ def test_a_kept_state_is_the_present_one_whatever_was_drawn() -> None:
             assert found["numpy"] == now["numpy"]
             assert found["python"] == now["python"]
             assert torch.equal(found["torch"], now["torch"])
+
+
+def test_python_is_not_asked_for_its_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_rng_state()  # the first call compares them once
+    with isolate_rng():
+        expected = random.getstate()
+        monkeypatch.setattr(random, "getstate", None)
+        assert kept_rng_state()()["python"] == expected
+
+
+class Elsewhere(random.Random):
+    """A generator whose memory need not lie where that of ``random.Random`` does."""
+
+
+def test_python_is_asked_where_its_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(random, "_inst", Elsewhere(7))
+        patch.setattr(random, "getstate", lambda: "asked")
+        seed._python_twister.cache_clear()
+        assert kept_rng_state()()["python"] == "asked"
+    seed._python_twister.cache_clear()
+    assert kept_rng_state()()["python"] == random.getstate()
 
 
 @pytest.mark.parametrize(("draw", "asked"), [(lambda: None, 1), (np.random.rand, 50)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.utils.data import DataLoader, TensorDataset
 
-from drivetrain import Engine, LightningModule, Trainer
+from drivetrain import Callback, Engine, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies import DDPStrategy
 
@@ -395,3 +396,136 @@ def test_a_rank_that_is_late_is_not_given_up(pool: Any, tmp_path: Path) -> None:
     for error, seconds, steps in pool.run(waited, tmp_path, 50.0, 2.0, group=False):
         assert (error, steps) == ("", STEPS)
         assert seconds >= 2
+
+
+# ---- what is chosen by default ---------------------------------------------------------------------------------------
+
+BATCHED = "batched_grad_copy"
+has_batched = pytest.mark.skipif(
+    BATCHED not in inspect.signature(nn.parallel.DistributedDataParallel).parameters, reason="this torch lacks it"
+)
+
+
+class Deep(Net):
+    """Twelve layers; ``sometimes``: every other batch leaves one out. It keeps its losses and DDP's choice."""
+
+    def __init__(
+        self, by_hand: bool = False, sometimes: bool = False, layers: int = 12, width: int = 8, sparse: bool = False
+    ) -> None:
+        super().__init__(by_hand, sometimes)
+        inner = [nn.Linear(width, width) for _ in range(layers - 4)]
+        self.second = nn.Sequential(nn.Linear(8, width), *inner, nn.Linear(width, 8))  # type: ignore[assignment]
+        self.rows = nn.Embedding(5, 1, sparse=True) if sparse else None
+        self.float()
+        self.losses: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step([each.float() for each in batch], batch_idx)
+
+    def loss(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().loss(batch, batch_idx)
+        if self.rows is not None:
+            loss = loss + self.rows(torch.tensor([batch_idx % 5, 1])).square().sum()
+        self.losses.append(loss.detach())
+        return loss
+
+
+def deep(strategy: dict[str, Any], accumulate: int = 1, **options: Any) -> tuple[Any, list[Tensor]]:
+    module, chosen = Deep(**options), []
+
+    class Look(Callback):
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            chosen.append(getattr(trainer.strategy.model, BATCHED, None))
+
+    fit = trainer(DDPStrategy(**strategy), accumulate_grad_batches=accumulate, callbacks=[Look()])
+    fit.fit(module, DataLoader(data(), batch_size=2))
+    return chosen[0], [*module.losses, *(each.detach() for each in module.parameters())]
+
+
+@has_batched
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [
+        ({}, {}),
+        ({}, {"accumulate": 2}),
+        ({}, {"by_hand": True}),
+        ({}, {"sparse": True}),
+        ({"find_unused_parameters": True}, {"sometimes": True}),
+        ({"find_unused_parameters": True}, {"sometimes": True, "by_hand": True}),
+    ],
+    ids=["plain", "accumulating", "by hand", "sparse", "unused", "unused by hand"],
+)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_gradients_are_copied_a_bucket_at_a_time_with_the_same_bits(
+    pool: Any, strategy: dict[str, Any], options: dict[str, Any], ranks: int
+) -> None:
+    separate = pool.run(deep_on, {**strategy, BATCHED: False}, options, world_size=ranks, group=False)
+    together = pool.run(deep_on, strategy, options, world_size=ranks, group=False)
+    for (asked, before), (chosen, after) in zip(separate, together, strict=True):
+        assert (asked, chosen) == (False, True)
+        assert len(before) == len(after) > 2 * STEPS
+        assert all(map(torch.equal, before, after))
+
+
+def deep_on(strategy: dict[str, Any], options: dict[str, Any]) -> tuple[Any, list[Tensor]]:
+    return deep(strategy, **options)
+
+
+@has_batched
+@pytest.mark.parametrize(
+    ("strategy", "options", "ranks"),
+    [
+        ({}, {}, 3),
+        ({}, {"layers": 5}, 2),
+        ({}, {"width": 200}, 2),
+        ({"gradient_as_bucket_view": True}, {}, 2),
+        ({"static_graph": True}, {}, 2),
+        ({"ddp_comm_hook": default_hooks.allreduce_hook}, {}, 2),
+    ],
+    ids=["three ranks", "few parameters", "many numbers", "views", "static graph", "hook"],
+)
+def test_elsewhere_gradients_are_copied_one_by_one(
+    pool: Any, strategy: dict[str, Any], options: dict[str, Any], ranks: int
+) -> None:
+    found = pool.run(deep_on, strategy, options, world_size=ranks, group=False)
+    assert [chosen for chosen, _ in found] == [False] * ranks
+
+
+def broadcasts(has_buffer: bool) -> int:
+    """The broadcasts of a fit's forward passes."""
+    calls: list[None] = []
+    module = Net()
+    if has_buffer:
+        module.register_buffer("mine", torch.zeros(1))
+
+    class Count(Callback):
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            model = trainer.strategy.model
+            share = model._sync_buffers
+            model._sync_buffers = lambda: calls.append(None) or share()
+
+    trainer(DDPStrategy(), callbacks=[Count()]).fit(module, DataLoader(data(), batch_size=4))
+    return len(calls)
+
+
+@pytest.mark.parametrize(("has_buffer", "count"), [(False, 0), (True, STEPS)])
+def test_buffers_are_broadcast_where_there_are_buffers(pool: Any, has_buffer: bool, count: int) -> None:
+    assert pool.run(broadcasts, has_buffer, group=False) == [count, count]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "has_own"),
+    [
+        ({}, False),
+        ({"broadcast_buffers": True}, False),
+        ({"broadcast_buffers": False}, True),
+        ({"forward_sync_buffers": False}, True),
+        ({"forward_sync_buffers": True, "broadcast_buffers": False}, False),
+    ],
+)
+def test_a_checkpoint_holds_each_ranks_buffers_where_none_are_broadcast(
+    arguments: dict[str, Any], has_own: bool
+) -> None:
+    strategy, module = DDPStrategy(**arguments), nn.BatchNorm1d(2)
+    strategy.global_rank = 1
+    assert bool(strategy.rank_state(module)) is has_own

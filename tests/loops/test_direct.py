@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import logging
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.base.rank_zero import log
+from drivetrain.callbacks import OnExceptionCheckpoint
 from drivetrain.loops import direct
 from drivetrain.precision import Precision
 from drivetrain.strategies import SingleDeviceStrategy
@@ -160,6 +164,49 @@ def test_by_default_no_public_call_is_made(spy: set[str]) -> None:
     module = Module(spy)
     assert fitted(module, gradient_clip_val=1.0, accumulate_grad_batches=2).choice == DIRECT
     assert module.public == [[]] * 6
+
+
+def test_a_fit_that_saves_on_exceptions_makes_no_public_call(spy: set[str], tmp_path: Path) -> None:
+    module = Module(spy)
+    assert fitted(module, OnExceptionCheckpoint(tmp_path), enable_checkpointing=True).choice == DIRECT
+    assert module.public == [[]] * 6
+
+
+@pytest.mark.parametrize("register", ["register_step_pre_hook", "register_step_post_hook"])
+def test_a_hook_on_the_step_is_called_while_a_fit_saves_on_exceptions(
+    spy: set[str], tmp_path: Path, register: str
+) -> None:
+    seen: list[bool] = []
+
+    class Hooked(Module):
+        def on_train_start(self) -> None:
+            getattr(self.optimizers(), register)(lambda *_: seen.append(True))
+
+    module = Hooked(spy)
+    fitted(module, OnExceptionCheckpoint(tmp_path), enable_checkpointing=True)
+    assert (seen, module.public) == ([True] * 6, [["step"]] * 6)
+
+
+@pytest.mark.parametrize("called", [1, 4])
+def test_an_exception_inside_a_direct_step_is_not_saved(monkeypatch: Any, tmp_path: Path, called: int) -> None:
+    home, calls = sys.modules["torch.optim.sgd"], itertools.count(1)
+    compute = vars(home)["sgd"]
+
+    def interrupted(params: list[Tensor], *args: Any, **kwargs: Any) -> None:
+        if next(calls) == called:
+            params[0].zero_()
+            raise RuntimeError("in the middle")
+        compute(params, *args, **kwargs)
+
+    direct._of_toy(torch.optim.SGD)
+    monkeypatch.setattr(home, "sgd", interrupted)
+    saver = OnExceptionCheckpoint(tmp_path)
+    with (
+        pytest.warns(UserWarning, match="while an optimizer was changing"),
+        pytest.raises(RuntimeError, match="middle"),
+    ):
+        fitted(Module(), saver, enable_checkpointing=True)
+    assert not Path(saver.ckpt_path).exists()
 
 
 def test_the_plan_and_a_line_at_level_debug_say_which_calls(monkeypatch: Any, caplog: Any) -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import copy
+import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 from torchmetrics import SumMetric
 
-from drivetrain import Callback, LightningModule, WeightedLoss
+from drivetrain import Callback, LightningModule, WeightedLoss, seed_everything
 from drivetrain.callbacks import OnExceptionCheckpoint
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.logbook import Logbook
 from drivetrain.loops.metrics import metrics_in
+from drivetrain.loops.restart import Options
 from drivetrain.precision import MixedPrecision
 
 
@@ -592,3 +596,109 @@ def test_a_sampler_with_another_seed_is_refused_in_the_middle_of_an_epoch(make_t
         make_trainer().fit(module, loader(5), ckpt_path=path)
     make_trainer().fit(module, loader(3), ckpt_path=path)
     assert len(module.samples) == 8
+
+
+# ---- states that are kept at the start of each window ----------------------------------------------------------------
+
+
+def replaced_params(strategy: Any) -> None:
+    strategy.optimizers[0].param_groups[0]["params"][0] = nn.Parameter(torch.zeros(1))
+
+
+def renamed_option(strategy: Any) -> None:
+    group = strategy.optimizers[0].param_groups[0]
+    group["momentums"] = group.pop("momentum")
+
+
+def set_option(name: str, value: Any) -> Any:
+    return lambda strategy: strategy.optimizers[0].param_groups[0].__setitem__(name, value)
+
+
+def scheduled(strategy: Any) -> None:
+    strategy.lr_scheduler_configs.append(object())
+
+
+CHANGES = {
+    "learning rate": set_option("lr", 0.2), "new option": set_option("new", 1), "renamed": renamed_option,
+    "a parameter": replaced_params,
+    "more parameters": lambda strategy: strategy.optimizers[0].param_groups[0]["params"].append(object()),
+    "no parameters": lambda strategy: strategy.optimizers[0].param_groups[0]["params"].clear(),
+    "another group": lambda strategy: strategy.optimizers[0].param_groups.append({"params": []}),
+    "another optimizer": lambda strategy: strategy.optimizers.append(torch.optim.SGD([nn.Parameter(torch.ones(1))])),
+    "its copy": lambda strategy: strategy.optimizers.__setitem__(0, copy.deepcopy(strategy.optimizers[0])),
+    "a scheduler": scheduled,
+}  # fmt: skip
+
+
+def with_an_optimizer(**options: Any) -> Any:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(1))], **{"lr": 0.1, **options})
+    return SimpleNamespace(optimizers=[optimizer], lr_scheduler_configs=[])
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
+def test_options_are_copied_again_once_they_change(change: Any) -> None:
+    strategy = with_an_optimizer()
+    options = Options(strategy)
+    assert options.hold(strategy)
+    change(strategy)
+    assert not options.hold(strategy)
+
+
+@pytest.mark.parametrize("value", [torch.tensor(0.1), [1, 2]], ids=["tensor", "list"])
+def test_options_that_may_change_in_place_are_always_copied_again(value: Any) -> None:
+    strategy = with_an_optimizer()
+    strategy.optimizers[0].param_groups[0]["own"] = value
+    assert not Options(strategy).hold(strategy)
+
+
+@pytest.mark.parametrize("stops_in", ["on_train_batch_start", "on_before_zero_grad", "on_after_backward"])
+@pytest.mark.parametrize("changes", ["nothing", "rate", "buffer", "generators"])
+def test_a_fit_resumes_exactly_whatever_changes_between_windows(
+    make_trainer: Any, ready: Any, tmp_path: Path, stops_in: str, changes: str
+) -> None:
+    """Between most windows only some of the kept states change; the others are those of an earlier window."""
+
+    class Drawing(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(2)
+            self.layer, self.losses = nn.Linear(4, 1), dict[int, float]()
+            if changes == "buffer":
+                self.register_buffer("count", torch.zeros(1))
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = self.layer(nn.functional.dropout(batch)).square().mean()
+            if changes == "buffer":
+                self.count += 1
+                loss = loss * self.count
+            if changes == "generators" and batch_idx % 3 == 1:
+                loss = loss * (random.random() + random.gauss(0, 1) + np.random.rand())
+            self.losses[batch_idx] = loss.item()
+            return loss
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if changes == "rate" and batch_idx % 2:
+                self.optimizers().param_groups[0]["lr"] *= 0.7
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.5)
+
+    def stop(trainer: Any) -> None:
+        raise RuntimeError("stopped")
+
+    loader = ready([torch.full((2, 4), 1.0 + index) for index in range(9)])
+    saving: dict[str, Any] = {"enable_checkpointing": True}
+    seed_everything(1)
+    whole = Drawing()
+    make_trainer(callbacks=[OnExceptionCheckpoint(tmp_path)], **saving).fit(whole, loader)
+    seed_everything(1)
+    stopping = at(stops_in, stop, lambda trainer: trainer.global_step == 6)
+    with pytest.raises(RuntimeError, match="stopped"):
+        make_trainer(callbacks=[stopping, OnExceptionCheckpoint(tmp_path)], **saving).fit(Drawing(), loader)
+    seed_everything(8)
+    resumed = Drawing()
+    make_trainer(callbacks=[OnExceptionCheckpoint(tmp_path)], **saving).fit(
+        resumed, loader, ckpt_path=tmp_path / "on_exception.ckpt"
+    )
+    assert resumed.losses == {index: whole.losses[index] for index in (6, 7, 8)}
+    assert torch.equal(resumed.layer.weight, whole.layer.weight)

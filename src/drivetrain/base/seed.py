@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import random
 import sys
@@ -82,28 +83,36 @@ def worker_seed_init(worker_id: int, rank: int | None = None) -> None:
 
 def rng_state() -> dict[str, Any]:
     """Return the state of python's, numpy's (if loaded), torch's and the device's generators, as plain data."""
-    return _rng_state(lambda numpy: numpy.random.get_state())()
+    numpy = sys.modules.get("numpy")
+    numpy_state = None if numpy is None else numpy.random.get_state()
+    return _rng_state(random.getstate, torch.default_generator, numpy_state)()
 
 
 def kept_rng_state() -> Callable[[], dict[str, Any]]:
     """Return a function that returns what :func:`rng_state` would return now, for a caller that keeps the state in
     every step.
+
+    It copies the generators' memory, and leaves it to the function to make plain data of that: the 625 numbers of
+    python's state alone take a tenth of a small training step.
     """
-    return _rng_state(_numpy_state)
-
-
-def _rng_state(numpy_state_of: Callable[[Any], Any]) -> Callable[[], dict[str, Any]]:
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     numpy = sys.modules.get("numpy")
-    numpy_state = None if numpy is None else numpy_state_of(numpy)
+    numpy_state = None if numpy is None else _numpy_state(numpy)
+    return _rng_state(_python_state(), torch.default_generator.clone_state(), numpy_state)
+
+
+def _rng_state(
+    python_state: Callable[[], Any], generator: torch.Generator, numpy_state: Any
+) -> Callable[[], dict[str, Any]]:
+    state: dict[str, Any] = {}
     if torch.accelerator.is_available():
         device = torch.get_device_module(torch.accelerator.current_accelerator())
         if getattr(device, "is_initialized", lambda: True)():  # reading an unused device would make this process use it
             state["device"] = device.get_rng_state()
-    if (xla := xla_generator()) is not None:
+    if "torch_xla" in sys.modules and (xla := xla_generator()) is not None:
         state["xla_generator"] = int(xla.get_rng_state())
 
     def plain() -> dict[str, Any]:
+        state.update(python=python_state(), torch=generator.get_state())
         if numpy_state is not None:
             name, keys, *rest = numpy_state
             state["numpy"] = (name, keys.tolist(), *rest)
@@ -112,8 +121,63 @@ def _rng_state(numpy_state_of: Callable[[Any], Any]) -> Callable[[], dict[str, A
     return plain
 
 
-_MT19937_BYTES = 624 * 4 + 4  # the generator's words, and the position in them: numpy/random/src/mt19937/mt19937.h
-# the generator's memory at the last call, and the state that numpy returned then
+# ---- generators that are read in every step --------------------------------------------------------------------------
+
+_WORDS = 624 * 4  # bytes of the words of a Mersenne Twister; 4 bytes with the position in them follow, or come first
+_MARK = 32
+
+
+class _Twister:
+    """The memory of a Mersenne Twister, which is copied only if it has changed since the last copy.
+
+    Each draw changes the position, and 624 draws change all words: so the position and the seven words beside it show
+    whether the generator has moved, and only they are read in every step.
+    """
+
+    def __init__(self, address: int, position_first: bool) -> None:
+        self._memory = (ctypes.c_char * (_WORDS + 4)).from_address(address)
+        self._near_position = (ctypes.c_char * _MARK).from_address(
+            address if position_first else address + _WORDS + 4 - _MARK
+        )
+        self._mark = self._copy = b""
+
+    def copy(self) -> bytes:
+        if (mark := self._near_position.raw) != self._mark:
+            self._mark, self._copy = mark, self._memory.raw
+        return self._copy
+
+
+def _python_state() -> Callable[[], Any]:
+    """Return a function that returns what ``random.getstate()`` would return now."""
+    if (found := _python_twister()) is None:
+        state = random.getstate()
+        return lambda: state
+    source, twister = found
+    memory, second = twister.copy(), source.gauss_next
+    return lambda: _python_state_in(memory, second)
+
+
+def _python_state_in(memory: bytes, second: float | None) -> Any:
+    position, *words = memoryview(memory).cast("I")
+    return random.Random.VERSION, (*words, position), second
+
+
+@functools.cache
+def _python_twister() -> tuple[Any, _Twister] | None:
+    """Return python's generator and its memory; ``None`` if that does not lie where CPython's ``_random.Random`` has
+    it.
+    """
+    source: Any = getattr(random, "_inst", None)
+    offset = object.__basicsize__
+    if type(source) is not random.Random or random.Random.__basicsize__ < offset + _WORDS + 4:
+        return None
+    twister = _Twister(id(source) + offset, position_first=True)
+    state = _python_state_in(twister.copy(), source.gauss_next)  # type: ignore[attr-defined]
+    return (source, twister) if state == source.getstate() else None
+
+
+# numpy's generator and its memory; a copy of that at the last call, and the state that numpy returned then
+_numpy_twister: tuple[Any, _Twister] | None = None
 _numpy_kept: tuple[bytes, Any] | None = None
 
 
@@ -126,12 +190,14 @@ def _numpy_state(numpy: Any) -> Any:
     each time. The comparison misses one case: a program restores such a second number and the same 624 words with
     ``numpy.random.set_state``.
     """
-    global _numpy_kept
+    global _numpy_kept, _numpy_twister
     source = numpy.random.mtrand._rand._bit_generator
-    if type(source) is not numpy.random.MT19937:
-        return numpy.random.get_state()
-    memory = ctypes.string_at(source.ctypes.state_address, _MT19937_BYTES)
-    if _numpy_kept is not None and _numpy_kept[0] == memory:
+    if _numpy_twister is None or _numpy_twister[0] is not source:
+        if type(source) is not numpy.random.MT19937:
+            return numpy.random.get_state()
+        _numpy_twister = source, _Twister(source.ctypes.state_address, position_first=False)
+    memory = _numpy_twister[1].copy()
+    if _numpy_kept is not None and _numpy_kept[0] is memory:
         return _numpy_kept[1]
     state = numpy.random.get_state()
     as_numpy_says = state[1].tobytes() + int(state[2]).to_bytes(4, sys.byteorder) == memory and not state[3]

@@ -173,7 +173,7 @@ def samplers_of(loader: Any) -> list[Any]:
 
 def generator_states(generators: Iterable[torch.Generator]) -> list[Tensor]:
     """Return the state of each generator."""
-    return [generator.get_state() for generator in generators]
+    return [*map(torch.Generator.get_state, generators)]
 
 
 def set_generator_states(generators: Iterable[torch.Generator], states: Iterable[Tensor], strict: bool = False) -> None:

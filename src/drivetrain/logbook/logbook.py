@@ -356,6 +356,13 @@ class Logbook:
     def _newest(self, entry: Entry) -> Value | None:
         return entry.last if (agreed := self._agreed(entry)) is None else agreed
 
+    def has_entries(self, group: str) -> bool:
+        """Return whether anything has been logged in ``group``."""
+        for scope in self._groups.get(group, {}).values():  # noqa: SIM110  # a generator would be a call more
+            if scope.entries:
+                return True
+        return False
+
     def state_dict(self, group: str) -> list[dict[str, Any]]:
         """Return every running reduction of ``group``, with its hook."""
         return [

@@ -33,7 +33,7 @@ from torch.optim import Optimizer, lr_scheduler
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import log, rank_zero_info
 from drivetrain.loops.kernels import Kernel, choose
-from drivetrain.loops.run import Run
+from drivetrain.loops.run import KeptStates, Run
 from drivetrain.plan import Decision
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import familiar
@@ -97,7 +97,7 @@ def bind(run: Run, optimizer: Optimizer) -> Calls | None:
         _show(run, Decision("kernels", "torch's choice", why))
     if reason:
         return None
-    calls = _direct(optimizer, _comm_hooks(run.engine.strategy.model))
+    calls = _direct(optimizer, _comm_hooks(run.engine.strategy.model), run.kept)
     return calls._replace(step=_with_kernels(calls.step, kernels)) if kernels else calls
 
 
@@ -229,12 +229,13 @@ def _undecorated_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any] | Non
 # ---- how -------------------------------------------------------------------------------------------------------------
 
 
-def _direct(optimizer: Optimizer, comm_hooks: list[Any]) -> Calls:
+def _direct(optimizer: Optimizer, comm_hooks: list[Any], saving: KeptStates | None = None) -> Calls:
     """Return the direct calls of a step.
 
-    Each makes the public call if a hook, a profiler or a replaced method has appeared since they were bound.
+    Each makes the public call if a hook, a profiler or a replaced method has appeared since they were bound. The hooks
+    of a fit that saves on exceptions only set ``kept.stepping``, so a direct step sets it instead.
     """
-    names = _names()
+    names, kept = _names(), saving or KeptStates()
     is_watched, before_steps, after_steps, ones = names.is_watched, names.before_steps, names.after_steps, names.ones
     roots, kind = names.multiplying, type(optimizer)
     decorated, plain_step = kind.step, _undecorated_step(kind)
@@ -276,13 +277,13 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any]) -> Calls:
 
     def step() -> None:
         own = optimizer.__dict__
+        before, after = own["_optimizer_step_pre_hooks"], own["_optimizer_step_post_hooks"]
         if (
             is_watched()
             or type(optimizer) is not kind
             or kind.step is not decorated
             or (own["step"] if "step" in own else None) is not schedulers  # noqa: SIM401  # without a call
-            or own["_optimizer_step_pre_hooks"]
-            or own["_optimizer_step_post_hooks"]
+            or ((before or after) and [*before.values(), *after.values()] != kept.step_hooks)
             or before_steps
             or after_steps
             or (may_differentiate and own["defaults"]["differentiable"])
@@ -291,12 +292,16 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any]) -> Calls:
             return
         if schedulers is not None:
             own["_opt_called"] = True  # the attribute that a scheduler checks
+        if before:
+            kept.stepping = True
         enabled = is_grad_enabled()
         set_grad_enabled(False)
         try:
             plain_step(optimizer)
         finally:
             set_grad_enabled(enabled)
+        if after:
+            kept.stepping = False
 
     return Calls(zero_grad, backward, step)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
 from typing import Any
@@ -104,6 +105,9 @@ class Phase(IntEnum):
     PREDICT_END = 63
 
 
+_PHASES: Mapping[int, Phase] = {int(phase): phase for phase in Phase}
+"""Looking up a member in its enumeration takes two calls."""
+
 _STAGES: Sequence[RunningStage | None] = (None, RunningStage.TRAINING, *RunningStage)
 """By the tens digit of a phase: none; training, which has two digits; then the other stages in their order."""
 
@@ -172,7 +176,7 @@ class Progress:
     @property
     def phase(self) -> Phase:
         """The current phase; during the set-up of a run that resumes, the phase in which the checkpoint was saved."""
-        return Phase(self.slot[0]) if self.resume_phase is None else self.resume_phase
+        return _PHASES[self.slot[0]] if self.resume_phase is None else self.resume_phase
 
     @property
     def loop_stage(self) -> RunningStage | None:
@@ -355,6 +359,17 @@ class Progress:
         state["cut_batches"] = max(self.cut_batches, 0)
         return {**state, "eval_steps": copied(self.eval_steps)}
 
+    def deferred_state_dict(self) -> Callable[[], dict[str, Any]]:
+        """Return a function whose result is the present :meth:`state_dict`, also if it is called later."""
+        values, phase, eval_steps = _FIELDS(self), self.slot[0], self.eval_steps and copied(self.eval_steps)
+
+        def state_dict() -> dict[str, Any]:
+            then = Progress(*values)
+            then.slot, then.eval_steps = array("q", [phase]), eval_steps
+            return then.state_dict()
+
+        return state_dict
+
     def load_state_dict(self, state: dict[str, Any], goes_on: bool = True) -> None:
         """Restore a result of :meth:`state_dict`. ``goes_on``: complete an epoch that was cut short."""
         for name in _COUNTERS:
@@ -396,3 +411,4 @@ _COUNTERS: Sequence[str] = (
     "eval_steps",
 )
 _SAVED: Sequence[str] = (*_COUNTERS[:-1], "validation", "epoch_cut", "epoch_ending")
+_FIELDS = operator.attrgetter(*(each.name for each in fields(Progress)))

@@ -16,23 +16,30 @@ their states describe files, and written files remain.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
+from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import Form, count, number
 from drivetrain.base.seed import kept_rng_state, rng_state
 from drivetrain.base.tree import is_dtensor
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.metrics import copied_states, metrics_in, state_of
-from drivetrain.loops.progress import RunningStage, TrainerStatus, copied
+from drivetrain.loops.progress import Phase, RunningStage, TrainerStatus, copied
 from drivetrain.loops.run import Run
+from drivetrain.precision.precision import Precision
 
 State = dict[str, Any]
 
+# without a call in Python for each object
+_VERSION, _BUFFERS = operator.attrgetter("_version"), operator.attrgetter("_buffers")
+_INSIDE_EPOCH = (int(Phase.BATCH_END), int(Phase.FETCH))
 _SIZE: Form = (int, None, count)
 RESTART: Form = {
     "data?": (Mapping, None), "exact?": bool, "settled?": bool, "cut_off?": bool, "ahead?": [str],
@@ -142,13 +149,15 @@ def _window_start(run: Run) -> State | None:
         return None
     if run.kept.unchanged is None or not run.kept.unchanged():
         return None  # a parameter has changed without a change of any counter
-    then = start["progress"]
+    then = start["progress"]()
     # Windows are compared too: a step skipped because of overflow has changed the scale.
     names = ("current_epoch", "global_step", "stepped_batches")
     if any(then[name] != getattr(progress, name) for name in names):
         return None
-    if callable(start["rng"]):  # add what capture() has deferred, which stays the same during an epoch
-        return {**start, "rng": start["rng"](), **_of_the_loaders(run, start["data"])}
+    start = {**start, "progress": {**then, **start.get("place", {})}}
+    start.pop("place", None)
+    if callable(start["rng"]):  # add what was deferred, which stays the same during an epoch
+        start.update(_of_the_loaders(run, start["data"]), rng=start["rng"]())
     return start
 
 
@@ -164,14 +173,17 @@ def _of_the_loaders(run: Run, data: State | None) -> State:
 
 def _versions(parameters: Iterable[nn.Parameter]) -> list[int]:
     """Return the version counters of tensors; every in-place change of a parameter changes one of them."""
-    return [0 if each.is_inference() else each._version for each in parameters]
+    try:
+        return [*map(_VERSION, parameters)]
+    except RuntimeError:  # tensors that were made in inference mode have none
+        return [0 if each.is_inference() else each._version for each in parameters]
 
 
 def _has_stepped(run: Run) -> bool:
     """Whether the optimizer has stepped in the current batch; known only if a callback saves on exceptions."""
     if run.kept.window_start is None or not run.module.automatic_optimization:
         return False
-    return bool(run.kept.window_start["progress"]["global_step"] != run.progress.global_step)
+    return bool(run.kept.window_start["progress"]()["global_step"] != run.progress.global_step)
 
 
 def _saved_progress(run: Run) -> State:
@@ -228,24 +240,23 @@ def counted(state: Mapping[str, Any]) -> str:
     return f"{state['samples']} {'batches' if own_batches else 'samples'}"
 
 
-def states_now(run: Run, modules: Sequence[nn.Module] | None = None) -> State:
+def states_now(run: Run) -> State:
     """Return copies of the states ``callbacks``, ``buffers`` and ``options``, if a callback saves on exceptions.
 
     See [Note: callbacks at a restart point]. Parameters are not copied, because only the optimizers change them.
-
-    Args:
-        run: the fit.
-        modules: all modules, which may have buffers; ``None``: search for buffers now.
     """
     if not run.kept.saves_on_exception:
         return {}
+    return {"callbacks": _callback_states(run), "buffers": _buffers(run), "options": Options(run.engine.strategy)}
+
+
+def _callback_states(run: Run) -> State:
     stateful = run.hooks.stateful_callbacks()
-    has_buffers = modules is None or any(module._buffers for module in modules)
-    return {
-        "callbacks": {callback.state_key: copy.deepcopy(callback.state_dict()) for callback in stateful},
-        "buffers": {name: buffer.clone() for name, buffer in run.module.named_buffers()} if has_buffers else {},
-        "options": Options(run.engine.strategy),
-    }
+    return {callback.state_key: copy.deepcopy(callback.state_dict()) for callback in stateful}
+
+
+def _buffers(run: Run) -> State:
+    return {name: buffer.clone() for name, buffer in run.module.named_buffers()}
 
 
 class Options:
@@ -259,6 +270,18 @@ class Options:
             for each in strategy.optimizers
         ]
         self.schedulers = [copy.deepcopy(config.scheduler.state_dict()) for config in strategy.lr_scheduler_configs]
+        self._parts = _parts(strategy)
+        options = [group[key] for _, groups in self._groups for group in groups for key in group if key != "params"]
+        self._may_change = bool(self.schedulers) or any(isinstance(each, (Tensor, list)) for each in options)
+
+    def hold(self, strategy: Any) -> bool:
+        """Return whether nothing has changed since; ``False`` if that is not known, as with tensors and schedulers,
+        which change in place.
+        """
+        if self._may_change or strategy.lr_scheduler_configs:
+            return False
+        now = _parts(strategy)
+        return len(now) == len(self._parts) and all(map(operator.is_, now, self._parts))
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -271,6 +294,15 @@ class Options:
         finally:
             for optimizer, groups in now:
                 optimizer.param_groups[:] = groups
+
+
+def _parts(strategy: Any) -> list[Any]:
+    """Return everything of which the groups of the optimizers consist, to be compared by identity."""
+    parts: list[Any] = []
+    for optimizer in strategy.optimizers:
+        for group in optimizer.param_groups:
+            parts += (optimizer, *group, *group.values(), *group["params"])
+    return parts
 
 
 def _copied_option(value: Any) -> Any:
@@ -309,33 +341,65 @@ def _logged(run: Run, metrics: Mapping[str, nn.Module]) -> list[State]:
 
 def watch_exceptions(run: Run) -> Callable[[], None]:
     """Prepare for saving after an exception; return a function to call at the start of each window."""
+    kept, progress, window, book, loaders = run.kept, run.progress, run.window, run.book, run.loaders
+    strategy, precision = run.engine.strategy, run.engine.precision
 
     def before(*_: Any) -> None:
-        run.kept.stepping = True
+        kept.stepping = True
 
     def after(*_: Any) -> None:
-        run.kept.stepping = False
+        kept.stepping = False
 
-    for optimizer in run.engine.strategy.optimizers:
+    kept.step_hooks = [before, after]
+    for optimizer in strategy.optimizers:
         run.optimizers.unbinders.append(optimizer.register_step_pre_hook(before).remove)
         run.optimizers.unbinders.append(optimizer.register_step_post_hook(after).remove)
     metrics, parameters, modules = metrics_in(run.module), list(run.module.parameters()), list(run.module.modules())
+    options, versions = Options(strategy), list[int]()
+    has_precision_state = any(overrides(precision, f"{form}state_dict", Precision) for form in ("", "deferred_"))
 
     def keep() -> None:
-        run.kept.window_start = None  # the earlier snapshot is out of date
-        start = capture(run, metrics, deferred=True)
-        start["exact"] = start["settled"] = True
-        engine = run.engine  # a skipped step changes the precision's scale
-        start["precision"] = engine.precision.deferred_state_dict(run.module, engine.strategy.optimizers)
-        for part in ("logged", "callback_metrics", "metrics", "window", "gradients"):
-            if start.get(part):
-                start[part] = copy.deepcopy(start[part])
-        run.kept.window_start = start if "callbacks" in start else {**start, **states_now(run, modules)}
+        nonlocal options, versions
+        kept.window_start = None  # the earlier snapshot is out of date
+        inside = progress.slot[0] in _INSIDE_EPOCH and progress.batch_idx >= 0 and not progress.end_began
+        if inside and run.restart is None and not metrics and not run.holds_gradients:
+            # by far the most frequent place: here, most of the questions of capture() have one answer
+            passes = loaders.made_passes
+            start = {
+                "progress": progress.deferred_state_dict(), "rng": kept_rng_state(),
+                "place": {
+                    "held": 0, "divisor": window.size, "should_stop": progress.should_stop and run.stop_is_delayed(),
+                },
+                "data": None if passes is None else passes.flight or passes.position(),
+                "logged": [], "callback_metrics": {}, "metrics": {}, "exact": True, "settled": True,
+            }  # fmt: skip
+            if book.has_entries("train"):
+                start["logged"] = copy.deepcopy(_logged(run, metrics))
+                book.refresh()
+            if book.callback_metrics:
+                start["callback_metrics"] = copy.deepcopy(book.callback_metrics)
+        else:
+            start = capture(run, metrics, deferred=True)
+            start["progress"] = functools.partial(dict, start["progress"])
+            start["exact"] = start["settled"] = True
+            for part in ("logged", "callback_metrics", "metrics", "window", "gradients"):
+                if start.get(part):
+                    start[part] = copy.deepcopy(start[part])
+        # a skipped step changes the precision's scale
+        start["precision"] = (
+            precision.deferred_state_dict(run.module, strategy.optimizers) if has_precision_state else dict
+        )
+        if "callbacks" not in start:
+            options = options if options.hold(strategy) else Options(strategy)
+            start["options"] = options
+            start["callbacks"] = _callback_states(run)
+            start["buffers"] = _buffers(run) if any(map(_BUFFERS, modules)) else {}
         versions = _versions(parameters)
-        run.kept.unchanged = lambda: _versions(parameters) == versions and _same(parameters, run.module.parameters())
+        kept.window_start = start
 
+    kept.unchanged = lambda: _versions(parameters) == versions and _same(parameters, run.module.parameters())
     return keep
 
 
-def _same(parameters: Iterable[nn.Parameter], now: Iterable[nn.Parameter]) -> bool:
-    return list(map(id, parameters)) == list(map(id, now))
+def _same(values: Iterable[Any], now: Iterable[Any]) -> bool:
+    return [*map(id, values)] == [*map(id, now)]

@@ -131,7 +131,8 @@ class KeptStates:
         saves_on_exception: a callback saves after an exception.
         window_start: the restart point at the start of the window; kept only if ``saves_on_exception``.
         unchanged: returns whether the parameters are still as they were at that point.
-        stepping: an optimizer is changing parameters; set only if ``saves_on_exception``.
+        stepping: an optimizer is changing parameters; set only if ``saves_on_exception``. step_hooks: the two hooks on
+            optimizers' steps that set it, before and after the step.
         before_validation: the state for a checkpoint from inside the running validation.
         at_epoch_start: the states of callbacks and buffers before ``on_train_epoch_start``, if ``saves_on_exception``.
         token: a unique name of this fit, equal on all ranks; only if ``saves_on_exception``.
@@ -141,6 +142,7 @@ class KeptStates:
     window_start: dict[str, Any] | None = None
     unchanged: Callable[[], bool] | None = None
     stepping: bool = False
+    step_hooks: list[Callable[..., None]] = field(default_factory=list)
     before_validation: dict[str, Any] = field(default_factory=dict)
     at_epoch_start: dict[str, Any] = field(default_factory=dict)
     token: str = ""

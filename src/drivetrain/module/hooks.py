@@ -290,7 +290,7 @@ class HookTable:
         return [
             callback
             for callback in self.callbacks
-            if overrides(callback, "state_dict", self._callback_base) and not isinstance(callback, self._saver_base)
+            if not isinstance(callback, self._saver_base) and overrides(callback, "state_dict", self._callback_base)
         ]
 
     def bind(self, hook: str, dataloader_idx: int | None = None) -> tuple[Call, ...]:

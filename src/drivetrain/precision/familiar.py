@@ -153,7 +153,8 @@ class Familiar:
         The loop calls this at the start of each window while a callback saves on exceptions, so it must not wait for
         the device: override it if ``state_dict`` reads from one.
         """
-        state = copy.deepcopy(self.state_dict(module, optimizers))
+        state = self.state_dict(module, optimizers)
+        state = copy.deepcopy(state) if state else {}
         return lambda: state
 
     def restored_gradients(self, device: torch.device) -> None:

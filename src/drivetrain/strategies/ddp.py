@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 # the beginning of torch's error about an unfinished reduction
 _UNFINISHED = "Expected to have finished reduction in the prior iteration"
 
+_BATCHED = "batched_grad_copy"
+_MANY, _SMALL = 12, 300_000  # with fewer parameters, or more numbers in all, separate copies are as fast
+
 
 class DDPArguments(TypedDict, total=False):
     """Arguments of ``torch.nn.parallel.DistributedDataParallel``, for type checkers and for the command line."""
@@ -54,6 +59,8 @@ class DDPArguments(TypedDict, total=False):
     device_mesh: Any
     skip_all_reduce_unused_params: bool
     bucket_cap_mb_list: list[float] | None
+    batched_grad_copy: bool
+    forward_sync_buffers: bool | None
 
 
 class DDPStrategy(ParallelStrategy):
@@ -154,7 +161,8 @@ class DDPStrategy(ParallelStrategy):
         self._averaged = _trained(module)
         self._frozen = [each for each in module.parameters() if not each.requires_grad]
         group = {} if self.data is self._plain_world else {"process_group": self.data.handle}
-        wrapped = self.wrapper(module, **{**group, **self.ddp_arguments, "static_graph": False})
+        arguments = {**group, **self._batched_copies(module), **self.ddp_arguments, "static_graph": False}
+        wrapped = self.wrapper(module, **arguments)
         if self.ddp_arguments.get("static_graph"):
             _static_from_first_exchange(wrapped)
         if self._averaging is not None:
@@ -165,13 +173,29 @@ class DDPStrategy(ParallelStrategy):
             wrapped.register_comm_hook(state, hook if wrapper is None else wrapper(hook))
         return wrapped
 
+    def _batched_copies(self, module: nn.Module) -> dict[str, Any]:
+        """Return the argument that lets DDP copy and divide the gradients of a bucket at once, where that is faster and
+        cannot be noticed.
+
+        DDP then divides by the number of ranks instead of multiplying by its inverse, which gives the same bits for
+        powers of two. It has been measured on the host only, and without other arguments of DDP.
+        """
+        size = self.data.size
+        fits = self.root_device == HOST and self.wrapper is DistributedDataParallel and size & (size - 1) == 0
+        is_plain = self.comm[1] is None and self.ddp_arguments.keys() <= {"find_unused_parameters"}
+        if not (fits and is_plain and len(self._averaged) >= _MANY and _BATCHED in _arguments_of_ddp()):
+            return {}
+        numbers = sum(each.numel() for each in module.parameters() if each.requires_grad)
+        return {_BATCHED: True} if numbers <= _SMALL else {}
+
     def on_validation_start(self) -> None:
         if isinstance(self.model, DistributedDataParallel) and self.model.broadcast_buffers:
             super().on_validation_start()
 
     def rank_state(self, module: nn.Module) -> dict[str, Any]:
         """Return an empty state if each forward pass broadcasts rank 0's buffers."""
-        return {} if self.ddp_arguments.get("broadcast_buffers", True) else super().rank_state(module)
+        given = (self.ddp_arguments.get(name) for name in ("forward_sync_buffers", "broadcast_buffers"))
+        return {} if next((each for each in given if each is not None), True) else super().rank_state(module)
 
     def bind(self, name: str) -> Callable[..., Any]:
         if name != "training_step":
@@ -395,6 +419,12 @@ def _by_hand(step: Callable[..., Any], model: DistributedDataParallel) -> Callab
             return step(*args, **kwargs)
 
     return step_by_hand
+
+
+@functools.cache
+def _arguments_of_ddp() -> frozenset[str]:
+    """Return the names of the arguments that DistributedDataParallel has in the installed torch."""
+    return frozenset(inspect.signature(DistributedDataParallel).parameters)
 
 
 def _trained(module: nn.Module) -> set[int]:
