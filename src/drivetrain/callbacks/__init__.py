@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from drivetrain.callbacks.gradient_accumulation import (
         GradientAccumulationScheduler as GradientAccumulationScheduler,
     )
+    from drivetrain.callbacks.goodput_monitor import GoodputMonitor as GoodputMonitor
     from drivetrain.callbacks.lambda_function import LambdaCallback as LambdaCallback
     from drivetrain.callbacks.lr_monitor import LearningRateMonitor as LearningRateMonitor
     from drivetrain.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
@@ -49,6 +50,7 @@ _FILES = {
     "DeviceStatsMonitor": "device_stats_monitor",
     "EMAWeightAveraging": "weight_averaging",
     "EarlyStopping": "early_stopping",
+    "GoodputMonitor": "goodput_monitor",
     "GradientAccumulationScheduler": "gradient_accumulation",
     "LambdaCallback": "lambda_function",
     "LearningRateFinder": ".tuner.lr_finder",
