@@ -111,11 +111,11 @@ class Ledger:
     def begin_training(self, resumed: bool) -> None:
         """Write at which step the training begins; ``resumed``: with the state of a checkpoint."""
         self._begin = self.write("train", resumed=resumed)
-        records, unread = [self._begun, self._begin], 0
-        if self._handle >= 0:
-            with contextlib.suppress(OSError):
-                records, unread = read(self.path)
-        self._report = account(records, unread)
+        found, unread = list[Record](), 0
+        with contextlib.suppress(OSError):
+            found, unread = read(self.path)
+        earlier = [each for each in found if each["run"] != self._id]
+        self._report = account([*earlier, self._begun, self._begin], unread)  # its own may not have been written
 
     def report(self) -> Report | None:
         """Return the report of the ledger, until now; ``None`` before the training begins."""
