@@ -6,12 +6,13 @@ calls makes as many and what the Trainer adds. Both are counted.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from drivetrain import Callback
-from drivetrain.callbacks import OnExceptionCheckpoint
+from drivetrain.callbacks import GoodputMonitor, OnExceptionCheckpoint
 from drivetrain.loggers import CSVLogger
 from drivetrain.loops.direct import SWITCH
 from drivetrain.profilers import PassThroughProfiler
@@ -77,6 +78,11 @@ def test_a_step_without_a_profiler_makes_no_call_more(budget: Any, bare: Any) ->
 def test_a_profiler_is_counted(budget: Any, bare: Any) -> None:
     """Negative control of the test above."""
     assert budget.trained(profiler="simple").python >= bare.python + 10
+
+
+def test_a_ledger_adds_at_most_12_python_calls(budget: Any, bare: Any, tmp_path: Path) -> None:
+    measured = budget.trained(callbacks=[GoodputMonitor(tmp_path)])
+    assert bare.python < measured.python <= bare.python + 12
 
 
 def test_saving_on_exceptions_adds_at_most_150_python_calls(budget: Any, bare: Any, tmp_path: Any) -> None:
