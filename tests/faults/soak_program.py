@@ -2,10 +2,10 @@
 
 ``python soak_program.py FOLDER STEPS MEAN_S KILLS SEED``: MEAN_S seconds pass between two kills on average, after an
 exponential distribution; with a negative number, they count from when the process begins to train. After KILLS kills
-the training runs on undisturbed. A process that was started again is a
-copy of this one, which has imported everything already. A line of the output is JSON: the number of kills, the seconds
-from the first start to the end, a digest of the weights, and the training's use of memory (KiB), descriptors and threads
-after a tenth of the steps and at the end of its last process. Five more arguments are another training.
+the training runs on undisturbed. A process that was started again is a copy of this one, which has imported everything
+already. A line of the output is JSON: the number of kills, the seconds from the first start to the end, a digest of the
+weights, and the training's use of memory (KiB), descriptors and threads after a tenth of the steps and at the end of
+its last process. Five more arguments are another training.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import drivetrain.callbacks.goodput_monitor
 import drivetrain.checkpoints.plain
 import drivetrain.compat.earlier_checkpoints
-import drivetrain.loops.fit
+import drivetrain.loops.fit  # noqa: F401
 from drivetrain import LightningModule, Trainer, seed_everything
 from drivetrain.callbacks import ModelCheckpoint
 
@@ -37,7 +37,7 @@ from drivetrain.callbacks import ModelCheckpoint
 class Net(LightningModule):
     def __init__(self, watched_at: int, says: int) -> None:
         super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Dropout(0.5), torch.nn.Linear(32, 1))
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 512), torch.nn.Dropout(0.5), torch.nn.Linear(512, 1))
         self.watched_at, self.says, self.used = watched_at, says, list[list[int]]()
 
     def on_train_start(self) -> None:
@@ -64,15 +64,17 @@ def used() -> list[int]:
 
 def train(folder: str, steps: int, says: int) -> None:
     seed_everything(3)
-    x = torch.randn(800, 4, generator=torch.Generator().manual_seed(1))
-    savers = [ModelCheckpoint(folder, every="auto", save_last=True)]
-    if steps >= 1000:  # saves count for what is used
-        savers.append(ModelCheckpoint(os.path.join(folder, "often"), every_n_train_steps=steps // 100))
+    x = torch.randn(3200, 4, generator=torch.Generator().manual_seed(1))
+    saver = ModelCheckpoint(folder, every="auto", save_last=True)
     trainer = Trainer(
-        max_steps=steps, accelerator="cpu", logger=False, callbacks=[*savers], enable_progress_bar=False,
+        max_steps=steps,
+        accelerator="cpu",
+        logger=False,
+        callbacks=saver,
+        enable_progress_bar=False,
         enable_model_summary=False,
     )
-    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 8, shuffle=True)
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 32, shuffle=True)
     module = Net(steps // 10, says)
     trainer.fit(module, loader, ckpt_path="last")
     weights = torch.cat([each.detach().flatten() for each in module.parameters()])

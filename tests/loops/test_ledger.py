@@ -134,15 +134,13 @@ def test_a_full_disk_is_one_warning_and_the_run_is_measured_on(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", full)
-    path = tmp_path / "ledger.jsonl"
-    with pytest.warns(UserWarning, match="could not be written: no space left") as warned:
-        own = Ledger(str(path), progress.slot, lambda: 0)  # type: ignore[arg-type]
-        own.begin_training(resumed=False)
-        progress.enter(Phase.FORWARD)
-        clock.now += 7
-        report = own.report()
-        own.close("finished")
-    assert len(warned) == 1
+    with pytest.warns(UserWarning, match="could not be written: no space left"):
+        own = Ledger(str(tmp_path / "ledger.jsonl"), progress.slot, lambda: 0)  # type: ignore[arg-type]
+    own.begin_training(resumed=False)  # a second warning would be an error
+    progress.enter(Phase.FORWARD)
+    clock.now += 7
+    report = own.report()
+    own.close("finished")
     assert report is not None
     assert report.goodput == 0.5
 

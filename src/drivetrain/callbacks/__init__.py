@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from drivetrain.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from drivetrain.callbacks.finetuning import BackboneFinetuning as BackboneFinetuning
     from drivetrain.callbacks.finetuning import BaseFinetuning as BaseFinetuning
+    from drivetrain.callbacks.goodput_monitor import GoodputMonitor as GoodputMonitor
     from drivetrain.callbacks.gradient_accumulation import (
         GradientAccumulationScheduler as GradientAccumulationScheduler,
     )
-    from drivetrain.callbacks.goodput_monitor import GoodputMonitor as GoodputMonitor
     from drivetrain.callbacks.lambda_function import LambdaCallback as LambdaCallback
     from drivetrain.callbacks.lr_monitor import LearningRateMonitor as LearningRateMonitor
     from drivetrain.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint

@@ -82,9 +82,8 @@ class Report:
     def line(self) -> str:
         """Return the report as one sentence."""
         shares = (f"{name} {value / (self.wall_s or 1):.1%}" for name, value in self.seconds.items())
-        runs = f"{self.runs} run{'' if self.runs == 1 else 's'}"
-        return f"Goodput {self.goodput:.1%} of {self.wall_s:.0f} s in {runs}, {self.failures} failed: {', '.join(shares)}."
-
+        runs = f"{self.runs} run{'' if self.runs == 1 else 's'}, {self.failures} failed"
+        return f"Goodput {self.goodput:.1%} of {self.wall_s:.0f} s in {runs}: {', '.join(shares)}."
 
     def notes(self) -> list[str]:
         """Return sentences on what the figures leave out."""
@@ -123,7 +122,7 @@ class _Run:
                 after = after or record
                 break
         if after is None:
-            return before["parts"] if step < 0 else self.last["parts"]
+            before = after = before if step < 0 else self.last
         share = (step - before["step"]) / ((after["step"] - before["step"]) or 1)
         pairs = ((name, before["parts"][name], after["parts"][name]) for name in PARTS)
         return {name: start + share * (end - start) for name, start, end in pairs}
