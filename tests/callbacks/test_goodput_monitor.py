@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 from drivetrain import Callback, Trainer
 from drivetrain.callbacks import GoodputMonitor, ModelCheckpoint
 from drivetrain.errors import ConfigurationError
-from drivetrain.loops.goodput import account, read
+from drivetrain.loops.goodput import FIRST_SAVE_S, WITHOUT_FAILURE_S, account, best_interval_s, read
 
 
 class Passing(Callback):
@@ -127,12 +127,30 @@ def test_with_every_auto_the_saves_follow_from_what_they_cost_and_from_the_failu
     clock.save_s = 10.0
     with pytest.raises(RuntimeError):
         measured(10, Fails(30), saver=saver, limit_val_batches=0)
-    # The first save measures its cost. Without a failure until then, 1308 s between two saves are best: 12 steps.
-    assert clock.saved_at == [1, 13, 25]
+    before, running_s = due(1, 30, FIRST_SAVE_S, 0.0, failures=0)
+    # sqrt(2 * 10 s * 720 s) - 10 s = 112 s after the first save, which are two steps; later the intervals grow
+    assert clock.saved_at == before
+    assert before[:3] == [1, 3, 5]
+    assert before[-1] - before[-2] == 3
+
     again = ModelCheckpoint(tmp_path, every="auto")
     measured(10, saver=again, resume=saver.best_model_path, limit_val_batches=0)
-    # One failure in 3340 s: sqrt(2 * 10 s * 3340 s) - 10 s = 248 s, which are three steps.
-    assert clock.saved_at[3:] == [28, 31, 34, 37, 40]
+    running_s += 10  # the batch in which it failed was fetched
+    after, _ = due(before[-1] + 1, 40, best_interval_s(10.0, running_s), running_s, failures=1)
+    assert clock.saved_at[len(before) :] == after
+
+
+def due(step: int, last: int, interval_s: float, running_s: float, failures: int) -> tuple[list[int], float]:
+    """After which steps of 110 s a save of 10 s is due, and the running time at the end."""
+    saved, since_s = [], 0.0
+    for each in range(step, last + 1):
+        running_s, since_s = running_s + 110, since_s + 110
+        if since_s >= interval_s:
+            saved.append(each)
+            running_s, since_s = running_s + 10, 0.0
+            failure_interval_s = running_s / failures if failures else running_s + WITHOUT_FAILURE_S
+            interval_s = best_interval_s(10.0, failure_interval_s)
+    return saved, running_s
 
 
 def test_with_every_auto_the_trainer_adds_a_monitor(make_trainer: Any, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from drivetrain.callbacks import ModelCheckpoint
 class Net(LightningModule):
     def __init__(self, watched_at: int, says: int) -> None:
         super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Linear(4, 512), torch.nn.Dropout(0.5), torch.nn.Linear(512, 1))
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, 1024), torch.nn.Dropout(0.5), torch.nn.Linear(1024, 1))
         self.watched_at, self.says, self.used = watched_at, says, list[list[int]]()
 
     def on_train_start(self) -> None:
@@ -64,8 +64,8 @@ def used() -> list[int]:
 
 def train(folder: str, steps: int, says: int) -> None:
     seed_everything(3)
-    x = torch.randn(3200, 4, generator=torch.Generator().manual_seed(1))
-    saver = ModelCheckpoint(folder, every="auto", save_last=True)
+    x = torch.randn(6400, 4, generator=torch.Generator().manual_seed(1))
+    saver = ModelCheckpoint(folder, every="auto")
     trainer = Trainer(
         max_steps=steps,
         accelerator="cpu",
@@ -74,7 +74,7 @@ def train(folder: str, steps: int, says: int) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 32, shuffle=True)
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 64, shuffle=True)
     module = Net(steps // 10, says)
     trainer.fit(module, loader, ckpt_path="last")
     weights = torch.cat([each.detach().flatten() for each in module.parameters()])

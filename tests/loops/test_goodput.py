@@ -106,9 +106,9 @@ def test_exceptions_are_failures_and_requests_to_stop_are_not() -> None:
     assert [failures(why) for why in ("exception", "stopped", "finished")] == [1, 0, 0]
 
 
-def test_until_a_failure_was_seen_a_day_without_one_is_assumed() -> None:
-    assert Report(wall_s=100.0).failure_interval_s == WITHOUT_FAILURE_S
-    assert Report(wall_s=1e6).failure_interval_s == 1e6
+def test_until_a_failure_was_seen_none_is_expected_for_as_long_as_there_was_none() -> None:
+    assert Report().failure_interval_s == WITHOUT_FAILURE_S
+    assert Report(wall_s=1e6).failure_interval_s == 1e6 + WITHOUT_FAILURE_S
 
 
 def test_runs_at_the_same_time_are_noted() -> None:

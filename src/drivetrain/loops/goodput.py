@@ -20,8 +20,8 @@ VERSION = 1
 PARTS = ("step", "data", "validation", "save", "start")
 """The parts of a run's time. Reading adds two: "lost" and "idle"."""
 
-WITHOUT_FAILURE_S = 24 * 3600.0
-"""The time between failures that is assumed until the ledger has seen one, or has seen a longer time without."""
+WITHOUT_FAILURE_S = 600.0
+"""Until the first failure, the time between failures is taken to be the running time so far and these seconds."""
 
 FIRST_SAVE_S = 1.0
 """The training time before the first save, which measures what a save costs."""
@@ -72,7 +72,7 @@ class Report:
     def failure_interval_s(self) -> float:
         """The mean time between failures in seconds, without the time between runs."""
         running_s = self.wall_s - self.seconds["idle"]
-        return running_s / self.failures if self.failures else max(WITHOUT_FAILURE_S, running_s)
+        return running_s / self.failures if self.failures else running_s + WITHOUT_FAILURE_S
 
     @property
     def save_interval_s(self) -> float:
