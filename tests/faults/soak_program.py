@@ -4,8 +4,8 @@
 exponential distribution; with a negative number, they count from when the process begins to train. After KILLS kills
 the training runs on undisturbed. A process that was started again is a copy of this one, which has imported everything
 already. A line of the output is JSON: the number of kills, the seconds from the first start to the end, a digest of the
-weights, and the training's use of memory (KiB), descriptors and threads after a tenth of the steps and at the end of
-its last process. Five more arguments are another training.
+weights, and the training's use of memory (KiB), descriptors and threads after a tenth of the steps and after the last
+step. Five more arguments are another training. The variable SOAK_WIDTH is the width of the model.
 """
 
 from __future__ import annotations
@@ -33,11 +33,13 @@ import drivetrain.loops.fit  # noqa: F401
 from drivetrain import LightningModule, Trainer, seed_everything
 from drivetrain.callbacks import ModelCheckpoint
 
+WIDTH = int(os.environ.get("SOAK_WIDTH", "32"))
+
 
 class Net(LightningModule):
-    def __init__(self, watched_at: int, says: int) -> None:
+    def __init__(self, watched_at: tuple[int, int], says: int) -> None:
         super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Linear(4, 1024), torch.nn.Dropout(0.5), torch.nn.Linear(1024, 1))
+        self.net = torch.nn.Sequential(torch.nn.Linear(4, WIDTH), torch.nn.Dropout(0.5), torch.nn.Linear(WIDTH, 1))
         self.watched_at, self.says, self.used = watched_at, says, list[list[int]]()
 
     def on_train_start(self) -> None:
@@ -49,7 +51,7 @@ class Net(LightningModule):
         return loss
 
     def on_train_batch_end(self, *_: Any) -> None:
-        if self.global_step == self.watched_at:
+        if self.global_step in self.watched_at:
             self.used.append(used())
 
     def configure_optimizers(self) -> Any:
@@ -75,16 +77,17 @@ def train(folder: str, steps: int, says: int) -> None:
         enable_model_summary=False,
     )
     loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 64, shuffle=True)
-    module = Net(steps // 10, says)
+    module = Net((steps // 10, steps), says)
     trainer.fit(module, loader, ckpt_path="last")
     weights = torch.cat([each.detach().flatten() for each in module.parameters()])
     digest = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
-    result = {"weights": digest, "steps": trainer.global_step, "used": [*module.used, used()]}
+    result = {"weights": digest, "steps": trainer.global_step, "used": module.used}
     Path(folder, "result.json").write_text(json.dumps(result))
 
 
 def main(folder: str, steps: int, mean_s: float, kills: int, seed: int) -> None:
     torch.set_num_threads(1)
+    Trainer(accelerator="cpu", logger=False)  # imports what each run would import
     draw, began, killed = random.Random(seed), time.time(), 0
     from_training, mean_s = mean_s < 0, abs(mean_s)
     next_kill = time.monotonic() + draw.expovariate(1 / mean_s)
