@@ -6,12 +6,13 @@ calls makes as many and what the Trainer adds. Both are counted.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from drivetrain import Callback
-from drivetrain.callbacks import OnExceptionCheckpoint
+from drivetrain.callbacks import GoodputMonitor, OnExceptionCheckpoint
 from drivetrain.loggers import CSVLogger
 from drivetrain.loops.direct import SWITCH
 from drivetrain.profilers import PassThroughProfiler
@@ -79,7 +80,12 @@ def test_a_profiler_is_counted(budget: Any, bare: Any) -> None:
     assert budget.trained(profiler="simple").python >= bare.python + 10
 
 
-def test_saving_on_exceptions_adds_at_most_40_python_calls(budget: Any, bare: Any, tmp_path: Any) -> None:
+def test_a_ledger_adds_at_most_12_python_calls(budget: Any, bare: Any, tmp_path: Path) -> None:
+    measured = budget.trained(callbacks=[GoodputMonitor(tmp_path)])
+    assert bare.python < measured.python <= bare.python + 12
+
+
+def test_saving_on_exceptions_adds_at_most_40_python_calls(budget: Any, bare: Any, tmp_path: Path) -> None:
     saving = budget.trained(enable_checkpointing=True, callbacks=[OnExceptionCheckpoint(tmp_path)])
     assert bare.python < saving.python <= bare.python + 40
     assert saving.all <= bare.all + 70

@@ -737,7 +737,7 @@ def test_in_another_folder_only_the_best_path_is_taken_over(tmp_path: Path) -> N
     "other",
     [
         {"monitor": "b"}, {"mode": "max"}, {"every_n_train_steps": 3}, {"every_n_epochs": 3},
-        {"train_time_interval": timedelta(minutes=1)},
+        {"train_time_interval": timedelta(minutes=1)}, {"every": "auto"},
     ],
     ids=lambda other: next(iter(other)),
 )  # fmt: skip
@@ -1022,6 +1022,8 @@ def test_a_monitor_that_may_still_come_is_awaited(tmp_path: Path) -> None:
         ({"every_n_train_steps": 1, "every_n_epochs": 1}, "every_n_train_steps=1, every_n_epochs=1.*Keep one"),
         ({"every_n_train_steps": 1, "train_time_interval": timedelta(1)}, "only one of these can decide"),
         ({"every_n_epochs": 1, "train_time_interval": timedelta(1)}, "only one of these can decide"),
+        ({"every_n_epochs": 1, "every": "auto"}, "every_n_epochs=1, every='auto'.*only one of these can decide"),
+        ({"every": 100}, 'every=100.*: every is None or "auto"'),
         ({"mode": "auto"}, 'mode=\'auto\'.* "min" or "max"'),
         ({"save_top_k": -2}, "save_top_k=-2.*at least -1"),
         ({"save_top_k": 2}, "save_top_k=2.*cannot rank checkpoints without monitor"),
@@ -1043,6 +1045,7 @@ def test_a_hook_that_has_nothing_to_do_is_idle() -> None:
     assert ModelCheckpoint().idle_hooks == {"on_train_batch_end"}
     assert ModelCheckpoint(every_n_train_steps=1).idle_hooks == frozenset()
     assert ModelCheckpoint(train_time_interval=timedelta(1)).idle_hooks == frozenset()
+    assert ModelCheckpoint(every="auto").idle_hooks == frozenset()
 
 
 def test_the_loggers_are_flushed_and_told(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from drivetrain.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import DrivetrainError
 from drivetrain.loggers import CSVLogger
+from drivetrain.loops.goodput import read
 from drivetrain.strategies import DDPStrategy
 
 VALUES = ((5.0, 4.0, 3.0, 2.0, 1.0), (1.0, 2.0, 3.0, 4.0, 5.0))  # of rank 0 and of rank 1, by epoch
@@ -163,6 +164,33 @@ def test_t25_saving_on_rank_zero_alone_is_an_error_and_no_hang(pool: Any, tmp_pa
     assert "not all came" in first
     assert "Make this call on every rank" in first
     assert second == "not there"
+
+
+def saved_by_the_ledger(folder: Path) -> tuple[list[int], float | None]:
+    class Steps(Callback):
+        def on_save_checkpoint(self, trainer: Trainer, *_: Any) -> None:
+            saved_at.append(trainer.global_step)
+
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+            if trainer.global_rank:  # a clock that says that hours have passed
+                auto._saved_at_time -= 10_000.0
+
+    saved_at: list[int] = []
+    auto = ModelCheckpoint(folder, every="auto")
+    trainer = Trainer(
+        accelerator="cpu", devices=2, max_steps=4, callbacks=[auto, Steps()], default_root_dir=folder, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
+    )  # fmt: skip
+    trainer.fit(Judged(), DataLoader(TensorDataset(torch.arange(32.0).reshape(16, 2)), batch_size=2))
+    return saved_at, trainer.goodput
+
+
+def test_t5_rank_zeros_ledger_decides_for_all_when_to_save(pool: Any, tmp_path: Path) -> None:
+    first, second = pool.run(saved_by_the_ledger, tmp_path, group=False)
+    assert first[0] == second[0]
+    assert first[1] == second[1] > 0
+    runs = {each["run"] for each in read(tmp_path / "ledger.jsonl")[0]}
+    assert len(runs) == 1
 
 
 def sampled() -> Any:

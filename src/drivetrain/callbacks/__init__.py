@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from drivetrain.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from drivetrain.callbacks.finetuning import BackboneFinetuning as BackboneFinetuning
     from drivetrain.callbacks.finetuning import BaseFinetuning as BaseFinetuning
+    from drivetrain.callbacks.goodput_monitor import GoodputMonitor as GoodputMonitor
     from drivetrain.callbacks.gradient_accumulation import (
         GradientAccumulationScheduler as GradientAccumulationScheduler,
     )
@@ -49,6 +50,7 @@ _FILES = {
     "DeviceStatsMonitor": "device_stats_monitor",
     "EMAWeightAveraging": "weight_averaging",
     "EarlyStopping": "early_stopping",
+    "GoodputMonitor": "goodput_monitor",
     "GradientAccumulationScheduler": "gradient_accumulation",
     "LambdaCallback": "lambda_function",
     "LearningRateFinder": ".tuner.lr_finder",

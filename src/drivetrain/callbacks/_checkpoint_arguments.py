@@ -43,7 +43,10 @@ def not_logged(owner: str, monitor: str, metrics: Iterable[str], trainer: Traine
 
 
 def check_triggers(
-    every_n_train_steps: int | None, train_time_interval: timedelta | None, every_n_epochs: int | None
+    every_n_train_steps: int | None,
+    train_time_interval: timedelta | None,
+    every_n_epochs: int | None,
+    every: str | None = None,
 ) -> None:
     """Check when to save: at most one of the arguments may be set."""
     counts = {"every_n_train_steps": every_n_train_steps, "every_n_epochs": every_n_epochs}
@@ -55,7 +58,8 @@ def check_triggers(
             "ModelCheckpoint", "train_time_interval", interval, "a timedelta above zero",
             "train_time_interval=timedelta(minutes=30)",
         )  # fmt: skip
-    triggers = {**counts, "train_time_interval": interval}
+    check_choice("ModelCheckpoint", "every", every, (None, "auto"))
+    triggers = {**counts, "train_time_interval": interval, "every": every}
     chosen = [f"{name}={value!r}" for name, value in triggers.items() if value]
     if len(chosen) > 1:
         raise ConfigurationError(

@@ -159,11 +159,12 @@ class StoredCheckpoint(NamedCheckpoint):
         if (saved := self._under_way) is None:
             return
         store, failure = trainer.strategy.checkpoint_io, None
-        for path in saved.files:
-            try:
-                wait_for(store, path)
-            except CheckpointError as error:
-                failure = failure or error  # a copy fails together with its source
+        with trainer.progress.storing():
+            for path in saved.files:
+                try:
+                    wait_for(store, path)
+                except CheckpointError as error:
+                    failure = failure or error  # a copy fails together with its source
         self._under_way = None
         if failure is not None:
             self._written_at_step = -1

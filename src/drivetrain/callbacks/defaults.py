@@ -53,6 +53,11 @@ def with_defaults(given: Sequence[Callback], settings: Settings, environment: Cl
             )
         if wanted is not False and own is None and not (kind is Checkpoint and settings.fast_dev_run):
             found.append(make())
+    if any(isinstance(each, ModelCheckpoint) and each.every is not None for each in found):
+        from drivetrain.callbacks.goodput_monitor import GoodputMonitor
+
+        if not any(isinstance(each, GoodputMonitor) for each in found):
+            found.append(GoodputMonitor())
     if environment.auto_requeue and environment.requeue_signal and not (settings.fast_dev_run or settings.barebones):
         found.append(Requeue(environment))
     return found

@@ -69,6 +69,9 @@ class ModelCheckpoint(StoredCheckpoint):
         save_on_exception: also save when the run ends by an exception, under ``filename``, beside the checkpoints that
             are kept already. With several processes, a ``filename`` with metrics is replaced by the epoch and the step.
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
+        every: "auto": save at the intervals at which least time is lost, by saving and by the work after the last save
+            that a failure loses. They follow from what the saves and failures in the ledger of a
+            :class:`GoodputMonitor` have cost; the Trainer adds this callback. Instead of the three arguments above.
 
     Attributes:
         best_model_path, best_model_score: the best so far; "" and ``None`` before the first.
@@ -105,9 +108,10 @@ class ModelCheckpoint(StoredCheckpoint):
         every_n_epochs: int | None = None,
         save_on_train_epoch_end: bool | None = None,
         enable_version_counter: bool = True,
+        every: Literal["auto"] | None = None,
     ) -> None:
         super().__init__()
-        check_triggers(every_n_train_steps, train_time_interval, every_n_epochs)
+        check_triggers(every_n_train_steps, train_time_interval, every_n_epochs, every)
         check_target(dirpath, filename, monitor, save_top_k, save_last)
         mode = mode_or_default("ModelCheckpoint", mode, monitor)
         self.dirpath = None if dirpath is None else files.absolute(dirpath)
@@ -121,7 +125,9 @@ class ModelCheckpoint(StoredCheckpoint):
         self.auto_insert_metric_name = auto_insert_metric_name
         self.every_n_train_steps = every_n_train_steps or 0
         self.train_time_interval = train_time_interval
-        unsaid = (every_n_train_steps, train_time_interval, every_n_epochs) == (None, None, None)
+        self.every = every
+        self._interval_s = math.inf  # for every="auto"
+        unsaid = (every_n_train_steps, train_time_interval, every_n_epochs, every) == (None, None, None, None)
         self.every_n_epochs = 1 if unsaid else every_n_epochs or 0
         self.save_on_train_epoch_end = save_on_train_epoch_end
         self.save_on_exception = self.saves_on_exception = save_on_exception
@@ -132,7 +138,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self._awaited_at_step = -1  # the step of a save that waits for the following validation
         self._validated_score: tuple[Any, int] | None = None  # the newest value of ``monitor``, and its step
         self._validated = self._told_age = False
-        if not (self.every_n_train_steps or self.train_time_interval) and type(self) is ModelCheckpoint:
+        if not (self.every_n_train_steps or self.train_time_interval or every) and type(self) is ModelCheckpoint:
             self.idle_hooks = frozenset({"on_train_batch_end"})
 
     @property
@@ -143,6 +149,7 @@ class ModelCheckpoint(StoredCheckpoint):
             every_n_train_steps=self.every_n_train_steps,
             every_n_epochs=self.every_n_epochs,
             train_time_interval=None if self.train_time_interval is None else self.train_time_interval.total_seconds(),
+            **({} if self.every is None else {"every": self.every}),
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,7 +211,21 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_at_time = time.monotonic()
+        self._choose_interval(trainer)
         self._seen_step = trainer.progress.global_step  # not in setup: a resumed run restores its step after that
+
+    def _choose_interval(self, trainer: Trainer) -> None:
+        """Set the seconds between two saves for ``every="auto"``, from what rank 0 has measured until now."""
+        if self.every is not None:
+            from drivetrain.callbacks.goodput_monitor import GoodputMonitor
+
+            monitors = [each for each in trainer.callbacks if isinstance(each, GoodputMonitor)]
+            if not monitors:
+                raise ConfigurationError(
+                    'ModelCheckpoint(every="auto") needs a GoodputMonitor, which measures saves and failures. Add one '
+                    "to callbacks, or pass this callback to the Trainer, which then adds one."
+                )
+            self._interval_s = monitors[0].save_interval_s
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -213,10 +234,11 @@ class ModelCheckpoint(StoredCheckpoint):
         stepped = self._seen_step != before  # False for a batch inside an accumulation window
         steps_due = stepped and self.every_n_train_steps and self._seen_step % self.every_n_train_steps == 0
         time_due = False
-        if self.train_time_interval is not None:
-            elapsed_s = time.monotonic() - self._saved_at_time
+        if self.train_time_interval is not None or self.every is not None:
+            interval = self.train_time_interval
+            interval_s = self._interval_s if interval is None else interval.total_seconds()
             # all ranks use rank 0's clock
-            time_due = trainer.strategy.broadcast(elapsed_s >= self.train_time_interval.total_seconds())
+            time_due = trainer.strategy.broadcast(time.monotonic() - self._saved_at_time >= interval_s)
         if not (steps_due or time_due):
             return
         if self.monitor is not None and trainer.validation_follows:
@@ -290,7 +312,9 @@ class ModelCheckpoint(StoredCheckpoint):
     def _save_once(self, trainer: Trainer) -> None:
         """Save, unless this step was already saved."""
         if not self._should_skip_saving_checkpoint(trainer):
-            self._save(trainer)
+            with trainer.progress.storing():
+                self._save(trainer)
+            self._choose_interval(trainer)
 
     # ---- saving and removing -------------------------------------------------------------------------------------
 

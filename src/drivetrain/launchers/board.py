@@ -23,10 +23,11 @@ from drivetrain.launchers.folder import DESCRIPTION, HELD, hold, keep_sockets_in
 BOARD = "DRIVETRAIN_BOARD"
 """The variable that names the folder to a rank, which removes it: programs that it starts must not inherit it."""
 
-PHASE, BATCHES, STEP, SHOWN, SAVING, SAVES, STALL, PID, NAMESPACE, ENGINE = range(10)
-"""Which integer is which: the phase; batches begun; optimizer steps; whether a run has begun; whether it saves after a
-failure; whether it would; in a run of several processes, milliseconds without progress after which there is a message,
-else 0; the process; the namespace in which this is its number; whether the program drives an Engine."""
+PHASE, BATCHES, STEP, STORING, SHOWN, SAVING, SAVES, STALL, PID, NAMESPACE, ENGINE = range(11)
+"""Which integer is which: the phase; batches begun; optimizer steps; how many saves it waits for, of which one may be
+part of another; whether a run has begun; whether it saves after a failure; whether it would; in a run of several
+processes, milliseconds without progress after which there is a message, else 0; the process; the namespace in which
+this is its number; whether the program drives an Engine."""
 
 FOLDER = "drivetrain-"
 """How the name of a board's folder begins."""

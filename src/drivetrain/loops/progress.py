@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
 from typing import Any
@@ -122,7 +123,8 @@ class Progress:
 
     Attributes:
         slot: integers that the loops write without a call, and another thread can read: the :class:`Phase`; the number
-            of batches begun, in training and evaluation together; ``global_step`` when the last training batch began.
+            of batches begun, in training and evaluation together; ``global_step`` when the last training batch began;
+            a number that is not 0 while :meth:`storing`.
         resume_phase: during the set-up of a run that resumes, the phase in which the checkpoint was saved, if that was
             after an epoch's last batch or in a validation; else ``None``.
         fn, status: the entry point that was called, and the state of its run.
@@ -149,7 +151,7 @@ class Progress:
             values.
     """
 
-    slot: array[int] = field(default_factory=lambda: array("q", [Phase.NONE, 0, 0]))
+    slot: array[int] = field(default_factory=lambda: array("q", [Phase.NONE, 0, 0, 0]))
     resume_phase: Phase | None = None
     fn: TrainerFn | None = None
     status: TrainerStatus = TrainerStatus.INITIALIZING
@@ -289,6 +291,15 @@ class Progress:
     def enter(self, phase: Phase) -> None:
         """Enter another phase; the loops write the phases of each batch themselves, without this call."""
         self.slot[0] = phase
+
+    @contextmanager
+    def storing(self) -> Iterator[None]:
+        """Context in which the run waits for a checkpoint, and its phase does not change; contexts may be nested."""
+        self.slot[3] += 1
+        try:
+            yield
+        finally:
+            self.slot[3] -= 1
 
     def start_epoch(self) -> None:
         """Called when a training epoch begins."""

@@ -274,7 +274,7 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
     from drivetrain.trainer import rank_parts
 
     strategy = trainer.strategy
-    with trainer.profiler.profile("save_checkpoint"):
+    with trainer.profiler.profile("save_checkpoint"), trainer.progress.storing():
         rank_parts.meet(strategy)
         state = checkpoint.dump(trainer, weights_only, allow_pickle)
         if trainer.loggers and not weights_only:

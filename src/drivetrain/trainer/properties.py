@@ -244,6 +244,15 @@ class TrainerView(LimitsView, RankFacts):
         return self._callbacks_like("EarlyStopping")
 
     @property
+    def goodput(self) -> float | None:
+        """The share of the wall time, over all runs of the training, that was training steps that count, from 0 to 1;
+        ``None`` without a :class:`drivetrain.callbacks.GoodputMonitor`, or before it has a ledger.
+        """
+        monitor = next(iter(self._callbacks_like("GoodputMonitor")), None)
+        report = None if monitor is None else monitor.report(self)
+        return None if report is None else report.goodput
+
+    @property
     def progress_bar_callback(self) -> Any:
         """The progress bar callback."""
         return next(iter(self._callbacks_like("ProgressBar")), None)

@@ -62,7 +62,8 @@ def shown(
         shown_in = progress.slot
         if shown_in is not own:
             own[:] = array("q", shown_in[: len(own)])
-            shown_in[STALL] = 0
+            if len(shown_in) > len(own):  # a sheet of the board
+                shown_in[STALL] = 0
             progress.show_in(own)
 
 

@@ -119,7 +119,7 @@ class Asked(drivetrain.trainer.trainer.Trainer):
     def global_step(self) -> int:
         """Optimizer steps before the running batch, until the validation that follows it has ended."""
         progress = self.progress
-        phase, _, before_step = progress.slot
+        phase, _, before_step = progress.slot[:3]
         if Phase.FORWARD <= phase <= Phase.OPTIMIZER_STEP:
             return before_step
         under_way = Phase.BATCH_END <= phase <= Phase.EPOCH_END or phase >= Phase.VALIDATION_START

@@ -1,0 +1,124 @@
+"""Account for the wall time of a training in a ledger, over restarts and kills."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.base import files
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.callback import Callback
+from drivetrain.callbacks._checkpoint_arguments import check_place
+from drivetrain.errors import ConfigurationError, wrong_value
+from drivetrain.loops.goodput import NAME, Report, account, read
+from drivetrain.loops.ledger import Ledger, TimedSlot, since_process_start_s
+from drivetrain.trainer.telling import tell
+
+if TYPE_CHECKING:
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
+
+
+class GoodputMonitor(Callback):
+    """Writes where the wall time of fits goes into a ledger, which later runs continue: ``ledger.jsonl``.
+
+    ``trainer.goodput`` is the share of the wall time that was training steps that count. If there are loggers, it is
+    logged as ``goodput``, on the steps on which they are written. A fit that continues earlier runs logs a line at its
+    end. ``drivetrain goodput FOLDER`` prints all parts. Only rank 0 measures and writes.
+
+    Args:
+        dirpath: the folder of the ledger; ``None``: the folder of the first callback that writes checkpoints, or else
+            ``default_root_dir``. Restarts must find the same folder. A ledger cannot be at an address such as
+            ``s3://bucket/run``: if the checkpoints are, it is in ``default_root_dir``.
+
+    Raises:
+        ConfigurationError: ``dirpath`` is no local folder; or, when a run begins, there are two of these callbacks.
+    """
+
+    changes_in_validation = False
+
+    def __init__(self, dirpath: str | Path | None = None) -> None:
+        super().__init__()
+        check_place("GoodputMonitor", dirpath, None)
+        if dirpath is not None and files.is_remote(dirpath):
+            raise wrong_value("GoodputMonitor", "dirpath", dirpath, "a local folder", 'dirpath="checkpoints"')
+        self.dirpath = None if dirpath is None else files.absolute(dirpath)
+        self._slot: TimedSlot | None = None  # while a fit is measured, on rank 0
+        self._ledger: Ledger | None = None
+
+    def path(self, trainer: Trainer) -> str:
+        """Return the path of the ledger."""
+        folders = [self.dirpath, *(getattr(each, "dirpath", None) for each in trainer.checkpoint_callbacks)]
+        folder = next(filter(None, folders), None)
+        if folder is None or files.is_remote(folder):
+            folder = files.absolute(trainer.default_root_dir)
+        return os.path.join(folder, NAME)
+
+    def report(self, trainer: Trainer) -> Report | None:
+        """Return where the time has gone until now; ``None`` if there is no ledger yet.
+
+        On other ranks than 0, and outside of a fit, the file is read.
+
+        Raises:
+            OSError: the ledger cannot be read.
+        """
+        if self._ledger is not None and (report := self._ledger.report()) is not None:
+            return report
+        path = self.path(trainer)
+        return account(*read(path)) if not files.is_remote(path) and files.is_file(path) else None
+
+    @property
+    def save_interval_s(self) -> float:
+        """After how many seconds without a save the next one should follow; ``inf`` on other ranks than 0."""
+        report = None if self._ledger is None else self._ledger.report()
+        return math.inf if report is None else report.save_interval_s
+
+    # ---- hooks ---------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if sum(isinstance(each, GoodputMonitor) for each in trainer.callbacks) > 1:
+            raise ConfigurationError(
+                "There are two GoodputMonitors in callbacks, and both would count the same time. Keep one."
+            )
+        self.idle_hooks = frozenset() if trainer.loggers else frozenset({"on_train_batch_end"})
+        self._slot = self._ledger = None
+        if stage == "fit" and trainer.is_global_zero and not trainer.fast_dev_run:
+            self._slot = TimedSlot(trainer.progress.slot, since_process_start_s())
+            trainer.progress.show_in(self._slot)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._slot is not None:  # only now the folder is known: a logger may continue its run
+            self._ledger = Ledger(self.path(trainer), self._slot, lambda: trainer.progress.global_step)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._ledger is not None:
+            self._ledger.begin_training(resumed=trainer.ckpt_path is not None)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if self._ledger is not None and trainer.progress.flush_due:
+            self._log(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._ledger is not None and trainer.loggers:
+            self._log(trainer)
+
+    def _log(self, trainer: Trainer) -> None:
+        if (goodput := trainer.goodput) is not None:
+            tell(trainer, "log_metrics", {"goodput": goodput}, step=trainer.logger_step)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        report = None if self._ledger is None else self._ledger.report()
+        self._close("finished")
+        if report is not None and report.runs > 1:
+            rank_zero_info(f"{report.line()} See {self.path(trainer)}.")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        asked = isinstance(exception, (KeyboardInterrupt, SystemExit))
+        self._close("stopped" if asked else "exception")
+
+    def _close(self, why: str) -> None:
+        if self._ledger is not None:
+            self._ledger.close(why)
+        self._slot = self._ledger = None

@@ -1,0 +1,37 @@
+"""The command ``drivetrain goodput``: where the wall time of a training went, over all of its runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from drivetrain.loops.goodput import NAME, account, read
+
+
+def main(arguments: Sequence[str], prog: str = "drivetrain goodput") -> int:
+    """Print the report of a ledger; return 1 if there is none."""
+    parser = argparse.ArgumentParser(
+        prog, description="Print where the wall time of a training went, from the ledger that GoodputMonitor writes."
+    )
+    parser.add_argument("path", metavar="PATH", help=f"the ledger, or the folder of checkpoints with {NAME}")
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
+    given = parser.parse_args(arguments)
+    path = os.path.join(given.path, NAME) if os.path.isdir(given.path) else given.path
+    try:
+        report = account(*read(path))
+    except OSError as error:
+        print(f"{prog}: {path} cannot be read: {error.strerror}. Pass the ledger or its folder.", file=sys.stderr)
+        return 1
+    if given.json:
+        print(json.dumps({"goodput": report.goodput, **asdict(report)}))
+        return 0
+    print(report.line())
+    for name, seconds in report.seconds.items():
+        print(f"{name:<12}{seconds:>14.1f} s {seconds / (report.wall_s or 1):>8.1%}")
+    for note in report.notes():
+        print(note)
+    return 0

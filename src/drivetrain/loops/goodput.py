@@ -1,0 +1,208 @@
+"""Read the ledger of a training: where the wall time of its runs went, and how often it should be saved."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from drivetrain.base import files
+from drivetrain.base.restoring import WrongForm, expect, number
+
+NAME = "ledger.jsonl"
+VERSION = 1
+"""The layout of a record. A reader leaves out the records of another version, and counts them."""
+
+PARTS = ("step", "data", "validation", "save", "start")
+"""The parts of a run's time. Reading adds two: "lost" and "idle"."""
+
+WITHOUT_FAILURE_S = 600.0
+"""Until the first failure, the time between failures is taken to be the running time so far and these seconds."""
+
+FIRST_SAVE_S = 1.0
+"""The training time before the first save, which measures what a save costs."""
+
+_WORK = PARTS[:-1]  # the time that is lost if no later run continues from it
+_RECORD = {
+    "run": str, "event": str, "time": number, "elapsed": number, "step": int,
+    "parts": dict.fromkeys(PARTS, number), "resumed?": bool, "why?": str,
+}  # fmt: skip
+Record = dict[str, Any]
+
+
+@dataclass
+class Report:
+    """Where the wall time of a training went, from the start of its first run to the last record.
+
+    Attributes:
+        seconds: the seconds of each part. "step": training steps that count, with their hooks and logging; "data":
+            waiting for a batch; "validation"; "save": waiting for checkpoints; "start": from the start of the process
+            to the first epoch, and the time after the last; "lost": the work after the checkpoint from which the next
+            run resumed; "idle": between two runs.
+        wall_s: the wall time in seconds. The parts add up to it.
+        runs: the number of runs.
+        failures: runs that an exception or a kill has ended. A last run without an end does not count: it may be
+            running.
+        open: the last run has not ended, or was killed.
+        saves, save_s: the number of saves, and their seconds, lost ones included.
+        overlaps: runs that began before the last record of the run before: two programs write to one ledger.
+        unread: lines that could not be read, and records of another version.
+    """
+
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*PARTS, "lost", "idle"), 0.0))
+    wall_s: float = 0.0
+    runs: int = 0
+    failures: int = 0
+    open: bool = False
+    saves: int = 0
+    save_s: float = 0.0
+    overlaps: int = 0
+    unread: int = 0
+
+    @property
+    def goodput(self) -> float:
+        """The share of the wall time that was training steps that count, from 0 to 1."""
+        return self.seconds["step"] / self.wall_s if self.wall_s > 0 else 0.0
+
+    @property
+    def failure_interval_s(self) -> float:
+        """The mean time between failures in seconds, without the time between runs."""
+        running_s = self.wall_s - self.seconds["idle"]
+        return running_s / self.failures if self.failures else running_s + WITHOUT_FAILURE_S
+
+    @property
+    def save_interval_s(self) -> float:
+        """After how many seconds without a save the next one should follow: see :func:`best_interval_s`."""
+        return best_interval_s(self.save_s / self.saves, self.failure_interval_s) if self.saves else FIRST_SAVE_S
+
+    def line(self) -> str:
+        """Return the report as one sentence."""
+        shares = (f"{name} {value / (self.wall_s or 1):.1%}" for name, value in self.seconds.items())
+        runs = f"{self.runs} run{'' if self.runs == 1 else 's'}, {self.failures} failed"
+        return f"Goodput {self.goodput:.1%} of {self.wall_s:.0f} s in {runs}: {', '.join(shares)}."
+
+    def notes(self) -> list[str]:
+        """Return sentences on what the figures leave out."""
+        found = ["The last run has not ended, or was killed."] if self.open else []
+        if self.unread:
+            found.append(f"{self.unread} lines are cut or were written by another version, and are left out.")
+        if self.overlaps:
+            found.append(f"{self.overlaps} runs began before the run before them had ended: their times are added.")
+        return found
+
+
+class _Run:
+    """One run: its records, and the seconds of its work that count."""
+
+    def __init__(self, records: list[Record]) -> None:
+        first, self.last, self.records = records[0], records[-1], records
+        self.began = first["time"] - first["elapsed"]
+        self.ended = self.began + self.last["elapsed"]
+        self.why = next((each.get("why", "") for each in records if each["event"] == "end"), None)
+        self.counts: dict[str, float] = dict(self.last["parts"])
+
+    def keep_until(self, step: int) -> None:
+        """Let only the work up to ``step`` count, because a later run has resumed there; -1: none."""
+        kept = self._parts_at(step)
+        self.counts.update({name: min(self.counts[name], kept[name]) for name in _WORK})
+
+    def _parts_at(self, step: int) -> dict[str, float]:
+        before: Record = {"step": -1, "parts": dict.fromkeys(PARTS, 0.0)}
+        after = None
+        for record in self.records:
+            if record["step"] == step and record["event"] == "save":
+                before, after = record, record
+            elif record["step"] <= step and after is None:
+                before = record
+            elif record["step"] > step:
+                after = after or record
+                break
+        if after is None:
+            before = after = before if step < 0 else self.last
+        share = (step - before["step"]) / ((after["step"] - before["step"]) or 1)
+        pairs = ((name, before["parts"][name], after["parts"][name]) for name in PARTS)
+        return {name: start + share * (end - start) for name, start, end in pairs}
+
+
+def read(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
+    """Return the records of a ledger, and the number of its lines that are no records of this version.
+
+    A kill or a full disk may leave a line that was cut.
+
+    Raises:
+        OSError: there is no such file, or it cannot be read.
+    """
+    records, unread = list[Record](), 0
+    for line in filter(None, files.read(path).split(b"\n")):
+        record: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line)
+        try:
+            if not isinstance(record, dict) or record.get("v") != VERSION:
+                raise WrongForm("", "is no record of this version")
+            records.append(expect(record, _RECORD))
+        except WrongForm:
+            unread += 1
+    return records, unread
+
+
+def account(records: Iterable[Record], unread: int = 0) -> Report:
+    """Return where the time of the newest training in a ledger went.
+
+    A run that resumes from a checkpoint continues the training of the run before it, and what that run did after the
+    checkpoint is lost. A run that begins from the start is a new training if the run before it has finished; otherwise
+    it repeats that run's work, which is lost.
+    """
+    by_run: dict[str, list[Record]] = {}
+    for record in records:
+        by_run.setdefault(record["run"], []).append(record)
+    runs: list[_Run] = []
+    for own in by_run.values():
+        begin = next((each for each in own if each["event"] == "train"), None)
+        if begin is not None:
+            if runs and runs[-1].why == "finished" and not begin.get("resumed"):
+                runs.clear()
+            for run in runs:
+                run.keep_until(begin["step"] if begin.get("resumed") else -1)
+        runs.append(_Run(own))
+    return _sum(runs, unread)
+
+
+def _sum(runs: list[_Run], unread: int) -> Report:
+    report = Report(runs=len(runs), unread=unread, open=bool(runs) and runs[-1].why is None)
+    seconds = report.seconds
+    for index, run in enumerate(runs):
+        for name in PARTS:
+            seconds[name] += run.counts[name]
+            seconds["lost"] += run.last["parts"][name] - run.counts[name]
+        gap = run.began - runs[index - 1].ended if index else 0.0
+        seconds["idle"] += max(0.0, gap)
+        report.overlaps += gap < -1.0  # less: the clocks of two machines
+        report.wall_s += run.last["elapsed"] + max(0.0, gap)
+        report.failures += run.why == "exception" or (run.why is None and index < len(runs) - 1)
+        report.saves += sum(each["event"] == "save" for each in run.records)
+        report.save_s += run.last["parts"]["save"]
+    return report
+
+
+def best_interval_s(stall_s: float, failure_interval_s: float) -> float:
+    """Return after how many seconds of training the next checkpoint should be saved.
+
+    With short intervals, time is lost by saving; with long ones, by repeating the work after a failure. The interval
+    with the smallest expected loss is about ``sqrt(2 * stall_s * failure_interval_s)`` (Young, 1974). This is its
+    expansion of a higher order (Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+    2006).
+
+    Args:
+        stall_s: the seconds for which a save stops the training.
+        failure_interval_s: the mean time between failures in seconds.
+    """
+    ratio = stall_s / (2 * failure_interval_s)
+    if ratio >= 1:
+        return failure_interval_s
+    series = 1 + math.sqrt(ratio) / 3 + ratio / 9
+    return math.sqrt(2 * stall_s * failure_interval_s) * series - stall_s

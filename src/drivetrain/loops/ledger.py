@@ -1,0 +1,193 @@
+"""The ledger of a training: a file beside its checkpoints, to which each run appends where its time goes.
+
+A record is one line of JSON, written by one call at the end of the file, so that a killed process leaves all earlier
+records, and at most a part of its last one. Each has the sums since the run began: no record is needed to understand
+another. ``goodput.py`` reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from drivetrain.base import files
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.loops.goodput import PARTS, VERSION, Record, Report, account, read
+from drivetrain.loops.progress import Phase
+
+_STEP, _DATA, _VALIDATION, _SAVE, _START = range(len(PARTS))
+_PART_OF = [_START] * (max(Phase) + 1)
+"""By phase, what its time counts as."""
+_PART_OF[Phase.EPOCH_START : Phase.BETWEEN_EPOCHS + 1] = [_STEP] * (Phase.BETWEEN_EPOCHS + 1 - Phase.EPOCH_START)
+_PART_OF[Phase.FETCH] = _DATA
+_PART_OF[Phase.VALIDATION_DUE] = _VALIDATION
+_PART_OF[Phase.VALIDATION_START : Phase.VALIDATION_END + 1] = [_VALIDATION] * 4
+
+_RECORDS_PER_AGE, _EVERY_S = 100, (1.0, 60.0)  # a record after each 1 % of a run's age, at most each 1 s, at least 60 s
+
+
+class TimedSlot:
+    """The memory of :attr:`Progress.slot`, with the time that a run has spent in each part.
+
+    The loops write their phase into it as into any other memory, so only a run that is measured pays for it.
+
+    Args:
+        memory: the slot until now.
+        earlier_s: seconds before now that belong to the run's start.
+        clock: returns seconds.
+    """
+
+    def __init__(self, memory: Any, earlier_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._memory, self._clock = memory, clock
+        self._began = self._since = clock() - earlier_s
+        self._seconds = [0.0] * len(PARTS)
+        self._part = _START
+        self.saved: Callable[[], None] = lambda: None  # called when a save has ended
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._memory[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        memory = self._memory
+        memory[index] = value
+        part = _SAVE if memory[3] else _PART_OF[memory[0]]
+        if part != self._part:
+            self._enter(part)
+
+    def _enter(self, part: int) -> None:
+        now, before = self._clock(), self._part
+        self._seconds[before] += now - self._since
+        self._since, self._part = now, part
+        if before == _SAVE:
+            self.saved()
+
+    def times(self) -> tuple[float, dict[str, float]]:
+        """Return the seconds since the run began, and how they are divided; any thread may call it."""
+        part, seconds = self._part, list(self._seconds)
+        elapsed_s = self._clock() - self._began
+        seconds[part] += elapsed_s - sum(seconds)
+        return elapsed_s, dict(zip(PARTS, seconds, strict=True))
+
+
+class Ledger:
+    """Appends the records of one run, at its events and, by a thread, in between.
+
+    A write that fails does not end the run: it is one warning, and the run is measured on.
+
+    Args:
+        path: a local file; its folder is created.
+        slot: measures the run.
+        step: returns the number of optimizer steps.
+    """
+
+    def __init__(self, path: str, slot: TimedSlot, step: Callable[[], int]) -> None:
+        self.path, self.slot, self._step = path, slot, step
+        self._id, self._handle, self._failure, self._warned = uuid.uuid4().hex[:8], -1, "", False
+        self._over = threading.Event()
+        self._begin: Record = {}  # the record of when the training began
+        self._report = Report()  # of the ledger until then
+        self._saves = 0
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            self._failure = files.reason(error, Path(path))
+        self._begun = self.write("begin")
+        slot.saved = self._note_save
+        self._thread = threading.Thread(target=self._keep_writing, name="drivetrain ledger", daemon=True)
+        self._thread.start()
+
+    def begin_training(self, resumed: bool) -> None:
+        """Write at which step the training begins; ``resumed``: with the state of a checkpoint."""
+        self._begin = self.write("train", resumed=resumed)
+        found, unread = list[Record](), 0
+        with contextlib.suppress(OSError):
+            found, unread = read(self.path)
+        earlier = [each for each in found if each["run"] != self._id]
+        self._report = account([*earlier, self._begun, self._begin], unread)  # its own may not have been written
+
+    def report(self) -> Report | None:
+        """Return the report of the ledger, until now; ``None`` before the training begins."""
+        if not (begin := self._begin):
+            return None
+        elapsed_s, now = self.slot.times()
+        since = {name: now[name] - begin["parts"][name] for name in PARTS}
+        before = self._report
+        return replace(
+            before,
+            seconds={name: value + since.get(name, 0.0) for name, value in before.seconds.items()},
+            wall_s=before.wall_s + elapsed_s - begin["elapsed"],
+            saves=before.saves + self._saves,
+            save_s=before.save_s + since["save"],
+        )
+
+    def _note_save(self) -> None:
+        self._saves += 1
+        self.write("save")
+
+    def record(self, event: str, **more: Any) -> Record:
+        """Return a record of now, with further entries."""
+        elapsed_s, seconds = self.slot.times()
+        parts = {name: round(value, 6) for name, value in seconds.items()}
+        own = {"v": VERSION, "run": self._id, "pid": os.getpid(), "event": event, "time": time.time()}
+        return {**own, "elapsed": round(elapsed_s, 6), "step": self._step(), "parts": parts, **more}
+
+    def write(self, event: str, warns: bool = True, **more: Any) -> Record:
+        """Append a record, and return it. ``warns``: warn of a write that has failed, once."""
+        record = self.record(event, **more)
+        # A line begins with its newline, so that a line that was cut damages no other.
+        line = b"\n" + json.dumps(record, separators=(",", ":")).encode()
+        try:
+            if self._handle >= 0 and os.write(self._handle, line) < len(line):
+                self._failure = "the disk took only a part of a record"
+        except OSError as error:
+            self._failure = files.reason(error, Path(self.path))
+        if warns and self._failure and not self._warned:
+            self._warned = True
+            rank_zero_warn(
+                f"The ledger {self.path} could not be written: {self._failure}. Training continues, and the ledger "
+                "lacks records. Free disk space, or pass GoodputMonitor(dirpath=...) a folder that can be written."
+            )
+        return record
+
+    def close(self, why: str) -> None:
+        """Write the run's last record: "finished", "stopped" or "exception"."""
+        self._over.set()
+        self._thread.join()
+        self.slot.saved = lambda: None
+        self.write("end", why=why)
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+    def _keep_writing(self) -> None:
+        shortest_s, longest_s = _EVERY_S
+        while not self._over.wait(min(longest_s, max(shortest_s, self.slot.times()[0] / _RECORDS_PER_AGE))):
+            self.write("beat", warns=False)  # the main thread warns
+
+
+_measured_by = -1  # the process whose start was counted; a forked process has a start of its own
+
+
+def since_process_start_s() -> float:
+    """Return for how many seconds this process has run; 0.0 in later calls, and where the system does not tell."""
+    global _measured_by
+    if _measured_by == os.getpid():
+        return 0.0
+    _measured_by = os.getpid()
+    try:
+        ticks = int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0
