@@ -459,7 +459,9 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     run = trainer.current_run
     assert run is not None  # the run is being set up
     run.window.restore_place(saved)
-    own = _of_this_rank(trainer, checkpoint, 0 if progress.epoch_ending else progress.batches_done)
+    from drivetrain.trainer import other_ranks
+
+    own = other_ranks.of_this_rank(trainer, checkpoint, bool(progress.batches_done and not progress.epoch_ending))
     if own.get("rng") is None and "drivetrain_version" in checkpoint:
         raise CheckpointError("The checkpoint has no random state, 'rng'. Use another one.")
     loop = own.get("restart", {})
@@ -471,41 +473,3 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         with restoring(f"the strategy ({type(strategy).__name__})"):
             strategy.load_rank_state(trainer.lightning_module, expect(state, Mapping))
     run.restart, run.resumed_from = restart, trainer.ckpt_path
-
-
-def _of_this_rank(trainer: Trainer, checkpoint: Mapping[str, Any], batches_done: int) -> Mapping[str, Any]:
-    """Return the state of this rank: its random state, its position in the data, its gradients.
-
-    Raises:
-        CheckpointError: the checkpoint was saved inside an epoch with another number of processes, and its position
-            belongs to as many.
-    """
-    ranks = checkpoint.get("ranks", [checkpoint])
-    if len(ranks) == trainer.world_size:
-        with restoring(f"rank {trainer.global_rank}"):
-            own: Mapping[str, Any] = expect(ranks[trainer.global_rank], {"rng?": (Mapping, None), "restart?": Mapping})
-        return own
-    from drivetrain.trainer import other_ranks
-
-    inside = batches_done > 0
-    if inside and (why := other_ranks.why_as_many(checkpoint) or _not_one_order(trainer)):
-        from drivetrain.trainer.stopping import end_of_epoch
-
-        raise CheckpointError(
-            f"The checkpoint was saved in the middle of an epoch by {len(ranks)} processes, and there are "
-            f"{trainer.world_size}: {why}. Resume with as many, or from "
-            f"{end_of_epoch(trainer, trainer.ckpt_path, checkpoint['state_dict'])}."
-        )
-    if any("rank_state" in each for each in (checkpoint, *ranks)):
-        from drivetrain.strategies import rank_files
-
-        rank_zero_warn(rank_files.of_other_ranks(trainer.strategy, len(ranks)))
-    with restoring("the parts of other ranks"):
-        return other_ranks.of_rank(
-            checkpoint, trainer.lightning_module, trainer.global_rank, trainer.world_size, inside
-        )
-
-
-def _not_one_order(trainer: Trainer) -> str:
-    sizes = trainer.strategy.data.size, trainer.world_size
-    return "" if sizes[0] == sizes[1] else f"now {sizes[1]} processes train on {sizes[0]} parts of the data"

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.base.restoring import expect, of_length
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.restoring import expect, of_length, restoring
+from drivetrain.errors import CheckpointError
 from drivetrain.loops.metrics import merged_states, metrics_in
 from drivetrain.loops.restart import counted
 from drivetrain.loops.restart_checks import check_restart
+from drivetrain.strategies import rank_files
 
 State = dict[str, Any]
 _OF_WINDOW = ("window", "gradients", "shards")
@@ -54,18 +56,44 @@ def _common(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
     return expect({**expect(first, Mapping), **checkpoint}.get("restart", {}), Mapping, "['restart']")  # type: ignore[no-any-return]
 
 
-def of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks: int, inside: bool) -> State:
-    """Return the state with which ``rank`` of ``ranks`` resumes: its random state ``rng`` and ``restart``.
+def of_this_rank(trainer: Any, checkpoint: Mapping[str, Any], inside: bool) -> Mapping[str, Any]:
+    """Return the state with which this rank resumes: its random state, its position in the data, its gradients.
 
     Args:
-        checkpoint: of another number of ranks, with the parts that :func:`read_by` names in its entry ``ranks``.
-        module: the module, set up.
-        rank, ranks: this process, and how many there are now.
+        trainer: the Trainer, with the module set up.
+        checkpoint: in its entry ``ranks`` are the parts that :func:`read_by` names.
         inside: the checkpoint was saved inside an epoch.
 
     Raises:
-        CheckpointError: a part is damaged, or its gradients do not fit the module.
+        CheckpointError: another number of ranks has saved the checkpoint, and its position belongs to as many; or a
+            part is damaged.
     """
+    ranks = checkpoint.get("ranks", [checkpoint])
+    if len(ranks) == trainer.world_size:
+        with restoring(f"rank {trainer.global_rank}"):
+            own: Mapping[str, Any] = expect(ranks[trainer.global_rank], {"rng?": (Mapping, None), "restart?": Mapping})
+        return own
+    if inside and (why := why_as_many(checkpoint) or _not_one_order(trainer)):
+        from drivetrain.trainer.stopping import end_of_epoch  # this module is imported by those that it imports
+
+        raise CheckpointError(
+            f"The checkpoint was saved in the middle of an epoch by {len(ranks)} processes, and there are "
+            f"{trainer.world_size}: {why}. Resume with as many, or from "
+            f"{end_of_epoch(trainer, trainer.ckpt_path, checkpoint['state_dict'])}."
+        )
+    if any("rank_state" in each for each in (checkpoint, *ranks)):
+        rank_zero_warn(rank_files.of_other_ranks(trainer.strategy, len(ranks)))
+    with restoring("the parts of other ranks"):
+        return _of_rank(checkpoint, trainer.lightning_module, trainer.global_rank, trainer.world_size, inside)
+
+
+def _not_one_order(trainer: Any) -> str:
+    parts, ranks = trainer.strategy.data.size, trainer.world_size
+    return "" if parts == ranks else f"now {ranks} processes train on {parts} parts of the data"
+
+
+def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks: int, inside: bool) -> State:
+    """Return the state with which ``rank`` of ``ranks`` resumes: its random state ``rng`` and ``restart``."""
     common, count = _common(checkpoint), saved_by(checkpoint)
     parts = [expect(each, Mapping) for each in checkpoint.get("ranks", [checkpoint])]
     kept = ("loaders", "callback_metrics")  # these entries are equal on all ranks
