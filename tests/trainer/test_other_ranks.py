@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 from torchmetrics import SumMetric
 
 from drivetrain import Callback, LightningModule, Trainer, WeightedLoss
+from drivetrain.callbacks import OnExceptionCheckpoint
+from drivetrain.errors import CheckpointError
 
 
 class Net(LightningModule):
@@ -131,6 +135,22 @@ class SavesInside(Callback):
             module.seen = tuple(module.seen)  # what follows is not counted
 
 
+class FailsInside(Callback):
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_train_batch_start(self, trainer: Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.current_epoch == 1 and batch_idx == self.after - 1:
+            module.seen = module.seen[: -(batch_idx % 2) or None]  # the window begins again
+            raise RuntimeError("on purpose")
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        first = 30 * int(os.environ.get("RANK", 0))
+        return iter([(torch.ones(4), torch.ones(1), torch.tensor(first + number)) for number in range(30)])
+
+
 class Outcome(NamedTuple):
     weights: Tensor
     steps: int
@@ -151,15 +171,23 @@ def trained(options: dict[str, Any]) -> Outcome:
     if by_batches:
         order = [list(range(start, min(start + 4, SAMPLES))) for start in range(0, SAMPLES, 4)]
         loader = DataLoader(data, batch_sampler=order)
+    if options.get("kind") == "its own sampler":
+        loader = DataLoader(data, 5, sampler=DistributedSampler(data, ranks, int(os.environ.get("RANK", 0))))
+    elif options.get("kind") == "an iterable":
+        loader = DataLoader(Stream(), 5)
+    callbacks: list[Callback] = [SavesInside(saves, options["after"])] if saves else []
+    if fails := options.get("fails"):
+        callbacks = [FailsInside(options["after"]), OnExceptionCheckpoint(fails)]
     trainer = Trainer(
         accelerator="cpu", devices=ranks, strategy=options.get("strategy", "ddp") if ranks > 1 else "auto",
         precision="64-true", max_epochs=2 if saves else 3, accumulate_grad_batches=options.get("accumulate", 2),
-        split_batches=ranks > 1 and options.get("splits", True), logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[SavesInside(saves, options["after"])] if saves else [],
+        split_batches=ranks > 1 and options.get("splits", True), logger=False, enable_checkpointing=bool(fails),
+        use_distributed_sampler="kind" not in options, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=callbacks,
     )  # fmt: skip
     module = Indexed(options.get("weighs", False)).double()
-    trainer.fit(module, loader, ckpt_path=options.get("resumes"))
+    with pytest.raises(RuntimeError, match="on purpose") if fails else nullcontext():
+        trainer.fit(module, loader, ckpt_path=options.get("resumes"))
     parameters = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in module.parameters()]
     return Outcome(nn.utils.parameters_to_vector(parameters).detach(), trainer.global_step, module.means, module.seen)
 
@@ -248,3 +276,32 @@ def test_no_sample_is_lost_where_batches_have_another_size(
     if not options.get("drop_last"):
         assert (sorted(done), last) == (list(range(SAMPLES)), set(range(SAMPLES)))
     assert {each.steps for each in third} == {third[0].steps}
+
+
+def test_an_epoch_goes_on_with_others_after_an_exception(pool: Any, tmp_path: Path) -> None:
+    """Each rank has saved by itself."""
+    [whole] = on(pool, 1)
+    first = on(pool, 3, fails=tmp_path, after=3)
+    rest = on(pool, 2, resumes=tmp_path / "on_exception.ckpt")
+    check_samples(first, rest)
+    torch.testing.assert_close(rest[0].weights, whole.weights, rtol=1e-9, atol=1e-9)
+
+
+def test_a_file_that_is_gone_costs_what_its_rank_had_logged(pool: Any, tmp_path: Path, capfd: Any) -> None:
+    for after in (2, 3):
+        on(pool, 3, saves=tmp_path / f"{after}.ckpt", after=after)
+        next(iter(tmp_path.glob(f"{after}.ckpt.*.rank1"))).unlink()
+    with pytest.warns(UserWarning, match="rank1 is missing. Training continues without what that process had logged"):
+        trained({"resumes": tmp_path / "2.ckpt"})
+    with pytest.raises(
+        CheckpointError, match="inside an epoch, and one of the files .* cannot be used: .*rank1 is miss"
+    ):
+        trained({"resumes": tmp_path / "3.ckpt"})  # its gradients are needed
+
+
+@pytest.mark.parametrize("kind", ["its own sampler", "an iterable"])
+def test_what_other_ranks_cannot_continue_is_an_error_before_training(pool: Any, tmp_path: Path, kind: str) -> None:
+    on(pool, 2, saves=tmp_path / "a.ckpt", after=2, kind=kind)
+    why = "did not share out" if kind == "its own sampler" else "counts no samples"
+    with pytest.raises(CheckpointError, match=f"by 2 processes, and there are 1: .*{why}.*Resume with as many"):
+        trained({"resumes": tmp_path / "a.ckpt", "kind": kind})

@@ -166,7 +166,7 @@ class RankBatches(SamplerProxy, ABC):
 
     def __init__(self, order: Any, size: int, rank: int, world_size: int, agree: Agree) -> None:
         super().__init__(order)
-        self._size, self._rank, self._world_size, self._agree = size, rank, world_size, agree
+        self._size, self._rank, self.world_size, self._agree = size, rank, world_size, agree
         self.draws = rank == 0
         """Whether the order comes from this process's random state, which then moves on."""
         self.divided_from = 0
@@ -207,7 +207,7 @@ class RankBatches(SamplerProxy, ABC):
 
     def uneven_from(self) -> float:
         """Return the first global batch whose parts may have unequal sizes; ``inf`` if there is none."""
-        if self._size % self._world_size:
+        if self._size % self.world_size:
             return 0
         whole, rest = divmod(self._total() - self.divided_from, self._size)
         return self.batches_before() + whole if rest else float("inf")
@@ -217,8 +217,8 @@ class RankBatches(SamplerProxy, ABC):
         return self._factor_of(self.items_in(number + 1) - self.items_in(number))
 
     def _factor_of(self, items: int) -> float:
-        begin, end = slice_of(items, self._rank, self._world_size)
-        return (end - begin) * self._world_size / items
+        begin, end = slice_of(items, self._rank, self.world_size)
+        return (end - begin) * self.world_size / items
 
     def __iter__(self) -> Iterator[list[Any]]:
         return (share.indices for share in self.shares())
@@ -294,7 +294,7 @@ class SlicedBatches(RankBatches):
 
     def _total(self) -> int:
         total = len(self._sampler)
-        return -(-total // self._world_size) * self._world_size if self._pads else total
+        return -(-total // self.world_size) * self.world_size if self._pads else total
 
     def shares(self) -> Iterator[Share]:
         order = self._order()
@@ -308,7 +308,7 @@ class SlicedBatches(RankBatches):
                 batch = order[start:stop]
             else:
                 batch = list(itertools.islice(order, stop - start))
-            begin, end = slice_of(len(batch), self._rank, self._world_size)
+            begin, end = slice_of(len(batch), self._rank, self.world_size)
             last = as_list(batch[begin:end]) or last or as_list(batch[:1])
             yield Share(last, self._factor_of(stop - start))
 

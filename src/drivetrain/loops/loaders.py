@@ -295,9 +295,10 @@ class Loaders:
         """
         if self.made_training is None:
             return {}
-        ranks, batches = self.strategy.data.size, rank_batches(self.made_training)
+        batches = rank_batches(self.made_training)
+        ranks = batches.world_size if batches is not None else 1 if self.strategy.world_size == 1 else None
         divided = {"divided_from": batches.divided_from} if batches is not None and batches.divided_from else {}
-        return {"data_ranks": None if batches is None and ranks > 1 else ranks, **divided}
+        return {"data_ranks": ranks, **divided}
 
     def divide_from(self, done: int) -> int:
         """Divide what follows the first ``done`` samples of the present epoch into batches anew; 0: the whole epoch.
