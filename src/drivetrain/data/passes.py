@@ -13,8 +13,12 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+from torch.utils.data import DataLoader
+
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.loader_passes import Passes, Position, StatefulPasses
+from drivetrain.data.sample_seeds import SampleSeeds
 from drivetrain.data.sampled_passes import SampledPasses, draws_samples
 from drivetrain.data.stateful import is_stateful
 from drivetrain.errors import CheckpointError
@@ -22,15 +26,23 @@ from drivetrain.errors import CheckpointError
 _INF = float("inf")
 
 
-def passes_over(loader: Any, pins: bool = False) -> Passes | CombinedPasses:
-    """Return the passes over a training loader; ``pins`` as for :func:`drivetrain.data.batched.start_pass`."""
-    return CombinedPasses(loader, pins) if isinstance(loader, CombinedLoader) else _passes_over_one(loader, pins)
+def passes_over(loader: Any, pins: bool = False, seeds: SampleSeeds | None = None) -> Passes | CombinedPasses:
+    """Return the passes over a training loader; ``pins`` and ``seeds`` as for :class:`SampledPasses`."""
+    combined = isinstance(loader, CombinedLoader)
+    return CombinedPasses(loader, pins, seeds) if combined else _passes_over_one(loader, pins, seeds)
 
 
-def _passes_over_one(loader: Any, pins: bool) -> Passes:
-    if is_stateful(loader):
-        return StatefulPasses(loader)
-    return SampledPasses(loader, pins) if draws_samples(loader) else Passes(loader)
+def _passes_over_one(loader: Any, pins: bool, seeds: SampleSeeds | None) -> Passes:
+    if draws_samples(loader) and not is_stateful(loader):
+        return SampledPasses(loader, pins, seeds)
+    if seeds is not None:
+        over = f" over {type(loader.dataset).__name__}" if isinstance(loader, DataLoader) else ""
+        rank_zero_warn(
+            f"sample_seeds=True has no effect on the training loader {type(loader).__name__}{over}: the Trainer does "
+            "not see the indices of its samples. Pass a torch DataLoader over a dataset that is indexed, with torch's "
+            "own __iter__ and no state_dict, or leave sample_seeds out."
+        )
+    return StatefulPasses(loader) if is_stateful(loader) else Passes(loader)
 
 
 def is_replayed(loader: Any) -> bool:
@@ -45,10 +57,10 @@ class CombinedPasses:
     batches without indices.
     """
 
-    def __init__(self, loader: CombinedLoader, pins: bool = False) -> None:
+    def __init__(self, loader: CombinedLoader, pins: bool = False, seeds: SampleSeeds | None = None) -> None:
         self.loader = loader
         self.flight: Position | None = None
-        self._parts = [_passes_over_one(part, pins) for part in loader.flattened]
+        self._parts = [_passes_over_one(part, pins, seeds) for part in loader.flattened]
         self._combined = copy.copy(loader)
         self._combined.flattened = self._parts
         self._combined.limits = None

@@ -26,6 +26,7 @@ from drivetrain.data.kept import loader_states, set_loader_states
 from drivetrain.data.loader_passes import Passes
 from drivetrain.data.passes import CombinedPasses, passes_over
 from drivetrain.data.resample import with_every_sample, without_shuffle
+from drivetrain.data.sample_seeds import SampleSeeds, seed_of_program
 from drivetrain.errors import ConfigurationError
 from drivetrain.module.hooks import DataHooks
 from drivetrain.module.trainable import TrainableModule
@@ -216,6 +217,7 @@ class Loaders:
     _nested: dict[str, Any] = field(default_factory=dict, init=False)
     # the lengths of the training loader on every rank
     _lengths: list[int | None] = field(default_factory=list, init=False)
+    _sample_seeds: SampleSeeds | None = field(default=None, init=False)
 
     def again(
         self, limit: Callable[[str], int | float], call: Callable[[Any, str], Any], epoch: Callable[[], int]
@@ -286,7 +288,9 @@ class Loaders:
     def passes(self) -> Passes | CombinedPasses:
         """The passes over the training loader."""
         if self.made_passes is None:
-            self.made_passes = passes_over(self.training(), self.pins)
+            if self.settings.sample_seeds and self._sample_seeds is None:
+                self._sample_seeds = SampleSeeds(seed_of_program(), self.epoch)
+            self.made_passes = passes_over(self.training(), self.pins, self._sample_seeds)
         return self.made_passes
 
     def division(self) -> dict[str, int | None]:
