@@ -29,8 +29,9 @@ Position = dict[str, Any]
 """The position of a pass, as plain data."""
 
 POSITION: Form = {
-    "given": COUNT, "begun": COUNT, "ended": bool, "generators": check_generators, "rng?": check_rng_state, "seed?": COUNT,
+    "given": COUNT, "begun": COUNT, "ended": bool, "generators": check_generators, "rng?": check_rng_state,
     "workers?": {count: (None, check_worker_state)}, "workers_after?": {count: (None, check_worker_state)},
+    "seed?": COUNT,
 }  # fmt: skip
 """Its form, of one loader and without the random states in which the pass began."""
 
