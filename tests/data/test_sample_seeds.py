@@ -26,7 +26,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from drivetrain import Callback, LightningModule, Trainer
+from drivetrain import Callback, Engine, LightningModule, Trainer
 from drivetrain.base.seed import rng_state, seed_everything
 from drivetrain.data import CombinedLoader
 from drivetrain.data.passes import passes_over
@@ -129,6 +129,10 @@ def test_other_epochs_and_seeds_have_other_numbers() -> None:
         assert not set(torch.cat(first)[:, 2:].flatten().tolist()) & set(torch.cat(each)[:, 2:].flatten().tolist())
 
 
+def of_length(count: int, workers: int) -> DataLoader[Any]:
+    return DataLoader(Augmented(count), 3, num_workers=workers)
+
+
 class Words(Dataset[Any]):
     def __getitem__(self, index: Any) -> Any:
         return torch.tensor([float(len(index)), 0.0, *noise()], dtype=torch.float64)
@@ -144,7 +148,7 @@ class Words(Dataset[Any]):
         lambda workers: DataLoader(Augmented(), 2, sampler=torch.arange(5), num_workers=workers),
         lambda workers: DataLoader(Words(), None, sampler=["a", "to", "one"], num_workers=workers),  # type: ignore[arg-type]
         lambda workers: DataLoader(Words(), None, num_workers=workers, sampler=BatchSampler(range(5), 2, False)),  # type: ignore[arg-type]
-        lambda workers: CombinedLoader([DataLoader(Augmented(n), 3, num_workers=workers) for n in (14, 5)], "max_size_cycle"),
+        lambda workers: CombinedLoader([of_length(9, workers), of_length(5, workers)], "max_size_cycle"),
     ],
     ids=["subset", "concatenated", "samples", "batch sampler", "tensors", "words", "lists", "combined"],
 )  # fmt: skip
@@ -224,7 +228,7 @@ def test_workers_see_the_users_dataset_and_its_changes() -> None:
 
 
 def test_tensors_are_still_fetched_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("drivetrain.data.sampled_passes.seeded")
+    monkeypatch.delattr("drivetrain.data.sample_seeds._Samples")
     epochs, _ = epochs_of(DataLoader(TensorDataset(torch.arange(6.0)), 3))
     assert [batch.tolist() for [batch] in epochs[0]] == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     with pytest.raises(NameError):  # the check can fail
@@ -237,11 +241,23 @@ class Stream(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize(
-    ("loader", "named"), [(DataLoader(Stream()), "DataLoader over Stream"), ([torch.zeros(1)], "list: ")]
+    ("loader", "named"), [(DataLoader(Stream()), "DataLoader over Stream, "), ([torch.zeros(1)], "list, ")]
 )
 def test_a_loader_without_indices_is_named(loader: Any, named: str) -> None:
-    with pytest.warns(UserWarning, match=f"sample_seeds=True has no effect on the training loader {named}"):
+    with pytest.warns(UserWarning, match=f"sample_seeds=True has no effect on the loader {named}"):
         passes_over(loader, seeds=SampleSeeds(7, lambda: 0))
+
+
+@pytest.mark.usefixtures("no_seed")
+def test_an_engine_draws_what_a_trainer_draws() -> None:
+    loader, tensors = DataLoader(Augmented(), 5), DataLoader(TensorDataset(torch.arange(6.0)), 3)
+    seed_everything(7)
+    found, whole = Engine(accelerator="cpu").setup_dataloaders(loader, tensors, sample_seeds=True)
+    assert equal([list(found) for _ in range(2)], epochs_of(loader)[0])
+    assert found.dataset is loader.dataset
+    assert len(list(whole)) == 2
+    with pytest.warns(UserWarning, match="no effect on the loader DataLoader over Stream, "):
+        Engine(accelerator="cpu").setup_dataloaders(DataLoader(Stream()), sample_seeds=True)
 
 
 # ---- fits ------------------------------------------------------------------------------------------------------------

@@ -13,13 +13,11 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
-
-from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.loader_passes import Passes, Position, StatefulPasses
-from drivetrain.data.sample_seeds import SampleSeeds
-from drivetrain.data.sampled_passes import SampledPasses, draws_samples
+from drivetrain.data.resample import draws_samples
+from drivetrain.data.sample_seeds import SampleSeeds, seeded
+from drivetrain.data.sampled_passes import SampledPasses
 from drivetrain.data.stateful import is_stateful
 from drivetrain.errors import CheckpointError
 
@@ -36,12 +34,7 @@ def _passes_over_one(loader: Any, pins: bool, seeds: SampleSeeds | None) -> Pass
     if draws_samples(loader) and not is_stateful(loader):
         return SampledPasses(loader, pins, seeds)
     if seeds is not None:
-        over = f" over {type(loader.dataset).__name__}" if isinstance(loader, DataLoader) else ""
-        rank_zero_warn(
-            f"sample_seeds=True has no effect on the training loader {type(loader).__name__}{over}: the Trainer does "
-            "not see the indices of its samples. Pass a torch DataLoader over a dataset that is indexed, with torch's "
-            "own __iter__ and no state_dict, or leave sample_seeds out."
-        )
+        seeded(loader, seeds)  # which warns
     return StatefulPasses(loader) if is_stateful(loader) else Passes(loader)
 
 

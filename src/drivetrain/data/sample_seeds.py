@@ -24,13 +24,14 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
-from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.seed import seed_from_environ
-from drivetrain.data.batched import SeesDataset
+from drivetrain.data.batched import SeesDataset, reason_for_samples
 from drivetrain.data.kept import set_worker_state, worker_state
-from drivetrain.data.resample import SamplerProxy, replaced
+from drivetrain.data.resample import SamplerProxy, draws_samples, replaced
+from drivetrain.data.stateful import is_stateful
 
-L = TypeVar("L", bound=DataLoader[Any])
+L = TypeVar("L")
 
 
 @dataclass
@@ -69,10 +70,23 @@ def seed_of_program() -> int:
 def seeded(loader: L, seeds: SampleSeeds) -> L:
     """Return a copy of ``loader`` whose samples draw the same random numbers in any process.
 
+    A loader whose batches are fetched as a whole draws none, and is returned itself. So is, with a warning, a loader
+    whose indices are unknown: one that is not a DataLoader, has an iterable-style dataset, or keeps its own position.
+
     Args:
-        loader: a DataLoader over a map-style dataset, with torch's own ``__iter__``.
+        loader: any loader.
         seeds: read at the start of each pass.
     """
+    if not draws_samples(loader) or is_stateful(loader):
+        over = f" over {type(loader.dataset).__name__}" if isinstance(loader, DataLoader) else ""
+        rank_zero_warn(
+            f"sample_seeds=True has no effect on the loader {type(loader).__name__}{over}, because the indices of its "
+            "samples are unknown. Pass a torch DataLoader over a dataset that is indexed, with torch's own __iter__ "
+            "and no state_dict, or leave sample_seeds out."
+        )
+        return loader
+    if reason_for_samples(loader) is None:
+        return loader
     with suppress(ImportError):
         import numpy  # noqa: F401  # torch's workers import it too; a dataset may import it in its first sample
     place = "sampler" if loader.batch_sampler is None else "batch_sampler"

@@ -20,7 +20,6 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from drivetrain.base.rank_zero import rank_zero_info
@@ -47,9 +46,7 @@ class SampledPasses(Passes):
         super().__init__(loader)
         self._persists = bool(loader.persistent_workers)
         self._sample_seeds = seeds
-        source = batched(loader, pins)
-        if seeds is not None and source is loader:
-            source = seeded(loader, seeds)
+        source = batched(loader if seeds is None else seeded(loader, seeds), pins)
         place = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._draws = _Draws(getattr(source, place), self._generators)
         changes: dict[str, Any] = {place: self._draws}
@@ -192,15 +189,6 @@ class SampledPasses(Passes):
     def _discarded(self, item: Any) -> None:
         if self._seeds is not None:
             self._keep(item[1])
-
-
-def draws_samples(loader: Any) -> bool:
-    """Whether ``loader`` is a DataLoader that iterates with torch's own methods and uses a sampler."""
-    return (
-        isinstance(loader, DataLoader)
-        and not isinstance(loader.dataset, IterableDataset)
-        and type(loader).__iter__ is DataLoader.__iter__
-    )
 
 
 class _Draws(SamplerProxy):
