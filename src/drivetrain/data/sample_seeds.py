@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -30,8 +30,6 @@ from drivetrain.data.batched import SeesDataset, reason_for_samples
 from drivetrain.data.kept import set_worker_state, worker_state
 from drivetrain.data.resample import SamplerProxy, draws_samples, replaced
 from drivetrain.data.stateful import is_stateful
-
-L = TypeVar("L")
 
 
 @dataclass
@@ -67,7 +65,7 @@ def seed_of_program() -> int:
     return seed or 0
 
 
-def seeded(loader: L, seeds: SampleSeeds) -> L:
+def seeded(loader: Any, seeds: SampleSeeds) -> Any:
     """Return a copy of ``loader`` whose samples draw the same random numbers in any process.
 
     A loader whose batches are fetched as a whole draws none, and is returned itself. So is, with a warning, a loader

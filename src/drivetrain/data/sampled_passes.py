@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -28,7 +28,9 @@ from drivetrain.data.batched import batched
 from drivetrain.data.kept import generator_states, set_generator_states, set_worker_state, worker_state
 from drivetrain.data.loader_passes import Passes, Position, length_of, random_state, set_random_state
 from drivetrain.data.resample import SamplerProxy, replaced
-from drivetrain.data.sample_seeds import SampleSeeds, seeded
+
+if TYPE_CHECKING:
+    from drivetrain.data.sample_seeds import SampleSeeds
 
 
 class SampledPasses(Passes):
@@ -46,7 +48,12 @@ class SampledPasses(Passes):
         super().__init__(loader)
         self._persists = bool(loader.persistent_workers)
         self._sample_seeds = seeds
-        source = batched(loader if seeds is None else seeded(loader, seeds), pins)
+        source = loader
+        if seeds is not None:
+            from drivetrain.data.sample_seeds import seeded
+
+            source = seeded(loader, seeds)
+        source = batched(source, pins)
         place = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._draws = _Draws(getattr(source, place), self._generators)
         changes: dict[str, Any] = {place: self._draws}

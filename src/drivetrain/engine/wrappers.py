@@ -24,7 +24,6 @@ from drivetrain.base.tree import move, was_there
 from drivetrain.data.batched import log_fetching, start_pass
 from drivetrain.data.combined import without_restart
 from drivetrain.data.feed import set_epoch
-from drivetrain.data.sample_seeds import SampleSeeds, seed_of_program, seeded
 from drivetrain.errors import ConfigurationError, MissingAttributeError, WrongTypeError, described, did_you_mean, shown
 from drivetrain.precision.precision import in_default_dtype
 from drivetrain.strategies.redirection import redirected
@@ -376,8 +375,11 @@ class EngineLoader:
         sample_seeds: bool = False,
     ) -> None:
         self._loader = self._source = loader
-        self._seeds = SampleSeeds(seed_of_program(), lambda: 0) if sample_seeds else None
-        if self._seeds is not None:
+        self._seeds: Any = None
+        if sample_seeds:
+            from drivetrain.data.sample_seeds import SampleSeeds, seed_of_program, seeded
+
+            self._seeds = SampleSeeds(seed_of_program(), lambda: 0)
             self._source = seeded(loader, self._seeds)
         self._device = device
         self._mover = mover

@@ -26,7 +26,6 @@ from drivetrain.data.kept import loader_states, set_loader_states
 from drivetrain.data.loader_passes import Passes
 from drivetrain.data.passes import CombinedPasses, passes_over
 from drivetrain.data.resample import with_every_sample, without_shuffle
-from drivetrain.data.sample_seeds import SampleSeeds, seed_of_program
 from drivetrain.errors import ConfigurationError
 from drivetrain.module.hooks import DataHooks
 from drivetrain.module.trainable import TrainableModule
@@ -37,6 +36,7 @@ from drivetrain.strategies.peers import by_rank
 from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
+    from drivetrain.data.sample_seeds import SampleSeeds
     from drivetrain.data.samplers import RankBatches
 
 LOADER_WORDS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
@@ -289,6 +289,8 @@ class Loaders:
         """The passes over the training loader."""
         if self.made_passes is None:
             if self.settings.sample_seeds and self._sample_seeds is None:
+                from drivetrain.data.sample_seeds import SampleSeeds, seed_of_program
+
                 self._sample_seeds = SampleSeeds(seed_of_program(), self.epoch)
             self.made_passes = passes_over(self.training(), self.pins, self._sample_seeds)
         return self.made_passes
