@@ -27,7 +27,7 @@ from torch.utils.data import (
 )
 
 from drivetrain import Callback, Engine, LightningModule, Trainer
-from drivetrain.base.seed import rng_state, seed_everything
+from drivetrain.base.seed import rng_state, seed_everything, set_rng_state
 from drivetrain.data import CombinedLoader
 from drivetrain.data.passes import passes_over
 from drivetrain.data.sample_seeds import SampleSeeds, seed_of_program
@@ -174,6 +174,32 @@ def test_each_pass_over_a_shorter_loader_has_its_own_numbers_and_goes_on_with_th
     (again := passes()).resume(positions[1])
     rest = list(again)
     assert equal([rest], [whole[2:]])
+
+
+@pytest.mark.parametrize("limit", [2, 5], ids=["abandoned", "complete"])
+@pytest.mark.parametrize("resumed_with", [(2, True), (0, False)], ids=["persistent workers", "no workers"])
+def test_a_pass_after_a_resume_between_epochs_is_the_same(limit: int, resumed_with: tuple[int, bool]) -> None:
+    now = [0]
+
+    def epoch_of(passes: Any) -> tuple[list[Any], list[float]]:
+        passes.start_epoch()
+        passes.limit = limit
+        batches = list(passes)
+        return batches, noise()
+
+    torch.manual_seed(1)
+    first = passes_over(shuffled(2, True), seeds=SampleSeeds(7, lambda: now[0]))
+    epoch_of(first)
+    position, state, now[0] = first.position(), rng_state(), 1
+    batches, after = epoch_of(first)
+    first.close()
+    then = passes_over(shuffled(*resumed_with), seeds=SampleSeeds(8, lambda: now[0]))
+    then.carry_over(position)
+    set_rng_state(state)
+    found, found_after = epoch_of(then)
+    then.close()
+    assert equal([found], [batches])
+    assert found_after == after
 
 
 def noisy(samples: Any) -> Any:
