@@ -313,6 +313,7 @@ def test_the_surface_of_spec_3_1_is_complete() -> None:
         "cuda_graphs",
         "optimizer_kernels",
         "save_trainable_only",
+        "sample_seeds",
     ]
 
 

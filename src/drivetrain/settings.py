@@ -133,6 +133,7 @@ class Settings:
         optimizer_kernels: faster kernels of optimizers on the host: "equal": with the same numbers; "fastest": any;
             None: none.
         save_trainable_only: checkpoints leave out frozen weights, and keep their fingerprints.
+        sample_seeds: the random numbers of a training sample depend only on seed, epoch and index.
 
     Raises:
         ConfigurationError: an argument does not accept its value.
@@ -197,6 +198,7 @@ class Settings:
     cuda_graphs: bool | Literal["auto"] = False
     optimizer_kernels: Literal["equal", "fastest"] | None = "equal"
     save_trainable_only: bool = False
+    sample_seeds: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.logger, Iterator):  # converted so that it can be iterated more than once
@@ -489,10 +491,9 @@ def _cure(name: str, value: Any, known: Iterable[str]) -> str:
 def _parsed(text: str) -> Any:
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    try:
+    with suppress(ValueError, SyntaxError):
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+    return text
 
 
 NOT_YET: dict[str, Any] = {"model_registry": None}

@@ -35,12 +35,7 @@ def seed_everything(seed: int | None = None, workers: bool = False) -> int:
     The seed is exported as ``PL_GLOBAL_SEED`` so that processes started from here use the same one.
     """
     if seed is None:
-        text = os.environ.get("PL_GLOBAL_SEED", "0")
-        if not text.isdigit():
-            raise ConfigurationError(
-                f"The environment variable PL_GLOBAL_SEED must be an integer, not {text!r}. Unset it or write a number."
-            )
-        seed = int(text)
+        seed = seed_from_environ() or 0
     if not isinstance(seed, Integral) or not 0 <= seed <= _MAX_SEED:
         raise ConfigurationError(f"A seed must lie in 0..{_MAX_SEED}, not {seed!r}. Choose one in that range.")
     seed = int(seed)
@@ -53,6 +48,20 @@ def seed_everything(seed: int | None = None, workers: bool = False) -> int:
     if (xla := xla_generator()) is not None:  # torch.manual_seed does not seed torch_xla's generator
         xla.set_rng_state(seed)
     return seed
+
+
+def seed_from_environ() -> int | None:
+    """Return the seed in ``PL_GLOBAL_SEED``, where :func:`seed_everything` exports it; ``None`` if it is unset.
+
+    Raises:
+        ConfigurationError: it is not an integer.
+    """
+    text = os.environ.get("PL_GLOBAL_SEED")
+    if text is not None and not text.isdigit():
+        raise ConfigurationError(
+            f"The environment variable PL_GLOBAL_SEED must be an integer, not {text!r}. Unset it or write a number."
+        )
+    return None if text is None else int(text)
 
 
 def worker_seed_init(worker_id: int, rank: int | None = None) -> None:

@@ -93,7 +93,7 @@ def batched(loader: L, pins: bool = False) -> L:
     fetch = _Fetch(loader.dataset, pins and loader.num_workers == 0)
     changes: dict[str, Any] = {"dataset": fetch, "collate_fn": fetch.collate}
     if loader.worker_init_fn is not None:
-        changes["worker_init_fn"] = _SeesDataset(loader.worker_init_fn, fetch)
+        changes["worker_init_fn"] = SeesDataset(loader.worker_init_fn, fetch)
     return replaced(loader, **changes)
 
 
@@ -161,15 +161,22 @@ class _Fetch:
         return default_collate(several(indices) if several else [self.dataset[index] for index in indices])
 
 
-class _SeesDataset:
-    """Wraps a user's ``worker_init_fn``, so that ``get_worker_info()`` returns the user's data set."""
+class SeesDataset:
+    """Wraps a user's ``worker_init_fn``, so that ``get_worker_info()`` returns the user's data set.
 
-    def __init__(self, user: Callable[[int], None], fetch: _Fetch) -> None:
-        self._user, self._fetch = user, fetch
+    Args:
+        user: the function, or ``None`` without one.
+        replacement: what replaces the data set in the loader, with the data set in its attribute ``dataset``.
+    """
+
+    def __init__(self, user: Callable[[int], None] | None, replacement: Any) -> None:
+        self._user, self._replacement = user, replacement
 
     def __call__(self, worker_id: int) -> None:
-        object.__setattr__(get_worker_info(), "dataset", self._fetch.dataset)  # __setattr__ of the worker's info raises
-        self._user(worker_id)
+        # __setattr__ of the worker's info raises
+        object.__setattr__(get_worker_info(), "dataset", self._replacement.dataset)
+        if self._user is not None:
+            self._user(worker_id)
 
 
 def _whole(data: Any, indices: Any, are_slice: bool, pins: bool) -> Any:

@@ -31,6 +31,7 @@ Position = dict[str, Any]
 POSITION: Form = {
     "given": COUNT, "begun": COUNT, "ended": bool, "generators": check_generators, "rng?": check_rng_state,
     "workers?": {count: (None, check_worker_state)}, "workers_after?": {count: (None, check_worker_state)},
+    "seed?": COUNT,
 }  # fmt: skip
 """Its form, of one loader and without the random states in which the pass began."""
 

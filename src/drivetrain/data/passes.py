@@ -11,26 +11,35 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.loader_passes import Passes, Position, StatefulPasses
-from drivetrain.data.sampled_passes import SampledPasses, draws_samples
+from drivetrain.data.resample import draws_samples
+from drivetrain.data.sampled_passes import SampledPasses
 from drivetrain.data.stateful import is_stateful
 from drivetrain.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from drivetrain.data.sample_seeds import SampleSeeds
 
 _INF = float("inf")
 
 
-def passes_over(loader: Any, pins: bool = False) -> Passes | CombinedPasses:
-    """Return the passes over a training loader; ``pins`` as for :func:`drivetrain.data.batched.start_pass`."""
-    return CombinedPasses(loader, pins) if isinstance(loader, CombinedLoader) else _passes_over_one(loader, pins)
+def passes_over(loader: Any, pins: bool = False, seeds: SampleSeeds | None = None) -> Passes | CombinedPasses:
+    """Return the passes over a training loader; ``pins`` and ``seeds`` as for :class:`SampledPasses`."""
+    combined = isinstance(loader, CombinedLoader)
+    return CombinedPasses(loader, pins, seeds) if combined else _passes_over_one(loader, pins, seeds)
 
 
-def _passes_over_one(loader: Any, pins: bool) -> Passes:
-    if is_stateful(loader):
-        return StatefulPasses(loader)
-    return SampledPasses(loader, pins) if draws_samples(loader) else Passes(loader)
+def _passes_over_one(loader: Any, pins: bool, seeds: SampleSeeds | None) -> Passes:
+    if draws_samples(loader) and not is_stateful(loader):
+        return SampledPasses(loader, pins, seeds)
+    if seeds is not None:
+        from drivetrain.data.sample_seeds import seeded
+
+        seeded(loader, seeds)  # which warns
+    return StatefulPasses(loader) if is_stateful(loader) else Passes(loader)
 
 
 def is_replayed(loader: Any) -> bool:
@@ -45,10 +54,10 @@ class CombinedPasses:
     batches without indices.
     """
 
-    def __init__(self, loader: CombinedLoader, pins: bool = False) -> None:
+    def __init__(self, loader: CombinedLoader, pins: bool = False, seeds: SampleSeeds | None = None) -> None:
         self.loader = loader
         self.flight: Position | None = None
-        self._parts = [_passes_over_one(part, pins) for part in loader.flattened]
+        self._parts = [_passes_over_one(part, pins, seeds) for part in loader.flattened]
         self._combined = copy.copy(loader)
         self._combined.flattened = self._parts
         self._combined.limits = None

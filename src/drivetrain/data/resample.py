@@ -104,6 +104,15 @@ def with_every_sample(loader: Any) -> Any:
     return replaced(loader, batch_sampler=every, drop_last=False)
 
 
+def draws_samples(loader: Any) -> bool:
+    """Whether ``loader`` is a DataLoader that iterates with torch's own methods and uses a sampler."""
+    return (
+        isinstance(loader, DataLoader)
+        and not isinstance(loader.dataset, IterableDataset)
+        and type(loader).__iter__ is DataLoader.__iter__
+    )
+
+
 def replaced(loader: L, **attributes: Any) -> L:
     """Return a copy of ``loader`` without running workers and with changed ``attributes``, including those that a
     DataLoader protects.

@@ -17,31 +17,45 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.seed import isolate_rng
 from drivetrain.data.batched import batched, iterate, slices
 from drivetrain.data.kept import generator_states, set_generator_states, set_worker_state, worker_state
 from drivetrain.data.loader_passes import Passes, Position, length_of, random_state, set_random_state
 from drivetrain.data.resample import SamplerProxy, replaced
 
+if TYPE_CHECKING:
+    from drivetrain.data.sample_seeds import SampleSeeds
+
 
 class SampledPasses(Passes):
     """A DataLoader over a map-style dataset: finished batches are skipped in its sampler, without fetching them.
 
     The loader does not change; a copy is iterated that shares its dataset, its samplers and its generator.
+
+    Args:
+        loader: the DataLoader.
+        pins: as for :func:`drivetrain.data.batched.start_pass`.
+        seeds: what the random numbers of samples depend on; ``None``: on the process that fetches them.
     """
 
-    def __init__(self, loader: Any, pins: bool = False) -> None:
+    def __init__(self, loader: Any, pins: bool = False, seeds: SampleSeeds | None = None) -> None:
         super().__init__(loader)
         self._persists = bool(loader.persistent_workers)
-        source = batched(loader, pins)
+        self._sample_seeds = seeds
+        source = loader
+        if seeds is not None:
+            from drivetrain.data.sample_seeds import seeded
+
+            source = seeded(loader, seeds)
+        source = batched(source, pins)
         place = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        self._draws = _Draws(getattr(loader, place), self._generators)
+        self._draws = _Draws(getattr(source, place), self._generators)
         changes: dict[str, Any] = {place: self._draws}
         self._seeds: _Seeds | None = None
         if self._workers:
@@ -81,6 +95,11 @@ class SampledPasses(Passes):
     def _start(self) -> Iterator[Any]:
         # Persistent workers keep their random state; new workers are seeded again.
         self._states = {w: (last, last) for w, (_, last) in self._states.items()} if self._persists else {}
+        if self._sample_seeds is not None:
+            self._sample_seeds.passes = self._begun
+            if self._persists and self._source._iterator is not None:
+                # what a loader draws for the seed of new workers, so that all loaders draw equally many numbers
+                torch.empty((), dtype=torch.int64).random_(generator=self._source.generator)
         if self._carries_over:
             self._draws.started = self._before
         self._begun_at = time.perf_counter()
@@ -110,7 +129,9 @@ class SampledPasses(Passes):
 
     def position(self, states: bool = True) -> Position:
         position = {**super().position(states), "drawing": self._draws.drawing}
-        if self._seeds is not None:
+        if self._sample_seeds is not None:
+            position["seed"] = self._sample_seeds.seed  # nothing depends on the states of the workers
+        elif self._seeds is not None:
             inside = self._given % self._workers  # the workers that have yielded their batch of this round
             position["workers"] = {
                 worker: before if worker < inside else last for worker, (before, last) in self._states.items()
@@ -123,7 +144,8 @@ class SampledPasses(Passes):
         return super()._fits(position) and "drawing" in position
 
     def _carry_over(self, position: Position) -> None:
-        if self._seeds is None or not self._persists:
+        self._restore_seed(position)
+        if self._seeds is None or self._sample_seeds is not None or not self._persists:
             return
         if 0 < position["given"] < length_of(self._source) and not position["ended"]:
             # The pass was abandoned after its workers had fetched ahead, so the new workers must fetch the same
@@ -143,7 +165,18 @@ class SampledPasses(Passes):
         # also set for a pass that has ended, because its position may be saved again
         self._draws.drawing = position["drawing"]
 
+    def _restore_seed(self, position: Position) -> None:
+        if (seeds := self._sample_seeds) is not None:
+            seeds.passes, own = self._begun, seeds.seed
+            seeds.seed = position.get("seed", own)
+            if seeds.seed != own:
+                rank_zero_info(
+                    f"sample_seeds=True: the samples' random numbers continue with the checkpoint's seed {seeds.seed}, "
+                    f"not with {own}."
+                )
+
     def _resume(self, position: Position) -> None:
+        self._restore_seed(position)
         done = position["given"]
         skipped = done // self._workers * self._workers if self._workers else done
         self._draws.skip(skipped, position["drawing"])
@@ -163,15 +196,6 @@ class SampledPasses(Passes):
     def _discarded(self, item: Any) -> None:
         if self._seeds is not None:
             self._keep(item[1])
-
-
-def draws_samples(loader: Any) -> bool:
-    """Whether ``loader`` is a DataLoader that iterates with torch's own methods and uses a sampler."""
-    return (
-        isinstance(loader, DataLoader)
-        and not isinstance(loader.dataset, IterableDataset)
-        and type(loader).__iter__ is DataLoader.__iter__
-    )
 
 
 class _Draws(SamplerProxy):

@@ -47,7 +47,6 @@ from drivetrain.strategies.strategy import Strategy
 if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
 
-
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T", bound=Optimizer)
 L = TypeVar("L", bound=Iterable[Any])
@@ -260,16 +259,17 @@ class Engine(StateFiles):
 
     @overload
     def setup_dataloaders(
-        self, loader: L, /, *, use_distributed_sampler: bool = ..., move_to_device: bool = ...
+        self, loader: L, /, *, use_distributed_sampler: bool = ..., move_to_device: bool = ..., sample_seeds: bool = ...
     ) -> L: ...
     @overload
     def setup_dataloaders(
-        self, *loaders: Any, use_distributed_sampler: bool = ..., move_to_device: bool = ...
+        self, *loaders: Any, use_distributed_sampler: bool = ..., move_to_device: bool = ..., sample_seeds: bool = ...
     ) -> Any: ...
 
     def setup_dataloaders(
-        self, *loaders: Iterable[Any], use_distributed_sampler: bool = True, move_to_device: bool = True
-    ) -> Any:
+        self, *loaders: Iterable[Any], use_distributed_sampler: bool = True, move_to_device: bool = True,
+        sample_seeds: bool = False,
+    ) -> Any:  # fmt: skip
         """Make ``loaders`` yield batches on the device.
 
         Args:
@@ -278,6 +278,7 @@ class Engine(StateFiles):
                 if the data does not divide evenly, the first samples of an epoch are repeated. No effect with one
                 process.
             move_to_device: False leaves batches on their device.
+            sample_seeds: as for the Trainer; an epoch is a pass over the loader.
 
         Returns: the wrapped loader, or a tuple of the wrapped loaders.
         """
@@ -298,9 +299,9 @@ class Engine(StateFiles):
             raise ConfigurationError("Engine.setup_dataloaders() got no loader. Pass one.")
         if use_distributed_sampler:
             loaders = tuple(familiar.share(self.strategy, loader, pads=True) for loader in loaders)
-        loaders = tuple(self._verbs.process(loader) for loader in loaders)
         device, pins = self.device if move_to_device else None, self.accelerator.supports_pinned_memory
-        wrapped = [EngineLoader(loader, device, self._verbs, pins) for loader in loaders]
+        process, verbs = self._verbs.process, self._verbs
+        wrapped = [EngineLoader(process(each), device, verbs, pins, sample_seeds) for each in loaders]
         return wrapped[0] if len(wrapped) == 1 else tuple(wrapped)
 
     def bind_optimizers(self, optimizers: Sequence[Optimizer], schedulers: Iterable[Any]) -> None:

@@ -10,6 +10,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -362,12 +363,24 @@ class EngineLoader:
         device: the target of batches; ``None`` does not move them.
         mover: may provide another function that moves batches, at the start of each pass.
         pins: whether the device copies from pinned memory in the background.
+        sample_seeds: whether samples draw from seed, epoch and index; an epoch is a pass.
     """
 
     def __init__(
-        self, loader: Iterable[Any], device: torch.device | None, mover: Mover | None = None, pins: bool = False
+        self,
+        loader: Iterable[Any],
+        device: torch.device | None,
+        mover: Mover | None = None,
+        pins: bool = False,
+        sample_seeds: bool = False,
     ) -> None:
-        self._loader = loader
+        self._loader = self._source = loader
+        self._seeds: Any = None
+        if sample_seeds:
+            from drivetrain.data.sample_seeds import SampleSeeds, seed_of_program, seeded
+
+            self._seeds = SampleSeeds(seed_of_program(), lambda: 0)
+            self._source = seeded(loader, self._seeds)
         self._device = device
         self._mover = mover
         self._pins = pins
@@ -376,10 +389,12 @@ class EngineLoader:
 
     def __iter__(self) -> Iterator[Any]:
         set_epoch(self._loader, self._passes)
+        if self._seeds is not None:
+            self._seeds.epoch = partial(int, self._passes)  # without a reference to this object
         self._passes += 1
         device, own = self._device, None if self._mover is None else self._mover.batch_to_device
         # nobody else may see a batch on the host while the device copies it
-        batches = without_restart(start_pass(self._loader, self._pins and device is not None and own is None))
+        batches = without_restart(start_pass(self._source, self._pins and device is not None and own is None))
         if device is None:
             return batches
         if own is not None:
@@ -410,7 +425,7 @@ class EngineLoader:
         return len(self._loader)  # type: ignore[arg-type]  # without a length, that is the error to see
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_loader", "_device", "_mover", "_pins", "_passes"):
+        if name in ("_loader", "_source", "_seeds", "_device", "_mover", "_pins", "_passes"):
             raise AttributeError(name)  # missing while this object is being copied
         return getattr(self._loader, name)
 

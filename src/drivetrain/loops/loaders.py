@@ -36,6 +36,7 @@ from drivetrain.strategies.peers import by_rank
 from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
+    from drivetrain.data.sample_seeds import SampleSeeds
     from drivetrain.data.samplers import RankBatches
 
 LOADER_WORDS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
@@ -216,6 +217,7 @@ class Loaders:
     _nested: dict[str, Any] = field(default_factory=dict, init=False)
     # the lengths of the training loader on every rank
     _lengths: list[int | None] = field(default_factory=list, init=False)
+    _sample_seeds: SampleSeeds | None = field(default=None, init=False)
 
     def again(
         self, limit: Callable[[str], int | float], call: Callable[[Any, str], Any], epoch: Callable[[], int]
@@ -286,7 +288,11 @@ class Loaders:
     def passes(self) -> Passes | CombinedPasses:
         """The passes over the training loader."""
         if self.made_passes is None:
-            self.made_passes = passes_over(self.training(), self.pins)
+            if self.settings.sample_seeds and self._sample_seeds is None:
+                from drivetrain.data.sample_seeds import SampleSeeds, seed_of_program
+
+                self._sample_seeds = SampleSeeds(seed_of_program(), self.epoch)
+            self.made_passes = passes_over(self.training(), self.pins, self._sample_seeds)
         return self.made_passes
 
     def division(self) -> dict[str, int | None]:

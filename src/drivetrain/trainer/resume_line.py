@@ -17,6 +17,7 @@ _SETTINGS = (
     "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm", "split_batches",
     "use_distributed_sampler", "sync_batchnorm", "limit_train_batches", "overfit_batches",
     "reload_dataloaders_every_n_epochs", "deterministic", "compile", "cuda_graphs", "optimizer_kernels",
+    "sample_seeds",
 )  # fmt: skip
 """The Trainer's arguments that may change the numbers of training; not its length, which a resumed run may change."""
 

@@ -168,6 +168,7 @@ class Trainer(TrainerView):
         cuda_graphs: bool | Literal["auto"] = False,
         optimizer_kernels: Literal["equal", "fastest"] | None = "equal",
         save_trainable_only: bool = False,
+        sample_seeds: bool = False,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = Settings(**_without_configs(arguments))

@@ -1,0 +1,164 @@
+"""Random numbers of samples that depend only on seed, epoch and index: ``Trainer(sample_seeds=True)``.
+
+[Note: one seed per sample]
+Before each sample, the generators of ``random``, numpy and torch's CPU are seeded from a hash of the seed, the epoch
+and the sample's index. So it does not matter which worker or rank fetches the sample, or which samples it has fetched
+before. Before ``collate_fn``, they are seeded from the indices of the batch. After the batch they are as before it:
+without workers, the training process draws the same numbers for dropout as with workers.
+
+The sampler draws in the training process, so it sends the epoch along with the indices. Persistent workers, which have
+an old copy of everything else, learn it in this way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.seed import seed_from_environ
+from drivetrain.data.batched import SeesDataset, reason_for_samples
+from drivetrain.data.kept import set_worker_state, worker_state
+from drivetrain.data.resample import SamplerProxy, draws_samples, replaced
+from drivetrain.data.stateful import is_stateful
+
+
+@dataclass
+class SampleSeeds:
+    """What the numbers of samples depend on, beside their indices.
+
+    All are read when an iterator is created.
+
+    Attributes:
+        seed: the seed of the run.
+        epoch: returns the index of the current epoch.
+        passes: the number of passes over the loader that were begun in this epoch. It is above 1 if a CombinedLoader
+            starts a shorter loader again.
+    """
+
+    seed: int
+    epoch: Callable[[], int]
+    passes: int = 1
+
+    def key(self) -> tuple[int, ...]:
+        """Return the present values."""
+        return self.seed, self.epoch(), self.passes
+
+
+def seed_of_program() -> int:
+    """Return the seed that ``seed_everything`` has set; without one, print a line, and return 0."""
+    seed = seed_from_environ()
+    if seed is None:
+        rank_zero_info(
+            "sample_seeds=True: no seed was set, so the seed of the samples' random numbers is 0. Call "
+            "seed_everything(seed) before fit to choose another."
+        )
+    return seed or 0
+
+
+def seeded(loader: Any, seeds: SampleSeeds) -> Any:
+    """Return a copy of ``loader`` whose samples draw the same random numbers in any process.
+
+    A loader whose batches are fetched as a whole draws none, and is returned itself. So is, with a warning, a loader
+    whose indices are unknown: one that is not a DataLoader, has an iterable-style dataset, or keeps its own position.
+
+    Args:
+        loader: any loader.
+        seeds: read at the start of each pass.
+    """
+    if not draws_samples(loader) or is_stateful(loader):
+        over = f" over {type(loader.dataset).__name__}" if isinstance(loader, DataLoader) else ""
+        rank_zero_warn(
+            f"sample_seeds=True has no effect on the loader {type(loader).__name__}{over}, because the indices of its "
+            "samples are unknown. Pass a torch DataLoader over a dataset that is indexed, with torch's own __iter__ "
+            "and no state_dict, or leave sample_seeds out."
+        )
+        return loader
+    if reason_for_samples(loader) is None:
+        return loader
+    with suppress(ImportError):
+        import numpy  # noqa: F401  # torch's workers import it too; a dataset may import it in its first sample
+    place = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    samples = _Samples(loader)
+    changes = {
+        place: _Keyed(getattr(loader, place), seeds),
+        "dataset": samples,
+        "collate_fn": samples.collate,
+        "worker_init_fn": SeesDataset(loader.worker_init_fn, samples),
+    }
+    return replaced(loader, **changes)
+
+
+class _Keyed(SamplerProxy):
+    """A sampler or batch sampler that yields each draw with the pass's seed, epoch and number."""
+
+    def __init__(self, sampler: Any, seeds: SampleSeeds) -> None:
+        super().__init__(sampler)
+        self._seeds = seeds
+
+    def __iter__(self) -> Iterator[Any]:
+        key = self._seeds.key()
+        return ((key, draw) for draw in iter(self._sampler))  # calls iter() now, as the loader does
+
+
+class _Samples:
+    """Replaces a data set in a DataLoader, whose draws come from a :class:`_Keyed`; ``collate`` replaces its
+    ``collate_fn``, which gets the draw itself.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.dataset: Any = loader.dataset
+        self._collate: Any = loader.collate_fn
+        self._batched = loader.batch_sampler is not None
+
+    def __getitem__(self, draw: Any) -> Any:
+        return draw
+
+    __getitems__ = __getitem__
+
+    def collate(self, draw: tuple[tuple[int, ...], Any]) -> Any:
+        """Return the batch of a draw. Without a batch size, it is a single sample."""
+        key, drawn = draw
+        indices = list(drawn) if self._batched else [drawn]
+        before = worker_state()
+        try:
+            samples = [self._sample(key, index) for index in indices]
+            _seed(key, [_plain(index) for index in indices])
+            return self._collate(samples if self._batched else samples[0])
+        finally:
+            set_worker_state(before)
+
+    def _sample(self, key: tuple[int, ...], index: Any) -> Any:
+        _seed(key, _plain(index))
+        return self.dataset[index]
+
+
+def _plain(index: Any) -> Any:
+    """Return an index as a plain number if it is one: samplers also yield those of numpy and torch."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        return index
+
+
+def _seed(key: tuple[int, ...], index: Any) -> None:
+    """Seed the generators of this process's host from 64 bits of BLAKE2b of the text of ``key`` and ``index``.
+
+    Devices' generators are left alone, so ``torch.manual_seed`` is not used. The CPU's generator uses the lower 32
+    bits, and numpy's gets the upper ones: with equal seeds both would draw the same words.
+    """
+    text = repr((*key, index)).encode()
+    number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    random.seed(number)
+    torch.default_generator.manual_seed(number)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(number >> 32)
