@@ -650,7 +650,7 @@ def test_resuming_says_from_where_and_that_nothing_is_left(
         assert "Nothing to train: 2 of 2 epochs and 8 of inf steps are done." in caplog.text
         caplog.clear()
         make_trainer(max_epochs=2).fit(validated(), loader, loader, ckpt_path=cut)
-        assert f"Resuming from {cut}: epoch 1, after batch 1, global step 6." in caplog.text
+        assert f"Resuming from {cut}: epoch 1, after batch 1 (16 samples), global step 6." in caplog.text
         assert "Nothing to train" not in caplog.text
         make_trainer().test(validated(), loader, ckpt_path=ended)
         assert f"Test runs with the weights of {ended}." in caplog.text
