@@ -516,7 +516,7 @@ def test_with_another_batch_size_an_epoch_goes_on_at_its_next_sample(
     assert module.samples == every[4:]
     assert sorted(every) == list(range(12))
     assert trainer.progress.total_batches == batches - (-8 // batch_size)
-    line = f"saved after 4 samples of an epoch, in 2 batches. They count as {batches} batches of this DataLoader"
+    line = f"saved after 4 samples of an epoch, in 2 batches. They count as {batches} batch"
     assert (line in caplog.text) == (batch_size != 2)
 
 

@@ -18,6 +18,7 @@ from torchmetrics import SumMetric
 from drivetrain import Callback, LightningModule, Trainer, WeightedLoss
 from drivetrain.callbacks import OnExceptionCheckpoint
 from drivetrain.errors import CheckpointError
+from drivetrain.loggers.dummy import DummyLogger
 
 
 class Net(LightningModule):
@@ -110,6 +111,7 @@ class Indexed(LightningModule):
             self.seen.append((self.current_epoch, number.tolist()))
         errors = (self.net(x) - y).square().flatten()
         self.log("mean", errors.mean(), on_step=False, on_epoch=True, sync_dist=True)
+        self.log("now", errors.mean(), on_step=True, on_epoch=False, sync_dist=True)
         self.sum.update(number)
         self.log("numbers", self.sum, on_step=False, on_epoch=True)
         if not self.weighs:
@@ -151,11 +153,21 @@ class Stream(IterableDataset[Any]):
         return iter([(torch.ones(4), torch.ones(1), torch.tensor(first + number)) for number in range(30)])
 
 
+class Rows(DummyLogger):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int, float]] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.rows += [(step or 0, float(metrics["now"]))] if "now" in metrics else []
+
+
 class Outcome(NamedTuple):
     weights: Tensor
     steps: int
     means: list[tuple[float, float]]
     seen: Sequence[tuple[int, list[int]]]
+    rows: list[tuple[int, float]]
 
 
 def trained(options: dict[str, Any]) -> Outcome:
@@ -181,7 +193,8 @@ def trained(options: dict[str, Any]) -> Outcome:
     trainer = Trainer(
         accelerator="cpu", devices=ranks, strategy=options.get("strategy", "ddp") if ranks > 1 else "auto",
         precision="64-true", max_epochs=2 if saves else 3, accumulate_grad_batches=options.get("accumulate", 2),
-        split_batches=ranks > 1 and options.get("splits", True), logger=False, enable_checkpointing=bool(fails),
+        log_every_n_steps=1, logger=(logger := Rows()), enable_checkpointing=bool(fails),
+        split_batches=ranks > 1 and options.get("splits", True),
         use_distributed_sampler="kind" not in options, enable_progress_bar=False, enable_model_summary=False,
         callbacks=callbacks,
     )  # fmt: skip
@@ -189,7 +202,9 @@ def trained(options: dict[str, Any]) -> Outcome:
     with pytest.raises(RuntimeError, match="on purpose") if fails else nullcontext():
         trainer.fit(module, loader, ckpt_path=options.get("resumes"))
     parameters = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in module.parameters()]
-    return Outcome(nn.utils.parameters_to_vector(parameters).detach(), trainer.global_step, module.means, module.seen)
+    return Outcome(
+        nn.utils.parameters_to_vector(parameters).detach(), trainer.global_step, module.means, module.seen, logger.rows
+    )
 
 
 def on(pool: Any, ranks: int, **options: Any) -> list[Outcome]:
@@ -241,6 +256,9 @@ def check_equals_whole(
     first = on(pool, before, saves=path, after=after, strategy=strategies[0], **options)
     rest = on(pool, now, resumes=path, strategy=strategies[1], **options)
     check_samples(first, rest)
+    begin, rows = rest[0].rows[0][0], [row for row in whole.rows if row[0] >= rest[0].rows[0][0]]
+    assert begin <= 6
+    torch.testing.assert_close(torch.tensor(rest[0].rows), torch.tensor(rows), rtol=1e-6, atol=1e-6)
     for each in rest:
         torch.testing.assert_close(each.weights, whole.weights, rtol=1e-9, atol=1e-9)
         assert each.steps == whole.steps
@@ -305,3 +323,12 @@ def test_what_other_ranks_cannot_continue_is_an_error_before_training(pool: Any,
     why = "did not share out" if kind == "its own sampler" else "counts no samples"
     with pytest.raises(CheckpointError, match=f"by 2 processes, and there are 1: .*{why}.*Resume with as many"):
         trained({"resumes": tmp_path / "a.ckpt", "kind": kind})
+
+
+@pytest.mark.parametrize("now", [1, 2, 3])
+def test_a_metric_object_does_not_count_a_batch_that_a_rank_repeated(pool: Any, tmp_path: Path, now: int) -> None:
+    """Of the last two samples of an epoch, the third rank has none."""
+    options = {"batch_size": 15, "accumulate": 1}
+    on(pool, 3, saves=tmp_path / "a.ckpt", after=4, **options)
+    rest = on(pool, now, resumes=tmp_path / "a.ckpt", **options)
+    assert {each.means[0][1] for each in rest} == {sum(range(SAMPLES))}

@@ -132,9 +132,9 @@ def order_of(loader: Any) -> dict[str, Any] | None:
     """Return a description of the order in which a loader draws its samples, to compare it with another loader's.
 
     Returns: ``sampler``, the name of its class; ``samples``, the number of samples that it draws, and ``dataset``, the
-    number in the dataset, each ``None`` if unknown; ``options``, the sampler's attributes that determine the order. The
-    result is
-        ``None`` unless the loader is a DataLoader over a map-style dataset.
+    number in the dataset, each ``None`` if unknown; ``options``, the sampler's attributes that determine the order;
+    ``own_batches``, whether a user's batch sampler makes the batches, so that positions count batches. The result is
+    ``None`` unless the loader is a DataLoader over a map-style dataset.
     """
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return None
@@ -146,12 +146,12 @@ def order_of(loader: Any) -> dict[str, Any] | None:
         sampler = sampler._sampler
     draws_samples = drawn is not sampler or loader.batch_sampler is None
     options = {name: getattr(sampler, name, None) for name in ("replacement", "seed", "shuffle")}
-    options["batch_sampler"] = loader.batch_sampler is not None and type(drawn) not in (BatchSampler, SlicedBatches)
     return {
         "sampler": type(sampler).__name__,
         "samples": len(sampler) if draws_samples and isinstance(sampler, Sized) else None,
         "dataset": len(loader.dataset) if isinstance(loader.dataset, Sized) else None,
         "options": {name: value for name, value in options.items() if isinstance(value, (bool, int))},
+        "own_batches": loader.batch_sampler is not None and type(drawn) not in (BatchSampler, SlicedBatches),
     }
 
 

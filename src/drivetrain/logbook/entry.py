@@ -372,6 +372,21 @@ class Entry:
         if other._total is not None:
             self._combine(other._total)
         self._weight += other._weight
+        if self.options.sync_dist:
+            self._include_last(other)
+
+    def _include_last(self, other: Entry) -> None:
+        """Reduce the last values of two ranks to one, as the exchange of the ranks would."""
+        self.fresh = self.fresh or other.fresh
+        there = [(each.last_scalar(), each._last_weight) for each in (self, other) if each.last is not None]
+        values, weights = [torch.as_tensor(value) for value, _ in there], [weight for _, weight in there]
+        self._last_weight = sum(weights)
+        if len(values) < 2 or not (self._last_weight or self.reduction != "mean"):
+            self.last = values[0] if values else None
+        elif self.reduction == "mean":
+            self.last = sum(value * weight for value, weight in zip(values, weights, strict=True)) / self._last_weight
+        else:
+            self.last = STACKED[self.reduction](torch.stack(values))
 
     def reset(self) -> None:
         """Remove the values of the epoch."""

@@ -91,13 +91,14 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
     if (in_batch or progress.status is TrainerStatus.INTERRUPTED) and (start := _window_start(run)) is not None:
         return start
     metrics = metrics_in(run.module) if metrics is None else metrics
+    states_before = {} if run.uneven is None else run.uneven.states_before()
     state = {
         "progress": _saved_progress(run),
         "rng": kept_rng_state() if deferred else rng_state(),
         "data": _position(run),
         "logged": _logged(run, metrics),
         "callback_metrics": dict(run.book.refresh()),
-        "metrics": {place: state_of(metric) for place, metric in metrics.items()},
+        "metrics": {place: states_before.get(id(metric)) or state_of(metric) for place, metric in metrics.items()},
         "exact": not in_batch,
     }
     if not deferred:
@@ -236,7 +237,7 @@ def counted(state: Mapping[str, Any]) -> str:
     """Return the position in the epoch of a result of :func:`capture`, such as "30 samples"; "" if it is unknown."""
     if state.get("samples") is None:
         return ""
-    own_batches = ((state.get("order") or {}).get("options") or {}).get("batch_sampler")
+    own_batches = (state.get("order") or {}).get("own_batches")
     return f"{state['samples']} {'batches' if own_batches else 'samples'}"
 
 

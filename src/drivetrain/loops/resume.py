@@ -185,6 +185,10 @@ def _check_order(run: Run, state: State) -> None:
     if then["sampler"] != sampler:
         what = f"whose samples a {then['sampler']} had ordered, and this {kind} has a {sampler}"
         differences.append((what, "with the same shuffle and sampler"))
+    if then.get("own_batches", now["own_batches"]) != now["own_batches"]:
+        differences.append(
+            ("whose position is in batches on one side and in samples on the other", "with the same batches")
+        )
     for name, value in now["options"].items():
         before = then["options"].get(name, value)
         if before != value:
@@ -229,7 +233,8 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
         batches = loaders.divide_from(saved)
     rank_zero_info(
         f"The checkpoint was saved after {counted(state)} of an epoch, in {progress.batches_done} batches. They count "
-        f"as {batches} batches of this {type(loader).__name__}, and training continues with the next one."
+        f"as {batches} batch{'es' * (batches != 1)} of this {type(loader).__name__}, and training continues with the "
+        "next one."
         + (" In the unfinished window, each batch counts alike." if run.window.batches_done else "")
         + (" Random numbers that its workers draw are others." if data.get("workers") else "")
     )

@@ -76,6 +76,12 @@ class UnevenInputs:
             self._run.engine.strategy.repeat_batch(True)
             self._metrics = [(metric, map_leaves(_copied, state_of(metric))) for metric in self._all_metrics()]
 
+    def states_before(self) -> dict[int, dict[str, Any]]:
+        """Return, during a repeated batch, the states of the metric objects without it, by the identity of the object;
+        else an empty dictionary.
+        """
+        return {id(metric): state for metric, state in self._metrics or ()}
+
     def end(self) -> None:
         """End the batch."""
         self._run.window.factor_here = 1.0

@@ -106,7 +106,16 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
         own_data = found[0].get("data") if found else None
         restart["data"] = _position(common["data"], own_data)
         restart["logged"] = [state for each in found for state in each.get("logged", [])] or [
-            {**state, "total": None, "weight": 0, "pending": None, "last": None, "fresh": False}
+            # a name whose values the ranks share is waiting for the next flush on all of them or on none
+            {
+                **state,
+                "total": None,
+                "weight": 0,
+                "pending": None,
+                "last": None,
+                "last_weight": 0,
+                "fresh": state["fresh"] and state["options"]["sync_dist"],
+            }
             for state in common.get("logged", [])
         ]
         restart["metrics"], lost = _metrics([each.get("metrics", {}) for each in found], common["metrics"], module)
@@ -146,8 +155,8 @@ def _tell(common: Mapping[str, Any], count: int, ranks: int, lost: Sequence[str]
         notes.append("ranks that are new begin with the random state of rank 0")
     note = f" ({'; '.join(notes)})" if notes else ""
     rank_zero_info(
-        f"The checkpoint was saved in the middle of an epoch by {count} process{'es' * (count > 1)}, and there are "
-        f"{ranks}. Training continues after the {counted(common)} of the epoch that are done{note}."
+        f"The checkpoint was saved inside an epoch by {count} process{'es' * (count > 1)}, after {counted(common)}. "
+        f"Now there {'are' if ranks > 1 else 'is'} {ranks}{note}."
     )
 
 

@@ -145,8 +145,9 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
         )
     elif failures:
         rank_zero_warn(
-            f"{path}: {failures[0]}. Training continues without what that process had logged in this epoch, and "
-            "without its random state. Put the file back beside the checkpoint to keep them."
+            f"{path}: {failures[0]}. Training continues without what that process had logged in this epoch: the means, "
+            "sums and metrics of the epoch, and what callbacks monitor of them, lack its samples. Its random state is "
+            "lost too. Put the file back beside the checkpoint to keep them."
         )
     return parts
 
