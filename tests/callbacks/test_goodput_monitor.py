@@ -114,6 +114,37 @@ def test_work_after_the_last_save_is_lost_when_the_fit_resumes(
     assert [each for each in caplog.messages if each.startswith(f"Goodput {report.goodput:.1%} of")] != []
 
 
+def test_a_second_fit_of_the_trainer_continues_the_first(measured: Any, loader: Any, tmp_path: Path) -> None:
+    trainer = measured(1)
+    first = account(*read(tmp_path / "ledger.jsonl"))
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(Validated(), loader, loader)
+    report = account(*read(tmp_path / "ledger.jsonl"))
+    assert (report.runs, report.seconds["lost"]) == (2, 0.0)
+    assert report.seconds["step"] == first.seconds["step"] + 100 * len(loader)
+
+
+def test_a_resumed_fit_that_trains_nothing_adds_no_step(measured: Any, tmp_path: Path) -> None:
+    class EndsLate(Callback):
+        def on_train_epoch_end(self, *_: Any) -> None:
+            measured.clock.now += 7
+
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=4, save_top_k=-1)
+    measured(1, saver=saver)
+    assert account(*read(tmp_path / "ledger.jsonl")).seconds["step"] == 400
+    measured(1, EndsLate(), saver=saver, resume=saver.best_model_path)
+    seconds = account(*read(tmp_path / "ledger.jsonl")).seconds
+    assert (seconds["step"], seconds["start"], seconds["lost"]) == (400, 7, 2000)
+
+
+def test_goodput_stays_right_after_a_fit_whose_ledger_could_not_be_written(measured: Any, tmp_path: Path) -> None:
+    (tmp_path / "ledger.jsonl").mkdir()
+    with pytest.warns(UserWarning, match="could not be written"):
+        trainer = measured(1)
+    measured.clock.now += 5000
+    assert trainer.goodput == 400 / (400 + 40 + 2000 + 10_000)
+
+
 def test_a_request_to_stop_is_no_failure(measured: Any, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         measured(2, Fails(2, KeyboardInterrupt))

@@ -21,7 +21,7 @@ def test_it_prints_the_parts_of_the_wall_time(folder: Path, capsys: pytest.Captu
     first, *lines = capsys.readouterr().out.splitlines()
     assert first.startswith("Goodput 72.2% of 263 s in 2 runs, 1 failed: step 72.2%, data 5.7%, ")
     assert [line.split() for line in lines[:2]] == [["step", "190.0", "s", "72.2%"], ["data", "15.0", "s", "5.7%"]]
-    assert lines[-1].startswith("1 lines are cut")
+    assert lines[-1] == "Lines left out, because they are cut or of another version: 1."
 
 
 def test_it_prints_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,3 +35,18 @@ def test_it_prints_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_where_there_is_no_ledger_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["goodput", str(tmp_path)]) == 1
     assert "ledger.jsonl cannot be read: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a checkpoint\n\n\xff"])
+def test_a_file_without_a_record_is_no_ledger(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "fit.ckpt").write_bytes(content)
+    assert command.main(["goodput", str(tmp_path / "fit.ckpt"), "--json"]) == 1
+    shown = capsys.readouterr()
+    assert (shown.out, "fit.ckpt has no record of a run" in shown.err) == ("", True)
+
+
+def test_an_address_is_no_ledger(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["goodput", "s3://bucket/run"]) == 1
+    assert "s3://bucket/run is an address, and a ledger is a local file." in capsys.readouterr().err

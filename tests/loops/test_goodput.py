@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -99,6 +100,20 @@ def test_a_new_start_after_the_end_is_a_new_training() -> None:
     assert (report.runs, report.wall_s, report.seconds["step"], report.open) == (1, 14.0, 9.0, True)
 
 
+@pytest.mark.parametrize("why", ["finished", "exception"])
+def test_a_run_that_continues_without_a_checkpoint_loses_what_lies_behind_its_first_step(why: str) -> None:
+    first = run_of("a", 1000.0, 0, False, ("save", 8, {"step": 7.0}), ("end", 8, {"step": 8.0, "data": 1.0}, why))
+
+    def lost(step: int, resumed: bool) -> tuple[int, float, float]:
+        report = account([*first, *run_of("b", 1020.0, step, resumed, ("end", 28, {"step": 20.0}, "finished"))])
+        assert report.wall_s == sum(report.seconds.values()) == 45.0
+        return report.runs, report.seconds["step"], report.seconds["lost"]
+
+    assert lost(8, resumed=False) == (2, 28.0, 0.0)
+    assert lost(4, resumed=False) == (2, 23.5, 4.0 + 1.5)
+    assert lost(8, resumed=True) == (2, 27.0, 2.0)
+
+
 def test_exceptions_are_failures_and_requests_to_stop_are_not() -> None:
     def failures(why: str) -> int:
         return account(run_of("a", 0.0, 0, False, ("end", 5, {"step": 1.0}, why))).failures
@@ -122,12 +137,13 @@ def test_lines_that_are_cut_damaged_or_of_another_version_are_left_out(tmp_path:
     path = tmp_path / "ledger.jsonl"
     lines = [json.dumps(each).encode() for each in [*KILLED, *RESUMED]]
     newer = json.dumps({**KILLED[0], "v": VERSION + 1}).encode()
-    wrong = json.dumps({**KILLED[0], "elapsed": "long"}).encode()
-    path.write_bytes(b"\n" + b"\n".join([lines[0][:30], *lines, b"\0" * 20, b"[1]", newer, wrong, lines[-1][:-1]]))
+    values = {"elapsed": ["long", math.nan, math.inf, -math.inf, 1e300], "step": [10**400, -1]}
+    wrong = [json.dumps({**KILLED[0], name: value}).encode() for name, own in values.items() for value in own]
+    path.write_bytes(b"\n" + b"\n".join([lines[0][:30], *lines, b"\0" * 20, b"[1]", newer, *wrong, lines[-1][:-1]]))
     records, unread = read(path)
     assert records == [*KILLED, *RESUMED]
-    assert unread == 6
-    assert any("6 lines" in note for note in account(records, unread).notes())
+    assert unread == 12
+    assert any("version: 12." in note for note in account(records, unread).notes())
 
 
 def test_no_record_is_no_time() -> None:

@@ -55,7 +55,14 @@ def test_each_second_counts_as_the_part_of_the_phase_in_which_it_passed(progress
         (Phase.BATCH_END, 1), (Phase.LOG_FLUSH, 1), (Phase.VALIDATION_DUE, 100), (Phase.VALIDATION_START, 100),
         (Phase.VALIDATION_FETCH, 100), (Phase.VALIDATION_BATCH, 100), (Phase.VALIDATION_END, 100), (Phase.VALIDATED, 1),
         (Phase.EPOCH_END, 1), (Phase.BETWEEN_EPOCHS, 1), (Phase.TRAIN_END, 1),
-    ) == {"start": 12.0, "data": 16.0, "validation": 500.0, "step": 10.0}  # fmt: skip
+    ) == {"start": 13.0, "data": 16.0, "validation": 500.0, "step": 9.0}  # fmt: skip
+
+
+def test_a_run_that_resumes_behind_the_last_batch_has_no_step(progress: Progress, clock: SetClock) -> None:
+    resumed = ((Phase.TRAIN_START, 1), (Phase.BATCH_END, 2), (Phase.VALIDATION_DUE, 100), (Phase.VALIDATED, 3))
+    ended = ((Phase.FETCH, 0), (Phase.EPOCH_END, 4), (Phase.BETWEEN_EPOCHS, 5))
+    assert spent(progress, clock, *resumed, *ended) == {"start": 22.0, "validation": 100.0}
+    assert spent(progress, clock, (Phase.BATCH_START, 1), *ended)["step"] == 10.0  # the next epoch trains
 
 
 def test_every_phase_has_a_part() -> None:
@@ -95,7 +102,7 @@ def test_records_come_at_events_and_by_themselves(
     path = tmp_path / "new" / "ledger.jsonl"
     own = Ledger(str(path), slot, lambda: progress.global_step)
     own.begin_training(resumed=False)
-    progress.enter(Phase.FORWARD)
+    progress.enter(Phase.BATCH_START)
     while not any(each["event"] == "beat" for each in read(path)[0]):
         time.sleep(0.001)
     clock.now += 5
@@ -103,7 +110,7 @@ def test_records_come_at_events_and_by_themselves(
     with progress.storing():
         clock.now += 2
     report = own.report()
-    own.close("finished")
+    assert own.close("finished") is None  # the file has it
     own_thread_ended = not own._thread.is_alive()
 
     records, unread = read(path)
@@ -137,12 +144,14 @@ def test_a_full_disk_is_one_warning_and_the_run_is_measured_on(
     with pytest.warns(UserWarning, match="could not be written: no space left"):
         own = Ledger(str(tmp_path / "ledger.jsonl"), progress.slot, lambda: 0)  # type: ignore[arg-type]
     own.begin_training(resumed=False)  # a second warning would be an error
-    progress.enter(Phase.FORWARD)
+    progress.enter(Phase.BATCH_START)
     clock.now += 7
     report = own.report()
-    own.close("finished")
+    closed = own.close("exception")
     assert report is not None
-    assert report.goodput == 0.5
+    assert closed is not None
+    assert report.goodput == closed.goodput == 0.5
+    assert (report.open, report.failures, closed.open, closed.failures) == (True, 0, False, 1)
 
 
 def test_a_part_of_a_record_is_a_warning_too(

@@ -47,6 +47,7 @@ class GoodputMonitor(Callback):
         self.dirpath = None if dirpath is None else files.absolute(dirpath)
         self._slot: TimedSlot | None = None  # while a fit is measured, on rank 0
         self._ledger: Ledger | None = None
+        self._unwritten: Report | None = None  # of the last fit, if its ledger lacks records
 
     def path(self, trainer: Trainer) -> str:
         """Return the path of the ledger."""
@@ -59,13 +60,14 @@ class GoodputMonitor(Callback):
     def report(self, trainer: Trainer) -> Report | None:
         """Return where the time has gone until now; ``None`` if there is no ledger yet.
 
-        On other ranks than 0, and outside of a fit, the file is read.
+        On other ranks than 0, and outside of a fit, the file is read, unless the last fit could not write it.
 
         Raises:
             OSError: the ledger cannot be read.
         """
-        if self._ledger is not None and (report := self._ledger.report()) is not None:
-            return report
+        own = self._unwritten if self._ledger is None else self._ledger.report()
+        if own is not None:
+            return own
         path = self.path(trainer)
         return account(*read(path)) if not files.is_remote(path) and files.is_file(path) else None
 
@@ -120,5 +122,5 @@ class GoodputMonitor(Callback):
 
     def _close(self, why: str) -> None:
         if self._ledger is not None:
-            self._ledger.close(why)
+            self._unwritten = self._ledger.close(why)
         self._slot = self._ledger = None

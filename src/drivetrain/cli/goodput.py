@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from drivetrain.loops.goodput import NAME, account, read
+from drivetrain.base import files
+from drivetrain.loops.goodput import NAME, Report, account, read
 
 
 def main(arguments: Sequence[str], prog: str = "drivetrain goodput") -> int:
@@ -21,10 +22,15 @@ def main(arguments: Sequence[str], prog: str = "drivetrain goodput") -> int:
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     given = parser.parse_args(arguments)
     path = os.path.join(given.path, NAME) if os.path.isdir(given.path) else given.path
+    report, why = Report(), "is an address, and a ledger is a local file"
     try:
-        report = account(*read(path))
+        if not files.is_remote(path):
+            report = account(*read(path))
+            why = f"has no record of a run, and lines that are cut or of another version: {report.unread}"
     except OSError as error:
-        print(f"{prog}: {path} cannot be read: {error.strerror}. Pass the ledger or its folder.", file=sys.stderr)
+        why = f"cannot be read: {error.strerror}"
+    if not report.runs:
+        print(f"{prog}: {path} {why}. Pass the ledger or its folder.", file=sys.stderr)
         return 1
     if given.json:
         print(json.dumps({"goodput": report.goodput, **asdict(report)}))

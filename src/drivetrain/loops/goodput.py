@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain.base import files
-from drivetrain.base.restoring import WrongForm, expect, number
+from drivetrain.base.restoring import COUNT, WrongForm, expect, number
 
 NAME = "ledger.jsonl"
 VERSION = 1
@@ -27,9 +27,19 @@ FIRST_SAVE_S = 1.0
 """The training time before the first save, which measures what a save costs."""
 
 _WORK = PARTS[:-1]  # the time that is lost if no later run continues from it
+_LONGEST_S = 1e12  # sums of smaller numbers stay finite
+
+
+def _seconds(value: Any, place: str = "") -> float:
+    """Return ``value``, if it is a time. JSON as Python reads it has NaN and infinity too."""
+    if not abs(number(value, place)) < _LONGEST_S:
+        raise WrongForm(place, f"is {value}, and a number of seconds is expected")
+    return float(value)
+
+
 _RECORD = {
-    "run": str, "event": str, "time": number, "elapsed": number, "step": int,
-    "parts": dict.fromkeys(PARTS, number), "resumed?": bool, "why?": str,
+    "run": str, "event": str, "time": _seconds, "elapsed": _seconds, "step": COUNT,
+    "parts": dict.fromkeys(PARTS, _seconds), "resumed?": bool, "why?": str,
 }  # fmt: skip
 Record = dict[str, Any]
 
@@ -41,8 +51,8 @@ class Report:
     Attributes:
         seconds: the seconds of each part. "step": training steps that count, with their hooks and logging; "data":
             waiting for a batch; "validation"; "save": waiting for checkpoints; "start": from the start of the process
-            to the first epoch, and the time after the last; "lost": the work after the checkpoint from which the next
-            run resumed; "idle": between two runs.
+            to the first batch, without the time in other parts, and the time after the last epoch; "lost": the work
+            after the step at which the next run continued; "idle": between two runs.
         wall_s: the wall time in seconds. The parts add up to it.
         runs: the number of runs.
         failures: runs that an exception or a kill has ended. A last run without an end does not count: it may be
@@ -89,9 +99,9 @@ class Report:
         """Return sentences on what the figures leave out."""
         found = ["The last run has not ended, or was killed."] if self.open else []
         if self.unread:
-            found.append(f"{self.unread} lines are cut or were written by another version, and are left out.")
+            found.append(f"Lines left out, because they are cut or of another version: {self.unread}.")
         if self.overlaps:
-            found.append(f"{self.overlaps} runs began before the run before them had ended: their times are added.")
+            found.append(f"Runs that began before the one before had ended: {self.overlaps}. Their times are added.")
         return found
 
 
@@ -105,16 +115,19 @@ class _Run:
         self.why = next((each.get("why", "") for each in records if each["event"] == "end"), None)
         self.counts: dict[str, float] = dict(self.last["parts"])
 
-    def keep_until(self, step: int) -> None:
-        """Let only the work up to ``step`` count, because a later run has resumed there; -1: none."""
-        kept = self._parts_at(step)
+    def keep_until(self, step: int, saved: bool) -> None:
+        """Let only the work up to ``step`` count, because a later run continues there; -1: none.
+
+        ``saved``: it continues from the checkpoint of that step, not from the state in memory after it.
+        """
+        kept = self._parts_at(step, saved)
         self.counts.update({name: min(self.counts[name], kept[name]) for name in _WORK})
 
-    def _parts_at(self, step: int) -> dict[str, float]:
+    def _parts_at(self, step: int, saved: bool) -> dict[str, float]:
         before: Record = {"step": -1, "parts": dict.fromkeys(PARTS, 0.0)}
         after = None
         for record in self.records:
-            if record["step"] == step and record["event"] == "save":
+            if saved and record["step"] == step and record["event"] == "save":
                 before, after = record, record
             elif record["step"] <= step and after is None:
                 before = record
@@ -153,9 +166,9 @@ def read(path: str | os.PathLike[str]) -> tuple[list[Record], int]:
 def account(records: Iterable[Record], unread: int = 0) -> Report:
     """Return where the time of the newest training in a ledger went.
 
-    A run that resumes from a checkpoint continues the training of the run before it, and what that run did after the
-    checkpoint is lost. A run that begins from the start is a new training if the run before it has finished; otherwise
-    it repeats that run's work, which is lost.
+    A run that resumes from a checkpoint, or whose first step is not 0 because its Trainer has trained before, continues
+    the training of the run before it, and what that run did after the checkpoint or the step is lost. A run that begins
+    from the start is a new training if the run before it has finished; otherwise it repeats its work, which is lost.
     """
     by_run: dict[str, list[Record]] = {}
     for record in records:
@@ -164,10 +177,12 @@ def account(records: Iterable[Record], unread: int = 0) -> Report:
     for own in by_run.values():
         begin = next((each for each in own if each["event"] == "train"), None)
         if begin is not None:
-            if runs and runs[-1].why == "finished" and not begin.get("resumed"):
+            resumed, step = begin.get("resumed", False), begin["step"]
+            continues = resumed or step > 0
+            if runs and runs[-1].why == "finished" and not continues:
                 runs.clear()
             for run in runs:
-                run.keep_until(begin["step"] if begin.get("resumed") else -1)
+                run.keep_until(step if continues else -1, resumed)
         runs.append(_Run(own))
     return _sum(runs, unread)
 

@@ -30,6 +30,9 @@ _PART_OF[Phase.EPOCH_START : Phase.BETWEEN_EPOCHS + 1] = [_STEP] * (Phase.BETWEE
 _PART_OF[Phase.FETCH] = _DATA
 _PART_OF[Phase.VALIDATION_DUE] = _VALIDATION
 _PART_OF[Phase.VALIDATION_START : Phase.VALIDATION_END + 1] = [_VALIDATION] * 4
+_BEFORE_A_BATCH = [_START if part == _STEP else part for part in _PART_OF]
+"""The same until a run's first batch begins: a run that resumes is in a phase of a step while it is set up."""
+_BEFORE_A_BATCH[Phase.BATCH_START] = _STEP
 
 _RECORDS_PER_AGE, _EVERY_S = 100, (1.0, 60.0)  # a record after each 1 % of a run's age, at most each 1 s, at least 60 s
 
@@ -49,7 +52,7 @@ class TimedSlot:
         self._memory, self._clock = memory, clock
         self._began = self._since = clock() - earlier_s
         self._seconds = [0.0] * len(PARTS)
-        self._part = _START
+        self._part, self._part_of = _START, _BEFORE_A_BATCH
         self.saved: Callable[[], None] = lambda: None  # called when a save has ended
 
     def __len__(self) -> int:
@@ -61,7 +64,7 @@ class TimedSlot:
     def __setitem__(self, index: Any, value: Any) -> None:
         memory = self._memory
         memory[index] = value
-        part = _SAVE if memory[3] else _PART_OF[memory[0]]
+        part = _SAVE if memory[3] else self._part_of[memory[0]]
         if part != self._part:
             self._enter(part)
 
@@ -69,6 +72,8 @@ class TimedSlot:
         now, before = self._clock(), self._part
         self._seconds[before] += now - self._since
         self._since, self._part = now, part
+        if part == _STEP:
+            self._part_of = _PART_OF
         if before == _SAVE:
             self.saved()
 
@@ -161,8 +166,8 @@ class Ledger:
             )
         return record
 
-    def close(self, why: str) -> None:
-        """Write the run's last record: "finished", "stopped" or "exception"."""
+    def close(self, why: str) -> Report | None:
+        """Write the run's last record: "finished", "stopped" or "exception"; return the report if a write failed."""
         self._over.set()
         self._thread.join()
         self.slot.saved = lambda: None
@@ -170,6 +175,9 @@ class Ledger:
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
+        if not self._failure or (report := self.report()) is None:
+            return None
+        return replace(report, open=False, failures=report.failures + (why == "exception"))
 
     def _keep_writing(self) -> None:
         shortest_s, longest_s = _EVERY_S
