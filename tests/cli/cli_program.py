@@ -46,7 +46,7 @@ class Net(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.lr)
 
 
-class Deep(Net):
+class CliDeep(Net):
     """The same, under another name, with one more argument."""
 
     def __init__(self, depth: int, width: int = 8) -> None:

@@ -68,9 +68,9 @@ def test_a_word_that_is_like_no_other_is_answered_with_no_guess(cli: Make) -> No
 
 
 def test_a_misspelt_model_and_its_misspelt_argument_are_answered(cli: Make) -> None:
-    assert said(cli, "fit", "--model=Dep", model_class=None) == "Did you mean 'Deep'?"
+    assert said(cli, "fit", "--model=CliDep", model_class=None) == "Did you mean 'CliDeep'?"
     with pytest.raises(ArgumentError, match="Did you mean depth?"):
-        cli("fit", "--model=Deep", "--model.dept=3", model_class=None)
+        cli("fit", "--model=CliDeep", "--model.dept=3", model_class=None)
 
 
 @pytest.mark.parametrize("run", [True, False])

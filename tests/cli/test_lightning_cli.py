@@ -324,15 +324,15 @@ def test_callbacks_that_the_trainer_cannot_take_are_said(program: Any) -> None:
 
 
 def test_any_model_and_data_are_named_where_the_program_fixes_none(cli: Make, program: Any) -> None:
-    words = ("--model=Deep", "--model.depth=2", "--model.width=3", "--data=cli_program.Data", "--data.batch_size=4")
+    words = ("--model=CliDeep", "--model.depth=2", "--model.width=3", "--data=cli_program.Data", "--data.batch_size=4")
     made = cli("fit", *words, model_class=None, datamodule_class=None)
-    assert type(made.model) is program.Deep
+    assert type(made.model) is program.CliDeep
     assert (made.model.depth, made.model.width, made.datamodule.batch_size) == (2, 3, 4)
 
 
 def test_subclass_mode_takes_subclasses_of_the_given_class_only(cli: Make, program: Any) -> None:
-    made = cli("--model=Deep", "--model.depth=2", run=False, model_class=program.Net, subclass_mode_model=True)
-    assert type(made.model) is program.Deep
+    made = cli("--model=CliDeep", "--model.depth=2", run=False, model_class=program.Net, subclass_mode_model=True)
+    assert type(made.model) is program.CliDeep
     with pytest.raises(ArgumentError, match="does not correspond to a subclass of Bare"):
         cli("--model=cli_program.Net", run=False, model_class=program.Bare, subclass_mode_model=True)
 
