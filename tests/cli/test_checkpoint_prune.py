@@ -118,10 +118,57 @@ def test_rank_files_go_with_their_checkpoint_and_orphans_alone(folder: Path, cap
     assert run(capsys, "verify", folder / "4.ckpt")[0] == 0
 
 
+@pytest.mark.parametrize("way", ["relative", "link"])
+def test_rank_files_of_a_kept_checkpoint_stay_whatever_the_spelling_of_the_folder(
+    model: Path, tmp_path: Path, capsys: Any, monkeypatch: Any, way: str
+) -> None:
+    folder = tmp_path / "real"
+    folder.mkdir()
+    for number in ("0000000a", "0000000b"):  # the second is not listed: the control
+        beside = aged(shutil.copy(model, folder / f"0.ckpt.{number}.rank1"), 20)
+        if number == "0000000a":
+            with (folder / "0.ckpt").open("wb") as stream:
+                write({**loaded(model), "rank_files": [_entry_of(str(beside))]}, stream)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "linked").symlink_to("real")
+    found = actions(capsys, Path("real" if way == "relative" else "linked"), "--delete")
+    assert going(found) == ["0.ckpt.0000000b.rank1"]
+    assert (folder / "0.ckpt.0000000a.rank1").exists()
+
+
+def test_files_of_others_stay_though_their_names_look_like_leftovers(tmp_path: Path, capsys: Any) -> None:
+    for name in ("mydir.deadbeef.incomplete", "shards"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mydir.deadbeef.incomplete" / "thesis.txt").write_text("text")
+    (tmp_path / "shards" / "20240101.data.bin").write_text("text")  # eight digits, but not a name of drivetrain
+    (tmp_path / "cafe.bead.incomplete").write_text("text")
+    torch.save({"w": torch.ones(2)}, tmp_path / "download.deadbeef.incomplete")
+    for name in ("foo.deadbeef.rank1", ".0123456789abcdef0123456789abcdef.part"):
+        (tmp_path / name).write_text("text")
+    os.mkfifo(tmp_path / "pipe.deadbeef.rank1")
+    os.mkfifo(tmp_path / "fifo")
+    before = sorted(os.listdir(tmp_path))
+    for name in before:
+        aged(tmp_path / name, 20)
+    found = answer(capsys, "prune", tmp_path, "--delete")
+    assert (found["entries"], found["others"]) == ([], len(before))
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_an_older_file_with_a_higher_step_stays(folder: Path, capsys: Any, model: Path) -> None:
+    for name, step in (("0.ckpt", 90), ("1.ckpt", 100)):
+        with (folder / name).open("wb") as stream:
+            write({**loaded(model), "global_step": step}, stream)
+        aged(folder / name, 20 - int(name[0]))
+    found = actions(capsys, folder, "--keep", "1")
+    assert going(found) == ["0.ckpt", "2.ckpt", "3.ckpt"]
+    assert found["1.ckpt"] == ("keep", "its step 100 is higher than those of the newer files")
+
+
 def test_leftovers_of_saves_go_unless_they_may_be_running(folder: Path, capsys: Any, model: Path) -> None:
     leftovers = [folder / ".0123456789abcdef0123456789abcdef.part", folder / "model.ckpt.0a0b0c0d.incomplete"]
-    for path in leftovers:
-        path.write_bytes(b"x" * 100)
+    shutil.copy(model, leftovers[1])
+    leftovers[0].write_bytes(leftovers[1].read_bytes()[:100])  # cut short
     unfinished = folder / "shards.0a0b0c0d.incomplete"
     unfinished.mkdir()
     (unfinished / "0.part").write_bytes(b"x")
