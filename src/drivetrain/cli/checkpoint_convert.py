@@ -17,7 +17,7 @@ from drivetrain.checkpoints.container import write_unread
 from drivetrain.checkpoints.plain import MARKER, encode
 from drivetrain.cli import checkpoint_dcp, checkpoint_safetensors
 from drivetrain.cli.checkpoint_diff import VERSIONS, holds
-from drivetrain.cli.checkpoint_kinds import WEIGHTS_ONLY, Opened, open_checkpoint
+from drivetrain.cli.checkpoint_kinds import WEIGHTS_ONLY, Opened, check_ordinary, open_checkpoint
 from drivetrain.cli.checkpoint_verify import first_problem
 from drivetrain.compat.earlier_checkpoints import fit_loop_of
 from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
@@ -82,6 +82,7 @@ def convert(
                 "names them. Convert to safetensors or huggingface."
             )
         found.tree["state_dict"] = _renamed(found.tree["state_dict"], strip_prefix, add_prefix)
+    check_ordinary(found, sparse=to in ("drivetrain", "lightning"))
     lost = [] if to == "drivetrain" and found.kind in _OURS else sorted(
         key for key in found.tree if not holds(to, key) and key not in VERSIONS
     )  # fmt: skip
@@ -91,9 +92,9 @@ def convert(
         staging.mkdir()
         TARGETS[to](found, staging / target.name, lost, notes, largest)
         _publish(staging, target)
-    except FileExistsError as error:
-        raise taken from error
     except OSError as error:
+        if target.exists():  # since the check above; a folder with files is ENOTEMPTY, not EEXIST
+            raise taken from error
         plain = OSError(error.errno, os.strerror(error.errno)) if error.errno else error  # without the temporary name
         raise CheckpointError(
             f"{out} could not be written: {files.reason(plain, target)}. Free some space, or choose another place."

@@ -166,6 +166,20 @@ def _is_state_dict(value: Mapping[Any, Any]) -> bool:
     )
 
 
+def check_ordinary(found: Opened, sparse: bool) -> None:
+    """Check that every tensor has elements of its own in dense memory, or, with ``sparse``, is sparse.
+
+    Raises:
+        CheckpointError: a tensor is quantized, or sparse where that is not supported; the message names it.
+    """
+    for name, each in leaves(found.tree):
+        if isinstance(each, Tensor) and (each.is_quantized or (each.layout != torch.strided and not sparse)):
+            kind, cure = ("quantized", "dequantize") if each.is_quantized else ("sparse", "to_dense")
+            raise CheckpointError(
+                f"{found.path}: {name} is a {kind} tensor, which is not supported here. Save {cure}() of it instead."
+            )
+
+
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path and the value of every leaf in dictionaries, lists and tuples: ``("state_dict/layer.bias", ...)``.
 
