@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cli.checkpoints import answer, loaded, run, shards_of, trained
+from tests.cli.checkpoints import Harmful, answer, loaded, run, shards_of, trained
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +125,21 @@ def test_quantized_and_sparse_tensors_are_refused_where_they_are_not_supported(t
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer versions of torch advise against such tensors
         torch.save({"w": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)}, tmp_path / "quantized.pt")
-    for command in (["diff", tmp_path / "quantized.pt"], ["convert", tmp_path / "x", "--to", "dcp"]):
+    for command in (["diff", tmp_path / "sparse.pt"], ["convert", tmp_path / "x", "--to", "dcp"]):
         code, _, said = run(capsys, command[0], tmp_path / "quantized.pt", *command[1:])
         assert (code, "w is a quantized tensor" in said) == (2, True)
     code, _, said = run(capsys, "convert", tmp_path / "sparse.pt", tmp_path / "x", "--to", "dcp")
     assert (code, "w is a sparse tensor" in said, (tmp_path / "x").exists()) == (2, True, False)
     assert run(capsys, "convert", tmp_path / "sparse.pt", tmp_path / "x.ckpt", "--to", "drivetrain")[0] == 0
     assert run(capsys, "diff", "--weights", tmp_path / "sparse.pt", tmp_path / "x.ckpt")[0] == 0
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_objects_that_are_not_loaded_are_not_compared(tmp_path: Path, capsys: Any) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    dcp.save(
+        {"model": {"w": torch.ones(2)}, "own": Harmful(tmp_path / "harm")}, checkpoint_id=tmp_path / "dcp", no_dist=True
+    )
+    code, out, _ = run(capsys, "diff", tmp_path / "dcp", tmp_path / "dcp")
+    assert (code, "not compared: own" in out) == (0, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -201,3 +202,26 @@ def test_a_folder_of_shards_is_a_checkpoint_too(folder: Path, capsys: Any, model
     aged(shards / "manifest.json", 40)
     assert "shards.ckpt" in going(actions(capsys, folder, "--keep", "4", "--delete"))
     assert not shards.exists()
+
+
+def test_a_newest_one_that_was_cut_short_is_listed(folder: Path, capsys: Any) -> None:
+    (folder / "4.ckpt").write_bytes((folder / "4.ckpt").read_bytes()[:-200])
+    found = actions(capsys, folder, "--keep", "1")
+    assert found["4.ckpt"] == ("keep", "damaged or cut short, so it is not counted")
+    assert found["3.ckpt"] == ("keep", "the newest complete checkpoint")
+
+
+def test_what_cannot_be_removed_is_reported_with_the_rest(folder: Path, capsys: Any, monkeypatch: Any) -> None:
+    real = Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "1.ckpt":
+            raise PermissionError(1, "Operation not permitted", str(path))
+        real(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    code, out, _ = run(capsys, "prune", folder, "--keep", "2", "--delete", "--json")
+    found = {Path(each["path"]).name: each["action"] for each in json.loads(out)["entries"]}
+    assert code == 2
+    assert [found[name] for name in ("0.ckpt", "1.ckpt", "2.ckpt")] == ["remove", "failed", "remove"]
+    assert sorted(os.listdir(folder)) == ["1.ckpt", "3.ckpt", "4.ckpt"]

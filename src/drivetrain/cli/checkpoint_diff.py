@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drivetrain.checkpoints.foreign import Placeholder
 from drivetrain.checkpoints.unread import UnreadTensor
+from drivetrain.cli.checkpoint_inspect import counted
 from drivetrain.cli.checkpoint_kinds import WEIGHTS_ONLY, Opened, check_ordinary, leaves, open_checkpoint
 from drivetrain.errors import shown
 
@@ -50,25 +52,27 @@ def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
     one, two = (dict(_leaves(each, compared, found[0].kind != found[1].kind)) for each in found)
     for each in found:
         check_ordinary(each, sparse=True)
-    tensors, values, count = [], [], 0
+    tensors, values, unread, count = [], [], [], 0
     for name in one.keys() & two.keys():
         first, second = one[name], two[name]
         if isinstance(first, Tensor) and isinstance(second, Tensor):
             count += 1
             if (difference := _of_tensors(first, second)) is not None:
                 tensors.append({"name": name, **difference})
+        elif isinstance(first, Placeholder) and isinstance(second, Placeholder) and first.path == second.path:
+            unread.append(name)  # objects that are no plain data
         elif isinstance(first, Tensor) or isinstance(second, Tensor) or not _same(first, second):
             values.append({"name": name, "a": shown(first), "b": shown(second)})
     result: dict[str, Any] = {
         "a": path, "b": other,
         "equal": not (tensors or values or one.keys() ^ two.keys()),
-        "not_compared": [] if weights else sorted(keys - compared - _IGNORED - VERSIONS),
+        "not_compared": sorted(unread) if weights else sorted({*unread} | keys - compared - _IGNORED - VERSIONS),
         "only_in_a": _highest(one, two),
         "only_in_b": _highest(two, one),
         "tensors": sorted(tensors, key=lambda each: str(each["name"])),
         "values": sorted(values, key=lambda each: each["name"]),
         "tensors_compared": count,
-        "values_compared": len(one.keys() & two.keys()) - count,
+        "values_compared": len(one.keys() & two.keys()) - count - len(unread),
     }  # fmt: skip
     return result
 
@@ -177,5 +181,5 @@ def text(result: Mapping[str, Any]) -> Iterable[str]:
         yield f"{each['name']}: {'; '.join(parts)}"
     if result["not_compared"]:
         yield f"not compared: {', '.join(result['not_compared'])}"
-    what = f"{result['tensors_compared']} tensors and {result['values_compared']} values compared"
+    what = f"{counted(result['tensors_compared'], 'tensor')} and {counted(result['values_compared'], 'value')} compared"
     yield f"{'equal to the last bit' if result['equal'] else 'different'}: {what}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -12,11 +13,12 @@ from typing import Any
 
 from drivetrain.base import files
 from drivetrain.checkpoints import sharded
-from drivetrain.checkpoints.file import TorchCheckpointIO, entries
+from drivetrain.checkpoints.file import TorchCheckpointIO, check_records, entries
+from drivetrain.checkpoints.foreign import is_container
 from drivetrain.checkpoints.io import newest_first
-from drivetrain.cli.checkpoint_inspect import size
+from drivetrain.cli.checkpoint_inspect import counted, size
 from drivetrain.cli.checkpoint_verify import verify
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import rank_files
 
 _RANK_FILE = re.compile(r"(.+)\.[0-9a-f]{8}\.rank[1-9][0-9]*")
@@ -40,8 +42,9 @@ def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[st
         delete: remove the files.
 
     Returns:
-        ``entries``: for each file or folder of drivetrain its ``path``, ``bytes``, ``action`` ("remove" or "keep") and
-        ``reason``; ``deleted``; ``others``: the number of other files.
+        ``entries``: for each file or folder of drivetrain its ``path``, ``bytes``, ``action`` ("remove", "keep",
+        or "failed" if it could not be removed) and ``reason``; ``deleted``; ``others``: the number of other files;
+        ``failed``: the number of entries that could not be removed.
 
     Raises:
         ConfigurationError: ``folder`` is no local folder, or ``keep`` is less than 1.
@@ -59,8 +62,12 @@ def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[st
     others = [each for each in present if str(each) not in known | listed]
     for each in found if delete else ():
         if each["action"] == "remove":
-            _remove(Path(each["path"]), each["path"] in mains)
-    return {"folder": folder, "deleted": delete, "entries": found, "others": len(others)}
+            try:
+                _remove(Path(each["path"]), each["path"] in mains)
+            except (OSError, CheckpointError) as error:
+                each.update(action="failed", reason=f"it could not be removed completely: {error}")
+    failed = sum(each["action"] == "failed" for each in found)
+    return {"folder": folder, "deleted": delete, "entries": found, "others": len(others), "failed": failed}
 
 
 def _entry(path: str | Path, action: str, reason: str, beside: list[Path] | None = None) -> dict[str, Any]:
@@ -104,8 +111,8 @@ def _checkpoints(
     counts, protected, highest = {True: 0, False: 0}, dict[str, str](), {True: -1, False: -1}
     for path in newest_first(TorchCheckpointIO(), mains):
         beside = _beside(path, mains)
-        if (problem := next(iter(verify(path)["problems"]), None)) is not None:
-            yield _entry(path, "keep", f"damaged, so it is not counted: {problem['problem']}", beside)
+        if (problem := _problem(path)) is not None:
+            yield _entry(path, "keep", f"damaged, so it is not counted: {problem}", beside)
             continue
         resumes = "loops" in mains[path]  # checkpoints of weights only are counted apart
         counts[resumes] += 1
@@ -126,6 +133,13 @@ def _checkpoints(
         else:
             newest = "newest complete one" if keep == 1 else f"{keep} newest complete ones"
             yield _entry(path, "remove", f"older than the {newest}{what}", beside)
+
+
+def _problem(path: str) -> str | None:
+    try:
+        return next((each["problem"] for each in verify(path)["problems"]), None)
+    except CheckpointError as error:  # it has no weights, for example
+        return str(error)
 
 
 def _recorded(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -152,7 +166,7 @@ def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> I
     for path in present:
         reason = ""
         match = _RANK_FILE.fullmatch(path.name)
-        if path.is_symlink():
+        if path.is_symlink() or str(path) in mains:
             continue
         if _PART.fullmatch(path.name):
             reason = "a write that was interrupted"
@@ -166,8 +180,18 @@ def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> I
             reason = (
                 f"a rank file that {'no checkpoint lists' if str(main) not in mains else f'{main.name} does not list'}"
             )
-        elif path.is_dir() and not sharded.is_checkpoint(path) and sharded.is_begun(path):
+        elif (
+            path.is_dir()
+            and os.access(path, os.R_OK | os.X_OK)
+            and not sharded.is_checkpoint(path)
+            and sharded.is_begun(path)
+        ):
             reason = "a folder of shards whose save was not finished"
+        elif not match and path.is_file() and is_container(path):
+            with contextlib.suppress(CheckpointError, OSError):
+                check_records(path, path.name)
+                continue
+            yield _entry(path, "keep", "damaged or cut short, so it is not counted")
         if reason and _is_of_a_save(path):
             is_young = time.time() - path.lstat().st_mtime < _YOUNG
             action = "keep" if is_young else "remove"
@@ -199,10 +223,12 @@ def _remove(path: Path, is_checkpoint: bool) -> None:
 
 def text(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines about a folder for the terminal."""
-    words = {"keep": "keep", "remove": "removed" if result["deleted"] else "would remove"}
+    words = {"keep": "keep", "failed": "failed", "remove": "removed" if result["deleted"] else "would remove"}
     for each in result["entries"]:
         yield f"{words[each['action']]:<12} {each['path']} ({size(each['bytes'])}): {each['reason']}"
     freed = sum(each["bytes"] for each in result["entries"] if each["action"] == "remove")
-    others = f"; {result['others']} other files stay" if result["others"] else ""
+    others = (
+        f"; {counted(result['others'], 'other file')} stay{'s' * (result['others'] == 1)}" if result["others"] else ""
+    )
     done = "freed" if result["deleted"] else "would be freed, with --delete"
     yield f"{size(freed)} {done}{others}"
