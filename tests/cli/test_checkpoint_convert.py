@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 from pathlib import Path
 from typing import Any
@@ -172,15 +173,21 @@ def test_an_existing_file_or_folder_is_never_touched(
     assert list(tmp_path.iterdir()) == [mine]
 
 
+@pytest.mark.parametrize("to", ["safetensors", "drivetrain"])
 def test_a_full_disk_is_said_once_and_leaves_nothing(
-    model: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+    model: Path, tmp_path: Path, capsys: Any, monkeypatch: Any, to: str
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
-        raise RuntimeError("I/O error: No space left on device (os error 28)")
+        if to == "safetensors":
+            raise RuntimeError("I/O error: No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    needs_safetensors("safetensors")
-    monkeypatch.setattr("safetensors.torch.save_file", full)
-    code, _, said = run(capsys, "convert", model, tmp_path / "x.safetensors", "--to", "safetensors")
+    out = tmp_path / f"x{needs_safetensors(to)}"
+    if to == "safetensors":
+        monkeypatch.setattr("safetensors.torch.save_file", full)
+    else:
+        monkeypatch.setattr("drivetrain.base.files._Stream.write", full)
+    code, _, said = run(capsys, "convert", model, out, "--to", to)
     assert (code, said.count("o space left on device"), "Free some space" in said) == (2, 1, True)
     assert list(tmp_path.iterdir()) == []
 

@@ -120,6 +120,7 @@ def test_types_without_a_common_one_are_only_named(tmp_path: Path, capsys: Any) 
     assert (code, out.splitlines()[0]) == (1, "state_dict/w: uint64 and int64")
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
 def test_quantized_and_sparse_tensors_are_refused_where_they_are_not_supported(tmp_path: Path, capsys: Any) -> None:
     torch.save({"w": torch.ones(2, 2).to_sparse()}, tmp_path / "sparse.pt")
     with warnings.catch_warnings():

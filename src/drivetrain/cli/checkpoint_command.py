@@ -14,7 +14,8 @@ def main(arguments: Sequence[str], prog: str = "drivetrain checkpoint") -> int:
     """Run a subcommand.
 
     Returns:
-        0; 1 if ``verify`` has found damage or ``diff`` a difference; 2 after an error, which is printed.
+        0; 1 if ``verify`` has found damage or ``diff`` a difference; 2 after an error, which is printed, or if
+        ``prune`` could not remove something.
     """
     given = _parser(prog).parse_args(arguments)
 

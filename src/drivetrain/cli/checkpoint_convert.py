@@ -239,6 +239,8 @@ def _unmarked(value: Any, path: str, lost: list[str]) -> Any:
 
 def _to_dcp(found: Opened, target: Path, lost: list[str], notes: list[str], largest: int) -> None:
     checkpoint_dcp.write(_ours(found, lost), target)
+    if tied := checkpoint_safetensors.split(found.tree["state_dict"])[1]:
+        notes.append(f"tied weights become separate tensors: {', '.join(tied)} had the memory of others")
     _copy_rank_files(found, target, notes)
 
 

@@ -104,7 +104,7 @@ def _resume(found: Opened) -> dict[str, Any]:
     """Return whether a fit can resume, from where, on how many processes, and why not."""
     tree, processes = found.tree, _processes(found)
     if found.kind in WEIGHTS_ONLY or not {"optimizer_states", "loops"} <= tree.keys():
-        has_others = found.kind in ("torch", "dcp") and len(tree) > 1
+        has_others = found.kind in ("torch", "dcp") and len(tree) > 1 and "drivetrain_version" not in tree
         why = "no Trainer has saved it" if has_others else "it holds only weights"
         return {"possible": False, "inside_epoch": False, "processes": None, "reason": why}
     if found.kind not in ("drivetrain", "drivetrain-sharded", "lightning"):

@@ -166,7 +166,7 @@ def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> I
     for path in present:
         reason = ""
         match = _RANK_FILE.fullmatch(path.name)
-        if path.is_symlink() or str(path) in mains:
+        if path.is_symlink() or str(path) in mains or not os.access(path, os.R_OK):
             continue
         if _PART.fullmatch(path.name):
             reason = "a write that was interrupted"
@@ -180,12 +180,7 @@ def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> I
             reason = (
                 f"a rank file that {'no checkpoint lists' if str(main) not in mains else f'{main.name} does not list'}"
             )
-        elif (
-            path.is_dir()
-            and os.access(path, os.R_OK | os.X_OK)
-            and not sharded.is_checkpoint(path)
-            and sharded.is_begun(path)
-        ):
+        elif path.is_dir() and not sharded.is_checkpoint(path) and sharded.is_begun(path):
             reason = "a folder of shards whose save was not finished"
         elif not match and path.is_file() and is_container(path):
             with contextlib.suppress(CheckpointError, OSError):
