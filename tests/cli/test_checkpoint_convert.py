@@ -109,6 +109,10 @@ def test_rank_files_are_copied_under_the_new_name(model: Path, tmp_path: Path, c
         assert run(capsys, "convert", folder, tmp_path / to, "--to", to)[0] == 0
         assert (tmp_path / f"{to}.0000000b.rank1").read_bytes() == beside.read_bytes()
         assert run(capsys, "verify", tmp_path / to)[0] == 0
+    (tmp_path / "again.0000000b.rank1").write_text("another file")
+    code, _, said = run(capsys, "convert", folder, tmp_path / "again", "--to", "drivetrain")
+    assert (code, "Choose another name" in said, (tmp_path / "again").exists()) == (2, True, False)
+    assert (tmp_path / "again.0000000b.rank1").read_text() == "another file"
     beside.unlink()
     (tmp_path / "dcp.0000000b.rank1").unlink()
     assert run(capsys, "verify", tmp_path / "dcp")[0] == 1

@@ -96,9 +96,10 @@ def convert(
         if target.exists():  # since the check above; a folder with files is ENOTEMPTY, not EEXIST
             raise taken from error
         plain = OSError(error.errno, os.strerror(error.errno)) if error.errno else error  # without the temporary name
-        raise CheckpointError(
-            f"{out} could not be written: {files.reason(plain, target)}. Free some space, or choose another place."
-        ) from error
+        cure = (
+            "Choose another name" if isinstance(error, FileExistsError) else "Free some space, or choose another place"
+        )
+        raise CheckpointError(f"{out} could not be written: {files.reason(plain, target)}. {cure}.") from error
     except (pickle.PickleError, AttributeError, TypeError) as error:
         raise CheckpointError(
             f"{path} holds objects that are no plain data, and cannot be converted to {to!r}: {'; '.join(notes)}. "
