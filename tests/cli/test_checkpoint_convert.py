@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,10 @@ def test_rank_files_are_copied_under_the_new_name(model: Path, tmp_path: Path, c
         assert run(capsys, "convert", folder, tmp_path / to, "--to", to)[0] == 0
         assert (tmp_path / f"{to}.0000000b.rank1").read_bytes() == beside.read_bytes()
         assert run(capsys, "verify", tmp_path / to)[0] == 0
+    (tmp_path / "again.0000000b.rank1").write_text("another file")
+    code, _, said = run(capsys, "convert", folder, tmp_path / "again", "--to", "drivetrain")
+    assert (code, "Choose another name" in said, (tmp_path / "again").exists()) == (2, True, False)
+    assert (tmp_path / "again.0000000b.rank1").read_text() == "another file"
     beside.unlink()
     (tmp_path / "dcp.0000000b.rank1").unlink()
     assert run(capsys, "verify", tmp_path / "dcp")[0] == 1
@@ -141,12 +146,62 @@ def test_what_cannot_be_written_is_refused_with_a_reason(model: Path, tmp_path: 
         ([tmp_path / "x", "--to", "deepspeed"], 'Convert to "drivetrain": Trainer(strategy="deepspeed") resumes'),
         ([tmp_path / "x", "--to", "lightening"], "Did you mean 'lightning'?"),
         ([model, "--to", "dcp"], "exists already"),
+        (["s3://bucket/x", "--to", "dcp"], "Upload the result"),
+        ([tmp_path / "x", "--to", "safetensors"], "x.safetensors."),
     ):
         code, _, said = run(capsys, "convert", model, *arguments)
         assert (code, text in said) == (2, True)
     code, _, said = run(capsys, "consolidate", model, tmp_path / "x")
     assert (code, "is no folder of shards" in said) == (2, True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("to", ["drivetrain", "dcp", "huggingface"])
+def test_an_existing_file_or_folder_is_never_touched(
+    model: Path, tmp_path: Path, capsys: Any, monkeypatch: Any, to: str
+) -> None:
+    needs_safetensors(to)
+    mine = tmp_path / "mine"
+    if to == "drivetrain":
+        mine.write_bytes(model.read_bytes())
+    else:
+        mine.mkdir()
+        (mine / "thesis.txt").write_text("text")
+    code, _, said = run(capsys, "convert", model, tmp_path / "typo" / ".." / "mine", "--to", to)
+    assert (code, "There is no folder" in said) == (2, True)
+    monkeypatch.setattr("os.path.lexists", lambda path: False)  # another process creates it after the check
+    code, _, said = run(capsys, "convert", model, mine, "--to", to)
+    assert code == 2
+    assert "exists already" in said or "not empty" in said
+    assert mine.read_bytes() == model.read_bytes() if to == "drivetrain" else (mine / "thesis.txt").exists()
+    assert list(tmp_path.iterdir()) == [mine]
+
+
+@pytest.mark.parametrize("to", ["safetensors", "drivetrain"])
+def test_a_full_disk_is_said_once_and_leaves_nothing(
+    model: Path, tmp_path: Path, capsys: Any, monkeypatch: Any, to: str
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        if to == "safetensors":
+            raise RuntimeError("I/O error: No space left on device (os error 28)")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = tmp_path / f"x{needs_safetensors(to)}"
+    if to == "safetensors":
+        monkeypatch.setattr("safetensors.torch.save_file", full)
+    else:
+        monkeypatch.setattr("drivetrain.base.files._Stream.write", full)
+    code, _, said = run(capsys, "convert", model, out, "--to", to)
+    assert (code, said.count("ENOSPC"), "Free some space" in said) == (2, 1, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_weights_never_become_one(tmp_path: Path, capsys: Any) -> None:
+    torch.save({"model.w": torch.ones(2), "w": torch.zeros(2), "model.v": torch.ones(1)}, tmp_path / "weights.pt")
+    options = ("--to", "drivetrain", "--strip-prefix", "model.")
+    code, _, said = run(capsys, "convert", tmp_path / "weights.pt", tmp_path / "x", *options)
+    assert (code, "two weights would be called 'w'" in said) == (2, True)
+    assert not (tmp_path / "x").exists()
 
 
 def test_objects_that_are_no_plain_data_are_an_error_that_names_them(model: Path, tmp_path: Path, capsys: Any) -> None:

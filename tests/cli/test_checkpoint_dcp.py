@@ -24,7 +24,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_torch_reads_the_folder_that_is_written(model: Path, tmp_path: Path, capsys: Any) -> None:
     from torch.distributed import checkpoint as dcp
 
-    run(capsys, "convert", model, tmp_path / "dcp", "--to", "dcp")
+    notes = answer(capsys, "convert", model, tmp_path / "dcp", "--to", "dcp")["notes"]
+    assert notes == ["tied weights become separate tensors: again.weight had the memory of others"]
     weights = {"model": {name: torch.zeros_like(each) for name, each in loaded(model)["state_dict"].items()}}
     dcp.load(weights, checkpoint_id=tmp_path / "dcp", no_dist=True)
     torch.testing.assert_close(weights["model"], loaded(model)["state_dict"], rtol=0, atol=0, equal_nan=True)
@@ -88,3 +89,12 @@ def test_a_file_outside_of_the_folder_is_refused(tmp_path: Path, capsys: Any) ->
     metadata.write_bytes(content.replace(b"__0_0.distcp", b"../.a.distcp"))
     code, _, said = run(capsys, "inspect", tmp_path / "dcp")
     assert (code, "../.a.distcp is outside of the folder" in said) == (2, True)
+
+
+def test_conjugate_and_negative_views_keep_their_values(tmp_path: Path, capsys: Any) -> None:
+    whole = torch.tensor([1 + 2j, 3 - 4j])
+    torch.save({"conjugate": whole.conj(), "negative": whole.clone().conj().imag}, tmp_path / "views.pt")
+    assert run(capsys, "convert", tmp_path / "views.pt", tmp_path / "dcp", "--to", "dcp")[0] == 0
+    assert run(capsys, "consolidate", tmp_path / "dcp", tmp_path / "one.ckpt")[0] == 0
+    back = loaded(tmp_path / "one.ckpt")["state_dict"]
+    assert (back["conjugate"].tolist(), back["negative"].tolist()) == ([1 - 2j, 3 + 4j], [-2.0, 4.0])

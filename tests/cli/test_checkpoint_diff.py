@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.cli.checkpoints import answer, loaded, run, shards_of, trained
+from tests.cli.checkpoints import Harmful, answer, loaded, run, shards_of, trained
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +89,58 @@ def test_large_tensors_are_compared_in_parts(tmp_path: Path, capsys: Any, monkey
     files = weights(tmp_path / "one", w=value.reshape(5, 21)), weights(tmp_path / "two", w=other.reshape(5, 21))
     (found,) = answer(capsys, "diff", *files)["tensors"]
     assert (found["differing"], found["max_abs_difference"]) == (3, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "distance"),
+    [
+        (torch.tensor([2**62 + 1]), torch.tensor([2**62]), 1),
+        (torch.tensor([-(2**63)]), torch.tensor([2**63 - 1]), 2**64 - 1),
+        (torch.tensor([2**64 - 1], dtype=torch.uint64), torch.tensor([2**63], dtype=torch.uint64), 2**63 - 1),
+        (torch.tensor([True]), torch.tensor([False]), 1),
+        (torch.tensor([1], dtype=torch.uint8), torch.tensor([513], dtype=torch.uint16), 512),
+        (torch.tensor([1.0]), torch.tensor([2.0]).to(torch.float8_e4m3fn), 1.0),
+    ],
+)
+def test_distances_are_exact_for_every_type(
+    tmp_path: Path, capsys: Any, one: torch.Tensor, other: torch.Tensor, distance: float
+) -> None:
+    torch.save({"w": one}, tmp_path / "one.pt")
+    torch.save({"w": other}, tmp_path / "other.pt")
+    found = answer(capsys, "diff", tmp_path / "one.pt", tmp_path / "other.pt")
+    assert found["tensors"][0]["max_abs_difference"] == distance
+    code, out, _ = run(capsys, "diff", tmp_path / "one.pt", tmp_path / "other.pt")
+    assert (code, f"by at most {int(distance)}" in out) == (1, True)
+
+
+def test_types_without_a_common_one_are_only_named(tmp_path: Path, capsys: Any) -> None:
+    torch.save({"w": torch.ones(1, dtype=torch.uint64)}, tmp_path / "one.pt")
+    torch.save({"w": torch.ones(1, dtype=torch.int64)}, tmp_path / "other.pt")
+    code, out, _ = run(capsys, "diff", tmp_path / "one.pt", tmp_path / "other.pt")
+    assert (code, out.splitlines()[0]) == (1, "state_dict/w: uint64 and int64")
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
+def test_quantized_and_sparse_tensors_are_refused_where_they_are_not_supported(tmp_path: Path, capsys: Any) -> None:
+    torch.save({"w": torch.ones(2, 2).to_sparse()}, tmp_path / "sparse.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer versions of torch advise against such tensors
+        torch.save({"w": torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8)}, tmp_path / "quantized.pt")
+    for command in (["diff", tmp_path / "sparse.pt"], ["convert", tmp_path / "x", "--to", "dcp"]):
+        code, _, said = run(capsys, command[0], tmp_path / "quantized.pt", *command[1:])
+        assert (code, "w is a quantized tensor" in said) == (2, True)
+    code, _, said = run(capsys, "convert", tmp_path / "sparse.pt", tmp_path / "x", "--to", "dcp")
+    assert (code, "w is a sparse tensor" in said, (tmp_path / "x").exists()) == (2, True, False)
+    assert run(capsys, "convert", tmp_path / "sparse.pt", tmp_path / "x.ckpt", "--to", "drivetrain")[0] == 0
+    assert run(capsys, "diff", "--weights", tmp_path / "sparse.pt", tmp_path / "x.ckpt")[0] == 0
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_objects_that_are_not_loaded_are_not_compared(tmp_path: Path, capsys: Any) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    dcp.save(
+        {"model": {"w": torch.ones(2)}, "own": Harmful(tmp_path / "harm")}, checkpoint_id=tmp_path / "dcp", no_dist=True
+    )
+    code, out, _ = run(capsys, "diff", tmp_path / "dcp", tmp_path / "dcp")
+    assert (code, "not compared: own" in out) == (0, True)

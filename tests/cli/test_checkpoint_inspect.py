@@ -97,3 +97,13 @@ def test_no_tensor_of_a_file_is_read(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "model.pt").write_bytes(content)
     assert answer(capsys, "inspect", tmp_path / "model.pt")["weights"]["elements"] == 1000
     assert run(capsys, "verify", tmp_path / "model.pt")[0] == 1  # the control
+
+
+def test_a_checkpoint_of_another_program_is_not_called_weights(tmp_path: Path, capsys: Any) -> None:
+    state = {"model": {"w": torch.ones(2), "sparse": torch.eye(3).to_sparse()}, "optimizer": {"state": {}}, "epoch": 3}
+    torch.save(state, tmp_path / "other.pt")
+    code, out, _ = run(capsys, "inspect", tmp_path / "other.pt")
+    assert code == 0
+    assert "no: no Trainer has saved it" in out
+    assert "epoch 3\n" in out
+    assert answer(capsys, "inspect", tmp_path / "other.pt")["weights"]["bytes"] == 4 * 11

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def test_objects_in_a_file_are_left_out_and_named_and_do_not_run(tmp_path: Path,
     ("name", "content", "text"),
     [
         ("text", b"no checkpoint", "is no checkpoint"),
+        ("empty", b"", "is no checkpoint"),
         ("list", [1, 2], "holds a list and no dictionary"),
         ("other", {"a": 1}, "has no weights under 'state_dict', 'model'"),
     ],
@@ -57,13 +59,26 @@ def test_what_is_no_checkpoint_is_said(tmp_path: Path, capsys: Any, name: str, c
         torch.save(content, stream)
         content = stream.getvalue()
     (tmp_path / name).write_bytes(content)
-    code, _, said = run(capsys, "inspect", tmp_path / name)
-    assert code == 2
-    assert text in said
+    for command in ("inspect", "verify"):  # which has not found damage
+        code, _, said = run(capsys, command, tmp_path / name)
+        assert code == 2
+        assert text in said
+        assert "mmap" not in said
     code, _, said = run(capsys, "inspect", tmp_path)
     assert (code, "is a folder of no known kind" in said) == (2, True)
     code, _, said = run(capsys, "inspect", "s3://bucket/model.ckpt")
     assert (code, "reads local files. Download it first" in said) == (2, True)
+
+
+def test_a_pipe_and_a_file_without_permission_are_not_opened(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "locked").write_bytes(b"")
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may read every file
+    for command in ("inspect", "verify"):
+        code, _, said = run(capsys, command, tmp_path / "pipe")
+        assert (code, "is a pipe" in said) == (2, True)
+        code, _, said = run(capsys, command, tmp_path / "locked")
+        assert (code, "you have no permission" in said) == (2, True)
 
 
 @pytest.mark.parametrize("kind", ["file", "shards", "lightning", "dcp"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -118,10 +119,57 @@ def test_rank_files_go_with_their_checkpoint_and_orphans_alone(folder: Path, cap
     assert run(capsys, "verify", folder / "4.ckpt")[0] == 0
 
 
+@pytest.mark.parametrize("way", ["relative", "link"])
+def test_rank_files_of_a_kept_checkpoint_stay_whatever_the_spelling_of_the_folder(
+    model: Path, tmp_path: Path, capsys: Any, monkeypatch: Any, way: str
+) -> None:
+    folder = tmp_path / "real"
+    folder.mkdir()
+    for number in ("0000000a", "0000000b"):  # the second is not listed: the control
+        beside = aged(shutil.copy(model, folder / f"0.ckpt.{number}.rank1"), 20)
+        if number == "0000000a":
+            with (folder / "0.ckpt").open("wb") as stream:
+                write({**loaded(model), "rank_files": [_entry_of(str(beside))]}, stream)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "linked").symlink_to("real")
+    found = actions(capsys, Path("real" if way == "relative" else "linked"), "--delete")
+    assert going(found) == ["0.ckpt.0000000b.rank1"]
+    assert (folder / "0.ckpt.0000000a.rank1").exists()
+
+
+def test_files_of_others_stay_though_their_names_look_like_leftovers(tmp_path: Path, capsys: Any) -> None:
+    for name in ("mydir.deadbeef.incomplete", "shards"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "mydir.deadbeef.incomplete" / "thesis.txt").write_text("text")
+    (tmp_path / "shards" / "20240101.data.bin").write_text("text")  # eight digits, but not a name of drivetrain
+    (tmp_path / "cafe.bead.incomplete").write_text("text")
+    torch.save({"w": torch.ones(2)}, tmp_path / "download.deadbeef.incomplete")
+    for name in ("foo.deadbeef.rank1", ".0123456789abcdef0123456789abcdef.part"):
+        (tmp_path / name).write_text("text")
+    os.mkfifo(tmp_path / "pipe.deadbeef.rank1")
+    os.mkfifo(tmp_path / "fifo")
+    before = sorted(os.listdir(tmp_path))
+    for name in before:
+        aged(tmp_path / name, 20)
+    found = answer(capsys, "prune", tmp_path, "--delete")
+    assert (found["entries"], found["others"]) == ([], len(before))
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_an_older_file_with_a_higher_step_stays(folder: Path, capsys: Any, model: Path) -> None:
+    for name, step in (("0.ckpt", 90), ("1.ckpt", 100)):
+        with (folder / name).open("wb") as stream:
+            write({**loaded(model), "global_step": step}, stream)
+        aged(folder / name, 20 - int(name[0]))
+    found = actions(capsys, folder, "--keep", "1")
+    assert going(found) == ["0.ckpt", "2.ckpt", "3.ckpt"]
+    assert found["1.ckpt"] == ("keep", "its step 100 is higher than those of the newer files")
+
+
 def test_leftovers_of_saves_go_unless_they_may_be_running(folder: Path, capsys: Any, model: Path) -> None:
     leftovers = [folder / ".0123456789abcdef0123456789abcdef.part", folder / "model.ckpt.0a0b0c0d.incomplete"]
-    for path in leftovers:
-        path.write_bytes(b"x" * 100)
+    shutil.copy(model, leftovers[1])
+    leftovers[0].write_bytes(leftovers[1].read_bytes()[:100])  # cut short
     unfinished = folder / "shards.0a0b0c0d.incomplete"
     unfinished.mkdir()
     (unfinished / "0.part").write_bytes(b"x")
@@ -154,3 +202,26 @@ def test_a_folder_of_shards_is_a_checkpoint_too(folder: Path, capsys: Any, model
     aged(shards / "manifest.json", 40)
     assert "shards.ckpt" in going(actions(capsys, folder, "--keep", "4", "--delete"))
     assert not shards.exists()
+
+
+def test_a_newest_one_that_was_cut_short_is_listed(folder: Path, capsys: Any) -> None:
+    (folder / "4.ckpt").write_bytes((folder / "4.ckpt").read_bytes()[:-200])
+    found = actions(capsys, folder, "--keep", "1")
+    assert found["4.ckpt"] == ("keep", "damaged or cut short, so it is not counted")
+    assert found["3.ckpt"] == ("keep", "the newest complete checkpoint")
+
+
+def test_what_cannot_be_removed_is_reported_with_the_rest(folder: Path, capsys: Any, monkeypatch: Any) -> None:
+    real = Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.name == "1.ckpt":
+            raise PermissionError(1, "Operation not permitted", str(path))
+        real(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    code, out, _ = run(capsys, "prune", folder, "--keep", "2", "--delete", "--json")
+    found = {Path(each["path"]).name: each["action"] for each in json.loads(out)["entries"]}
+    assert code == 2
+    assert [found[name] for name in ("0.ckpt", "1.ckpt", "2.ckpt")] == ["remove", "failed", "remove"]
+    assert sorted(os.listdir(folder)) == ["1.ckpt", "3.ckpt", "4.ckpt"]

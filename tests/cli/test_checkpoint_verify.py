@@ -100,3 +100,9 @@ def test_formats_without_checksums_are_said(tmp_path: Path, capsys: Any, model: 
     assert (found["ok"], found["notes"][0].startswith("safetensors has no checksums")) == (True, True)
     path.write_bytes(path.read_bytes()[:-1])
     assert run(capsys, "verify", path)[0] == 1
+
+
+def test_the_note_on_safetensors_is_only_for_its_files(tmp_path: Path, capsys: Any) -> None:
+    torch.save({"w": torch.ones(3)}, tmp_path / "pytorch_model.bin")
+    found = answer(capsys, "verify", tmp_path)
+    assert (found["kind"], found["ok"], found["notes"]) == ("huggingface", True, [])

@@ -58,6 +58,11 @@ def is_legacy(source: Path | IO[bytes]) -> bool:
     return _starts_with(source, _LEGACY_START)
 
 
+def is_container(source: Path | IO[bytes]) -> bool:
+    """Return whether ``source`` begins as a file in torch's format of today, which is a zip file."""
+    return _starts_with(source, _ZIP_START)
+
+
 def _starts_with(source: Path | IO[bytes], start: bytes) -> bool:
     try:
         with _stream(source) as stream:
@@ -166,7 +171,7 @@ def _container(source: Path | IO[bytes]) -> Any:
         with _stream(source) as stream:
             # read into memory first: for a path, torch would first try to unpack a tar file
             return io.BytesIO(stream.read())
-    if not _starts_with(source, _ZIP_START):
+    if not is_container(source):
         raise ValueError("it is in no format of torch")
     # As an open file, because torch accepts only UTF-8 paths.
     with _stream(source) as stream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,7 +14,8 @@ def main(arguments: Sequence[str], prog: str = "drivetrain checkpoint") -> int:
     """Run a subcommand.
 
     Returns:
-        0; 1 if ``verify`` has found damage or ``diff`` a difference; 2 after an error, which is printed.
+        0; 1 if ``verify`` has found damage or ``diff`` a difference; 2 after an error, which is printed, or if
+        ``prune`` could not remove something.
     """
     given = _parser(prog).parse_args(arguments)
 
@@ -21,13 +23,31 @@ def main(arguments: Sequence[str], prog: str = "drivetrain checkpoint") -> int:
 
     try:
         result, lines, code = _ACTIONS[given.action](given)
-    except DrivetrainError as error:
+        said = _json(result) if given.json else "\n".join(map(_escaped, lines))
+    except Exception as error:  # any: Python's exit code 1 would say "different" or "damaged"
+        text = str(error) if isinstance(error, DrivetrainError) else f"{type(error).__name__}: {error}"
         if given.json:
-            print(json.dumps({"error": str(error)}, indent=2))
-        print(f"{prog} {given.action}: {error}", file=sys.stderr)
+            print(_json({"error": text}))
+        print(f"{prog} {given.action}: {chr(10).join(map(_escaped, text.splitlines()))}", file=sys.stderr)
         return 2
-    print(json.dumps(result, indent=2, default=str) if given.json else "\n".join(lines))
+    print(said)
     return code
+
+
+def _json(value: Any) -> str:
+    def finite(value: Any) -> Any:  # JSON has no NaN and no infinity
+        if isinstance(value, dict):
+            return {str(key): finite(each) for key, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [finite(each) for each in value]
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(value), indent=2, default=str, allow_nan=False)
+
+
+def _escaped(line: str) -> str:
+    """Return ``line`` with its control characters and lone surrogates escaped: names in a file may contain any."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -91,7 +111,10 @@ def _diff(given: argparse.Namespace) -> _Result:
 
 def _convert(given: argparse.Namespace) -> _Result:
     from drivetrain.cli import checkpoint_convert as module
+    from drivetrain.errors import ConfigurationError
 
+    if not 0 < given.max_file_size < math.inf:
+        raise ConfigurationError(f"--max-file-size is a number of GB above 0, not {given.max_file_size}. Use 5.")
     size = int(given.max_file_size * 1e9)
     result = module.convert(given.path, given.out, given.to, given.strip_prefix, given.add_prefix, size)
     return result, module.text(result), 0
@@ -108,7 +131,7 @@ def _prune(given: argparse.Namespace) -> _Result:
     from drivetrain.cli import checkpoint_prune
 
     result = checkpoint_prune.prune(given.dir, given.keep, given.delete)
-    return result, checkpoint_prune.text(result), 0
+    return result, checkpoint_prune.text(result), 2 if result["failed"] else 0
 
 
 _ACTIONS: dict[str, Callable[[argparse.Namespace], _Result]] = {

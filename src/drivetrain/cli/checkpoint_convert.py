@@ -17,7 +17,7 @@ from drivetrain.checkpoints.container import write_unread
 from drivetrain.checkpoints.plain import MARKER, encode
 from drivetrain.cli import checkpoint_dcp, checkpoint_safetensors
 from drivetrain.cli.checkpoint_diff import VERSIONS, holds
-from drivetrain.cli.checkpoint_kinds import WEIGHTS_ONLY, Opened, open_checkpoint
+from drivetrain.cli.checkpoint_kinds import WEIGHTS_ONLY, Opened, check_ordinary, open_checkpoint
 from drivetrain.cli.checkpoint_verify import first_problem
 from drivetrain.compat.earlier_checkpoints import fit_loop_of
 from drivetrain.errors import CheckpointError, ConfigurationError, did_you_mean
@@ -45,7 +45,7 @@ def convert(
 
     Args:
         path: a checkpoint of any kind.
-        out: a new file; for "dcp" and "huggingface" a new folder.
+        out: a new file in an existing folder; for "dcp" and "huggingface" a new folder. It appears when it is complete.
         to: one of :data:`TARGETS`.
         strip_prefix, add_prefix: the beginning of parameter names to remove and to add, where only weights are written
             or read.
@@ -62,9 +62,16 @@ def convert(
         raise ConfigurationError(NO_DEEPSPEED)
     if to not in TARGETS:
         raise ConfigurationError(f"There is no format {to!r}. {did_you_mean(to, TARGETS)}")
+    if files.is_remote(out):
+        raise ConfigurationError(f"{out} is an address, and this command writes local files. Upload the result.")
     target = Path(files.spelled(out))
+    taken = ConfigurationError(f"{out} exists already. Choose a new name, or remove it.")
     if os.path.lexists(target):
-        raise ConfigurationError(f"{out} exists already. Choose a new name, or remove it.")
+        raise taken
+    if not target.parent.is_dir():
+        raise ConfigurationError(f"There is no folder {target.parent} for {out}. Create it, or choose another place.")
+    if to == "safetensors" and not checkpoint_safetensors.is_file(target):
+        raise ConfigurationError(f"{out} would not be recognized as a file of safetensors. Name it {out}.safetensors.")
     found = open_checkpoint(path)
     if (problem := first_problem(found)) is not None:
         raise CheckpointError(problem)
@@ -74,26 +81,32 @@ def convert(
                 f"--strip-prefix and --add-prefix rename weights, and {path} also holds the state of a run, which "
                 "names them. Convert to safetensors or huggingface."
             )
-        found.tree["state_dict"] = dict(_renamed(found.tree["state_dict"], strip_prefix, add_prefix))
+        found.tree["state_dict"] = _renamed(found.tree["state_dict"], strip_prefix, add_prefix)
+    check_ordinary(found, sparse=to in ("drivetrain", "lightning"))
     lost = [] if to == "drivetrain" and found.kind in _OURS else sorted(
         key for key in found.tree if not holds(to, key) and key not in VERSIONS
     )  # fmt: skip
     notes = list(found.notes)
+    staging = files.temporary_beside(target)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        TARGETS[to](found, target, lost, notes, largest)
-    except BaseException as error:
-        _discard(target)
-        if isinstance(error, OSError):
-            raise CheckpointError(
-                f"{out} could not be written: {files.reason(error, target)}. Free some space, or choose another name."
-            ) from error
-        if isinstance(error, (pickle.PickleError, AttributeError, TypeError)):
-            raise CheckpointError(
-                f"{path} holds objects that are no plain data, and cannot be converted to {to!r}: {'; '.join(notes)}. "
-                "Convert the weights to safetensors, or save the checkpoint without these objects."
-            ) from error
-        raise
+        staging.mkdir()
+        TARGETS[to](found, staging / target.name, lost, notes, largest)
+        _publish(staging, target)
+    except OSError as error:
+        if target.exists():  # since the check above; a folder with files is ENOTEMPTY, not EEXIST
+            raise taken from error
+        plain = OSError(error.errno, os.strerror(error.errno)) if error.errno else error  # without the temporary name
+        cure = (
+            "Choose another name" if isinstance(error, FileExistsError) else "Free some space, or choose another place"
+        )
+        raise CheckpointError(f"{out} could not be written: {files.reason(plain, target)}. {cure}.") from error
+    except (pickle.PickleError, AttributeError, TypeError) as error:
+        raise CheckpointError(
+            f"{path} holds objects that are no plain data, and cannot be converted to {to!r}: {'; '.join(notes)}. "
+            "Convert the weights to safetensors, or save the checkpoint without these objects."
+        ) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
     return {"path": path, "kind": found.kind, "out": out, "to": to, "lost": lost, "notes": notes}
 
 
@@ -109,26 +122,44 @@ def consolidate(path: str, out: str) -> dict[str, Any]:
     return convert(path, out, "drivetrain")
 
 
-def _discard(target: Path) -> None:
-    """Remove what a failed conversion has written."""
-    if target.is_dir():
-        shutil.rmtree(target)
-    else:
-        target.unlink(missing_ok=True)
+def _publish(staging: Path, target: Path) -> None:
+    """Move what is complete to its place: the rank files, then the checkpoint. An existing file is never replaced.
+
+    Raises:
+        OSError: a file has this name, or cannot be moved; nothing that was there before has changed.
+    """
+    moved: list[Path] = []
+    try:
+        for made in sorted(staging.iterdir(), key=lambda each: each.name == target.name):
+            place = target.with_name(made.name)
+            made.rename(place) if made.is_dir() else files.move(made, place, new=True)
+            moved.append(place)
+    except BaseException:
+        for place in moved:
+            place.unlink()
+        raise
+    files.sync_directory(target.parent)
 
 
-def _renamed(state: Mapping[str, Any], strip: str, add: str) -> Iterator[tuple[str, Any]]:
+def _renamed(state: Mapping[str, Any], strip: str, add: str) -> dict[str, Any]:
     if strip and not any(name.startswith(strip) for name in state):
         raise ConfigurationError(f"No weight's name begins with {strip!r}: the first is {next(iter(state), None)!r}.")
+    renamed: dict[str, Any] = {}
     for name, value in state.items():
-        yield f"{add}{name.removeprefix(strip)}", value
+        if (new := f"{add}{name.removeprefix(strip)}") in renamed:
+            raise ConfigurationError(
+                f"Without {strip!r}, two weights would be called {new!r}: one of them is {name!r}. Convert without "
+                "--strip-prefix, or rename one of them before you save."
+            )
+        renamed[new] = value
+    return renamed
 
 
 # ---- what is written -------------------------------------------------------------------------------------------------
 
 
 def _write_file(tree: Mapping[str, Any], target: Path) -> None:
-    with files.replacing(target, durable=True, new=True) as stream:
+    with files.replacing(target, durable=True) as stream:
         write_unread(dict(tree), stream)
 
 
@@ -209,6 +240,8 @@ def _unmarked(value: Any, path: str, lost: list[str]) -> Any:
 
 def _to_dcp(found: Opened, target: Path, lost: list[str], notes: list[str], largest: int) -> None:
     checkpoint_dcp.write(_ours(found, lost), target)
+    if tied := checkpoint_safetensors.split(found.tree["state_dict"])[1]:
+        notes.append(f"tied weights become separate tensors: {', '.join(tied)} had the memory of others")
     _copy_rank_files(found, target, notes)
 
 

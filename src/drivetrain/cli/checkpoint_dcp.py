@@ -48,7 +48,7 @@ class _DcpTensor(StoredTensor):
         found = _load(self.folder / piece.file, piece.at, piece.length, self.called)  # type: ignore[operator]
         if not isinstance(found, Tensor) or (found.dtype, tuple(found.shape)) != (self.dtype, piece.shape):
             raise CheckpointError(f"{self.folder}: {self.called} is not what {_METADATA} says. Use another checkpoint.")
-        return found
+        return found.resolve_conj().resolve_neg()  # whoever writes it copies the bytes of its memory
 
 
 class _View(io.RawIOBase):

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drivetrain.checkpoints.foreign import Placeholder
 from drivetrain.checkpoints.unread import UnreadTensor
-from drivetrain.cli.checkpoint_kinds import WEIGHTS_ONLY, Opened, leaves, open_checkpoint
+from drivetrain.cli.checkpoint_inspect import counted
+from drivetrain.cli.checkpoint_kinds import WEIGHTS_ONLY, Opened, check_ordinary, leaves, open_checkpoint
 from drivetrain.errors import shown
 
 _CHUNK = 2**22  # elements that are compared at a time
@@ -48,25 +50,29 @@ def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
     compared &= {"state_dict"} if weights else compared
     compared -= VERSIONS if found[0].kind != found[1].kind else set()
     one, two = (dict(_leaves(each, compared, found[0].kind != found[1].kind)) for each in found)
-    tensors, values, count = [], [], 0
+    for each in found:
+        check_ordinary(each, sparse=True)
+    tensors, values, unread, count = [], [], [], 0
     for name in one.keys() & two.keys():
         first, second = one[name], two[name]
         if isinstance(first, Tensor) and isinstance(second, Tensor):
             count += 1
             if (difference := _of_tensors(first, second)) is not None:
                 tensors.append({"name": name, **difference})
+        elif isinstance(first, Placeholder) and isinstance(second, Placeholder) and first.path == second.path:
+            unread.append(name)  # objects that are no plain data
         elif isinstance(first, Tensor) or isinstance(second, Tensor) or not _same(first, second):
             values.append({"name": name, "a": shown(first), "b": shown(second)})
     result: dict[str, Any] = {
         "a": path, "b": other,
         "equal": not (tensors or values or one.keys() ^ two.keys()),
-        "not_compared": [] if weights else sorted(keys - compared - _IGNORED - VERSIONS),
+        "not_compared": sorted(unread) if weights else sorted({*unread} | keys - compared - _IGNORED - VERSIONS),
         "only_in_a": _highest(one, two),
         "only_in_b": _highest(two, one),
         "tensors": sorted(tensors, key=lambda each: str(each["name"])),
         "values": sorted(values, key=lambda each: each["name"]),
         "tensors_compared": count,
-        "values_compared": len(one.keys() & two.keys()) - count,
+        "values_compared": len(one.keys() & two.keys()) - count - len(unread),
     }  # fmt: skip
     return result
 
@@ -105,17 +111,23 @@ def _of_tensors(one: Tensor, other: Tensor) -> dict[str, Any] | None:
         difference["dtypes"] = [str(each.dtype).removeprefix("torch.") for each in (one, other)]
     if one.shape != other.shape:
         return {**difference, "shapes": [list(one.shape), list(other.shape)]}
-    count, largest, unbounded = 0, 0.0, 0
+    if one.dtype != other.dtype and torch.uint64 in (one.dtype, other.dtype):  # no type holds the values of both
+        return difference
+    count, unbounded = 0, 0
+    largest: float = 0
     chunks: list[Any] = [torch.split(_flat(each), _CHUNK) for each in (one, other)]
     for first, second in zip(*chunks, strict=True):
-        wrong = first != second
+        wide = _wide(one.dtype, other.dtype)
         if one.dtype == other.dtype:  # bits, so that NaN equals NaN and 0.0 is not -0.0
             bits = (each.view(torch.uint8).reshape(-1, one.dtype.itemsize) for each in (first, second))
             wrong = next(bits).ne(next(bits)).any(1)
+        else:  # torch compares only some pairs of types
+            wrong = first.to(wide) != second.to(wide)
         count += int(wrong.sum())
-        if wrong.any():
-            wide = torch.complex128 if one.is_complex() or other.is_complex() else torch.float64
-            distance = (first[wrong].to(wide) - second[wrong].to(wide)).abs()
+        if wrong.any() and wide == torch.int64:
+            largest = max(largest, _integer_distance(first[wrong], second[wrong]))
+        elif wrong.any():
+            distance = (first.to(wide)[wrong] - second.to(wide)[wrong]).abs()
             finite = distance[distance.isfinite()]
             unbounded += len(distance) - len(finite)
             largest = max(largest, float(finite.max()) if len(finite) else 0.0)
@@ -127,10 +139,29 @@ def _of_tensors(one: Tensor, other: Tensor) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def _wide(one: torch.dtype, other: torch.dtype) -> torch.dtype:
+    """Return the type in which the distances of two types' values are computed."""
+    if one.is_complex or other.is_complex:
+        return torch.complex128
+    return torch.float64 if one.is_floating_point or other.is_floating_point else torch.int64
+
+
+def _integer_distance(one: Tensor, other: Tensor) -> int:
+    """Return the largest distance, exactly: it may need all 64 bits, which int64 shows as a negative number."""
+    wide = [each.view(torch.int64) ^ -(2**63) if each.dtype == torch.uint64 else each.long() for each in (one, other)]
+    distance = torch.maximum(*wide) - torch.minimum(*wide)
+    large = distance[distance < 0]
+    return int(large.max()) + 2**64 if len(large) else int(distance.max())
+
+
 def _flat(tensor: Tensor) -> Tensor:
     plain = tensor.whole() if isinstance(tensor, UnreadTensor) else tensor.detach()
     plain = plain.to_dense() if plain.layout != torch.strided else plain.resolve_conj().resolve_neg()
     return plain.contiguous().reshape(-1)
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
 def text(result: Mapping[str, Any]) -> Iterable[str]:
@@ -143,12 +174,12 @@ def text(result: Mapping[str, Any]) -> Iterable[str]:
         parts = [" and ".join(each["dtypes"])] if "dtypes" in each else []
         if "shapes" in each:
             parts.append(" and ".join(map(str, each["shapes"])))
-        else:
+        elif "differing" in each:
             parts.append(f"{each['differing']} of {each['elements']} elements differ")
-            parts[-1] += f", by at most {each['max_abs_difference']:.6g}" if each["differing"] else ""
+            parts[-1] += f", by at most {_number(each['max_abs_difference'])}" if each["differing"] else ""
             parts[-1] += f"; {each['not_finite']} differences are not finite" if each["not_finite"] else ""
         yield f"{each['name']}: {'; '.join(parts)}"
     if result["not_compared"]:
         yield f"not compared: {', '.join(result['not_compared'])}"
-    what = f"{result['tensors_compared']} tensors and {result['values_compared']} values compared"
+    what = f"{counted(result['tensors_compared'], 'tensor')} and {counted(result['values_compared'], 'value')} compared"
     yield f"{'equal to the last bit' if result['equal'] else 'different'}: {what}"

@@ -66,7 +66,7 @@ def inspect(path: str, tensors: bool = False) -> dict[str, Any]:
     }  # fmt: skip
     if tensors:
         described["tensors"] = [
-            {"name": name, "shape": list(each.shape), "dtype": _dtype(each), "bytes": each.nbytes}
+            {"name": name, "shape": list(each.shape), "dtype": _dtype(each), "bytes": _bytes(each)}
             for name, each in [*((f"state_dict/{name}", each) for name, each in weights), *others]
         ]
     return described
@@ -80,11 +80,15 @@ def _dtype(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()  # a sparse tensor has no `nbytes`: the size of a dense one
+
+
 def _summary(tensors: Iterable[Tensor]) -> dict[str, Any]:
     count = elements = size = 0
     types: dict[str, int] = {}
     for tensor in tensors:
-        count, elements, size = count + 1, elements + tensor.numel(), size + tensor.nbytes
+        count, elements, size = count + 1, elements + tensor.numel(), size + _bytes(tensor)
         types[_dtype(tensor)] = types.get(_dtype(tensor), 0) + tensor.numel()
     return {"tensors": count, "elements": elements, "bytes": size, "elements_by_dtype": dict(sorted(types.items()))}
 
@@ -100,7 +104,9 @@ def _resume(found: Opened) -> dict[str, Any]:
     """Return whether a fit can resume, from where, on how many processes, and why not."""
     tree, processes = found.tree, _processes(found)
     if found.kind in WEIGHTS_ONLY or not {"optimizer_states", "loops"} <= tree.keys():
-        return {"possible": False, "inside_epoch": False, "processes": None, "reason": "it holds only weights"}
+        has_others = found.kind in ("torch", "dcp") and len(tree) > 1 and "drivetrain_version" not in tree
+        why = "no Trainer has saved it" if has_others else "it holds only weights"
+        return {"possible": False, "inside_epoch": False, "processes": None, "reason": why}
     if found.kind not in ("drivetrain", "drivetrain-sharded", "lightning"):
         why = "a Trainer reads no such folder: convert it with `drivetrain checkpoint convert`"
         return {"possible": False, "inside_epoch": False, "processes": None, "reason": why}
@@ -126,7 +132,7 @@ def _optimizers(tree: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 
 def text(described: Mapping[str, Any]) -> Iterable[str]:
     """Yield the lines of a description for the terminal."""
-    count = _count(described["files"], "file")
+    count = counted(described["files"], "file")
     yield f"{described['path']}: {described['format']}, {size(described['bytes'])} in {count}"
     rows: dict[str, str] = {
         "written by": ", ".join(f"{name} {version}" for name, version in described["written_by"].items()),
@@ -158,18 +164,21 @@ def size(count: float) -> str:
     return f"{count:.2f} GiB"
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """Return a number of things for people: "1 batch", "2 batches"."""
     return f"{number} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"
 
 
 def _position(described: Mapping[str, Any]) -> str:
     if described["epoch"] is None:
         return ""
-    parts = [f"epoch {described['epoch']}, step {described['global_step']}"]
+    parts = [f"epoch {described['epoch']}"]
+    if described["global_step"] is not None:
+        parts[0] += f", step {described['global_step']}"
     if described["resume"]["inside_epoch"]:
-        parts.append(f"{_count(described['batches_done_in_epoch'] or 0, 'batch')} of the epoch done")
+        parts.append(f"{counted(described['batches_done_in_epoch'] or 0, 'batch')} of the epoch done")
     if described["samples_done_in_epoch"]:
-        parts.append(f"{_count(described['samples_done_in_epoch'], 'sample')} of the epoch done")
+        parts.append(f"{counted(described['samples_done_in_epoch'], 'sample')} of the epoch done")
     return ", ".join(parts)
 
 
@@ -188,7 +197,7 @@ def _exactly(processes: int | None) -> str:
 
 def _summary_line(summary: Mapping[str, Any]) -> str:
     types = ", ".join(f"{name} {count:,}" for name, count in summary["elements_by_dtype"].items())
-    return f"{_count(summary['tensors'], 'tensor')}, {size(summary['bytes'])}; elements: {types or 'none'}"
+    return f"{counted(summary['tensors'], 'tensor')}, {size(summary['bytes'])}; elements: {types or 'none'}"
 
 
 def _optimizer_line(optimizer: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from drivetrain.base.compat_door import in_our_layout
 from drivetrain.base.restoring import expect, restoring
 from drivetrain.checkpoints import sharded
 from drivetrain.checkpoints.file import entries
-from drivetrain.checkpoints.foreign import is_legacy, placeholders, read_objects
+from drivetrain.checkpoints.foreign import is_container, is_legacy, placeholders, read_objects
 from drivetrain.cli import checkpoint_dcp, checkpoint_safetensors, checkpoint_zero
 from drivetrain.errors import CheckpointError, CheckpointNameError, ConfigurationError, NoCheckpointError
 from drivetrain.strategies import rank_files
@@ -70,14 +70,18 @@ def open_checkpoint(path: str) -> Opened:
     """Open the local checkpoint at ``path``. Nothing in it is unpickled but plain data.
 
     Raises:
-        CheckpointError: it does not exist, is of no known kind, or is damaged.
-        ConfigurationError: ``path`` is an address.
+        CheckpointError: it does not exist, is of no known kind (a CheckpointNameError), or is damaged.
+        ConfigurationError: ``path`` is an address, no file and no folder, or cannot be read by this user.
     """
     if files.is_remote(path):
         raise ConfigurationError(f"{path} is an address, and this command reads local files. Download it first.")
     place = Path(files.spelled(path))
     if not place.exists():
         raise NoCheckpointError(f"There is no checkpoint at {path}. Check the path.")
+    if not (place.is_file() or place.is_dir()):  # opening a pipe would wait
+        raise ConfigurationError(f"{path} is a pipe, a device or a socket. Pass a file or a folder.")
+    if not os.access(place, os.R_OK):
+        raise ConfigurationError(f"{path} cannot be read: you have no permission. Change its permissions.")
     with restoring(place.name):
         found = _folder(place) if place.is_dir() else _file(place)
         expect(found.tree, {"state_dict": Mapping})
@@ -115,7 +119,7 @@ def _file(path: Path) -> Opened:
         return Opened(path, "safetensors", {"state_dict": state}, [path])
     loaded, notes = _of_torch(path)
     if not isinstance(loaded, Mapping):
-        raise CheckpointError(f"{path} holds a {type(loaded).__name__} and no dictionary. Use a checkpoint.")
+        raise CheckpointNameError(f"{path} holds a {type(loaded).__name__} and no dictionary. Use a checkpoint.")
     tree = dict(loaded)
     if "state_dict" not in tree or not {"pytorch-lightning_version", "drivetrain_version"} & tree.keys():
         return Opened(path, "torch", _with_weights(tree, path), [path], notes)
@@ -132,6 +136,10 @@ def _of_torch(path: Path) -> tuple[Any, list[str]]:
     except (pickle.PickleError, AttributeError, TypeError, ImportError):
         loaded = read_objects(path, str(path), map_location="cpu", mmap=not legacy)
     except Exception as error:  # torch may raise anything on a malformed file
+        if not (legacy or is_container(path)):
+            raise CheckpointNameError(
+                f"{path} is no checkpoint: it does not begin as a file of torch. Pass another path."
+            ) from error
         raise CheckpointError(f"{path} is no checkpoint, or was cut short ({error}). Use another one.") from error
     left_out = [f"{where} ({name})" for where, name in placeholders(loaded)]
     more = f" and {len(left_out) - 6} more" if len(left_out) > 6 else ""
@@ -143,7 +151,7 @@ def _with_weights(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the entries of another program's checkpoint, with the weights under "state_dict".
 
     Raises:
-        CheckpointError: no entry is a dictionary of tensors.
+        CheckpointNameError: no entry is a dictionary of tensors.
     """
     if _is_state_dict(tree):
         return {"state_dict": dict(tree)}
@@ -154,7 +162,7 @@ def _with_weights(tree: Mapping[str, Any], path: Path) -> dict[str, Any]:
                 others = {name: value for name, value in tree.items() if value is not holder}
                 others |= dict(holder)
                 return {"state_dict": dict(others.pop(key)), **others}
-    raise CheckpointError(
+    raise CheckpointNameError(
         f"{path} has no weights under {', '.join(map(repr, _WEIGHTS))}, only {sorted(map(str, tree))[:8]}. Use a "
         "checkpoint that has."
     )
@@ -164,6 +172,20 @@ def _is_state_dict(value: Mapping[Any, Any]) -> bool:
     return bool(value) and all(
         isinstance(each, Tensor) or str(key).endswith("_extra_state") for key, each in value.items()
     )
+
+
+def check_ordinary(found: Opened, sparse: bool) -> None:
+    """Check that every tensor has elements of its own in dense memory, or, with ``sparse``, is sparse.
+
+    Raises:
+        CheckpointError: a tensor is quantized, or sparse where that is not supported; the message names it.
+    """
+    for name, each in leaves(found.tree):
+        if isinstance(each, Tensor) and (each.is_quantized or (each.layout != torch.strided and not sparse)):
+            kind, cure = ("quantized", "dequantize") if each.is_quantized else ("sparse", "to_dense")
+            raise CheckpointError(
+                f"{found.path}: {name} is a {kind} tensor, which is not supported here. Save {cure}() of it instead."
+            )
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

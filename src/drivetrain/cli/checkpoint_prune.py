@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -12,16 +13,20 @@ from typing import Any
 
 from drivetrain.base import files
 from drivetrain.checkpoints import sharded
-from drivetrain.checkpoints.file import TorchCheckpointIO, entries
+from drivetrain.checkpoints.file import TorchCheckpointIO, check_records, entries
+from drivetrain.checkpoints.foreign import is_container
 from drivetrain.checkpoints.io import newest_first
-from drivetrain.cli.checkpoint_inspect import size
+from drivetrain.cli.checkpoint_inspect import counted, size
 from drivetrain.cli.checkpoint_verify import verify
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import rank_files
 
 _RANK_FILE = re.compile(r"(.+)\.[0-9a-f]{8}\.rank[1-9][0-9]*")
-_UNFINISHED = re.compile(r".+\.[0-9a-f]+" + re.escape(rank_files.UNFINISHED))
+_UNFINISHED = re.compile(r".+\.[0-9a-f]{8}" + re.escape(rank_files.UNFINISHED))
 _PART = re.compile(r"\.[0-9a-f]{32}\.part")
+_IN_A_SAVE = re.compile(
+    rf"[0-9a-f]{{8}}\.(rank\d+\.bin|state\.json)|{re.escape(sharded.MANIFEST)}|\d+\.part|{_PART.pattern}"
+)
 _YOUNG = 3600  # seconds; a younger leftover may belong to a save that is running
 
 
@@ -37,8 +42,9 @@ def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[st
         delete: remove the files.
 
     Returns:
-        ``entries``: for each file or folder of drivetrain its ``path``, ``bytes``, ``action`` ("remove" or "keep") and
-        ``reason``; ``deleted``; ``others``: the number of other files.
+        ``entries``: for each file or folder of drivetrain its ``path``, ``bytes``, ``action`` ("remove", "keep",
+        or "failed" if it could not be removed) and ``reason``; ``deleted``; ``others``: the number of other files;
+        ``failed``: the number of entries that could not be removed.
 
     Raises:
         ConfigurationError: ``folder`` is no local folder, or ``keep`` is less than 1.
@@ -56,8 +62,12 @@ def prune(folder: str, keep: int | None = None, delete: bool = False) -> dict[st
     others = [each for each in present if str(each) not in known | listed]
     for each in found if delete else ():
         if each["action"] == "remove":
-            _remove(Path(each["path"]), each["path"] in mains)
-    return {"folder": folder, "deleted": delete, "entries": found, "others": len(others)}
+            try:
+                _remove(Path(each["path"]), each["path"] in mains)
+            except (OSError, CheckpointError) as error:
+                each.update(action="failed", reason=f"it could not be removed completely: {error}")
+    failed = sum(each["action"] == "failed" for each in found)
+    return {"folder": folder, "deleted": delete, "entries": found, "others": len(others), "failed": failed}
 
 
 def _entry(path: str | Path, action: str, reason: str, beside: list[Path] | None = None) -> dict[str, Any]:
@@ -74,16 +84,20 @@ def _size(path: Path) -> int:
 
 def _ours(path: Path) -> Mapping[str, Any] | None:
     """Return the entries of a checkpoint that drivetrain has finished; ``None`` for anything else."""
-    is_folder = path.is_dir()
     if path.name.startswith(".") or _RANK_FILE.fullmatch(path.name) or _UNFINISHED.fullmatch(path.name):
         return None
-    if path.is_symlink() or (is_folder and not sharded.is_checkpoint(path)):
+    if path.is_symlink() or (path.is_dir() and not sharded.is_checkpoint(path)):
         return None
+    return tree if (tree := _tree(path)) is not None and "drivetrain_version" in tree else None
+
+
+def _tree(path: Path) -> Mapping[str, Any] | None:
+    """Return the entries of a file or folder; ``None`` if it has none."""
     try:
-        tree = entries(path)
+        tree = entries(path) if path.is_file() or path.is_dir() else None  # opening a pipe would wait
     except Exception:  # a file of another program may raise anything
         return None
-    return tree if isinstance(tree, Mapping) and "drivetrain_version" in tree else None
+    return tree if isinstance(tree, Mapping) else None
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
@@ -94,15 +108,17 @@ def _checkpoints(
 ) -> Iterator[dict[str, Any]]:
     """Yield an entry for each finished checkpoint, the newest first."""
     linked = {os.path.realpath(each): each.name for each in present if each.is_symlink()}
-    counts, protected = {True: 0, False: 0}, dict[str, str]()
+    counts, protected, highest = {True: 0, False: 0}, dict[str, str](), {True: -1, False: -1}
     for path in newest_first(TorchCheckpointIO(), mains):
         beside = _beside(path, mains)
-        if (problem := next(iter(verify(path)["problems"]), None)) is not None:
-            yield _entry(path, "keep", f"damaged, so it is not counted: {problem['problem']}", beside)
+        if (problem := _problem(path)) is not None:
+            yield _entry(path, "keep", f"damaged, so it is not counted: {problem}", beside)
             continue
         resumes = "loops" in mains[path]  # checkpoints of weights only are counted apart
         counts[resumes] += 1
         complete, what = counts[resumes], "" if resumes else " with weights only"
+        step = each if isinstance(each := mains[path].get("global_step"), int) else -1
+        is_ahead, highest[resumes] = step > highest[resumes], max(step, highest[resumes])
         protected = protected or dict(_recorded(mains[path]))
         reason = linked.get(os.path.realpath(path)) and f"{linked[os.path.realpath(path)]} is a link to it"
         reason = reason or protected.get(os.path.basename(path))
@@ -112,9 +128,18 @@ def _checkpoints(
             yield _entry(path, "keep", "complete" if keep is None else f"one of the {keep} newest{what}", beside)
         elif reason:
             yield _entry(path, "keep", reason, beside)
+        elif is_ahead:  # its file may have a wrong time, as after a copy, or be of an earlier run
+            yield _entry(path, "keep", f"its step {step} is higher than those of the newer files{what}", beside)
         else:
             newest = "newest complete one" if keep == 1 else f"{keep} newest complete ones"
             yield _entry(path, "remove", f"older than the {newest}{what}", beside)
+
+
+def _problem(path: str) -> str | None:
+    try:
+        return next((each["problem"] for each in verify(path)["problems"]), None)
+    except CheckpointError as error:  # it has no weights, for example
+        return str(error)
 
 
 def _recorded(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -127,8 +152,9 @@ def _recorded(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _beside(path: str, mains: Mapping[str, Mapping[str, Any]]) -> list[Path]:
     """Return the existing rank files of a checkpoint."""
-    places = [Path(rank_files.place_of(each["name"], path)) for each in mains[path].get(rank_files.LISTED, ())]
-    return [each for each in places if each.exists()]
+    names = [Path(rank_files.place_of(each["name"], path)).name for each in mains[path].get(rank_files.LISTED, ())]
+    # beside the spelling of `path` that the folder's listing has: place_of resolves links
+    return [each for name in names if (each := Path(path).with_name(name)).exists()]
 
 
 # ---- leftovers -------------------------------------------------------------------------------------------------------
@@ -140,6 +166,8 @@ def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> I
     for path in present:
         reason = ""
         match = _RANK_FILE.fullmatch(path.name)
+        if path.is_symlink() or str(path) in mains or not os.access(path, os.R_OK):
+            continue
         if _PART.fullmatch(path.name):
             reason = "a write that was interrupted"
         elif _UNFINISHED.fullmatch(path.name):
@@ -152,12 +180,28 @@ def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> I
             reason = (
                 f"a rank file that {'no checkpoint lists' if str(main) not in mains else f'{main.name} does not list'}"
             )
-        elif path.is_dir() and not path.is_symlink() and not sharded.is_checkpoint(path) and sharded.is_begun(path):
+        elif path.is_dir() and not sharded.is_checkpoint(path) and sharded.is_begun(path):
             reason = "a folder of shards whose save was not finished"
-        if reason:
+        elif not match and path.is_file() and is_container(path):
+            with contextlib.suppress(CheckpointError, OSError):
+                check_records(path, path.name)
+                continue
+            yield _entry(path, "keep", "damaged or cut short, so it is not counted")
+        if reason and _is_of_a_save(path):
             is_young = time.time() - path.lstat().st_mtime < _YOUNG
             action = "keep" if is_young else "remove"
             yield _entry(path, action, f"{reason}, less than an hour ago: it may be running" if is_young else reason)
+
+
+def _is_of_a_save(path: Path) -> bool:
+    """Return whether drivetrain can have written what ``path`` contains, whatever its name."""
+    if path.is_dir():
+        return all(each.is_file() and _IN_A_SAVE.fullmatch(each.name) for each in path.iterdir())
+    if _PART.fullmatch(path.name) and path.is_file():  # may be cut short anywhere
+        with path.open("rb") as stream:
+            return stream.read(4) in (b"", b"PK\3\4")
+    tree = _tree(path)
+    return tree is not None and (not _UNFINISHED.fullmatch(path.name) or "drivetrain_version" in tree)
 
 
 def _remove(path: Path, is_checkpoint: bool) -> None:
@@ -174,10 +218,12 @@ def _remove(path: Path, is_checkpoint: bool) -> None:
 
 def text(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines about a folder for the terminal."""
-    words = {"keep": "keep", "remove": "removed" if result["deleted"] else "would remove"}
+    words = {"keep": "keep", "failed": "failed", "remove": "removed" if result["deleted"] else "would remove"}
     for each in result["entries"]:
         yield f"{words[each['action']]:<12} {each['path']} ({size(each['bytes'])}): {each['reason']}"
     freed = sum(each["bytes"] for each in result["entries"] if each["action"] == "remove")
-    others = f"; {result['others']} other files stay" if result["others"] else ""
+    others = (
+        f"; {counted(result['others'], 'other file')} stay{'s' * (result['others'] == 1)}" if result["others"] else ""
+    )
     done = "freed" if result["deleted"] else "would be freed, with --delete"
     yield f"{size(freed)} {done}{others}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,8 +95,8 @@ def write(state: Mapping[str, Any], target: Path, largest: int | None = None) ->
         CheckpointError: safetensors cannot store a tensor.
         MissingPackageError: safetensors is not installed.
     """
-    check_installed(f"Writing {target}", "safetensors")
-    tensors, aliases = _split(state)
+    check_installed(f"Writing {target.name}", "safetensors")
+    tensors, aliases = split(state)
     left_out = [name for name, value in state.items() if not isinstance(value, Tensor)]
     if largest is None:
         _save(tensors, target, aliases)
@@ -119,8 +120,8 @@ def write(state: Mapping[str, Any], target: Path, largest: int | None = None) ->
     return left_out
 
 
-def _split(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors, and for further names of the same tensor its first name."""
+def split(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors of a state, and for further names of the same tensor, as tied weights have, its first name."""
     tensors: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     firsts: dict[Any, str] = {}
@@ -149,9 +150,11 @@ def _save(tensors: Mapping[str, Tensor], target: Path, aliases: Mapping[str, str
     except OSError:
         raise
     except Exception as error:  # the package raises exceptions of its own
+        if (number := re.search(r"os error (\d+)", str(error))) is not None:  # the disk is full, for example
+            raise OSError(int(number[1]), str(error)) from error
         raise CheckpointError(
-            f"{target} was not written, because safetensors cannot store a tensor: {error}. Convert it to a dense one "
-            "of an ordinary type."
+            f"{target.name} was not written, because safetensors cannot store a tensor: {error}. Convert it to a "
+            "dense one of an ordinary type."
         ) from error
 
 

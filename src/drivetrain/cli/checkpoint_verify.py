@@ -14,7 +14,7 @@ from drivetrain.checkpoints.file import check_records
 from drivetrain.checkpoints.foreign import is_legacy
 from drivetrain.cli import checkpoint_dcp, checkpoint_safetensors, checkpoint_zero
 from drivetrain.cli.checkpoint_kinds import Opened, leaves, open_checkpoint
-from drivetrain.errors import CheckpointError, NoCheckpointError
+from drivetrain.errors import CheckpointError, CheckpointNameError, NoCheckpointError
 from drivetrain.strategies import rank_files
 
 _NO_CHECKSUMS = "{} has no checksums: only its sizes and its structure were checked"
@@ -35,7 +35,7 @@ def verify(path: str) -> dict[str, Any]:
     kind = None
     try:
         found = open_checkpoint(path)
-    except NoCheckpointError:
+    except (NoCheckpointError, CheckpointNameError):
         raise
     except CheckpointError as error:
         problems.append({"file": str(place), "problem": str(error)})
@@ -44,7 +44,7 @@ def verify(path: str) -> dict[str, Any]:
     else:
         kind = found.kind
         problems = [{"file": str(file), "problem": text} for file, text in _problems(found)]
-        if kind in ("safetensors", "huggingface"):
+        if any(map(checkpoint_safetensors.is_file, found.files)):
             notes.append(_NO_CHECKSUMS.format("safetensors"))
         elif any(file.suffix != ".safetensors" and is_legacy(file) for file in found.files):
             notes.append(_NO_CHECKSUMS.format("torch's format from before 1.6"))
