@@ -27,7 +27,7 @@ from drivetrain.trainer.checkpoint import check_storable, decode_checkpoint, dum
 INFORMATION = {"program", "epoch", "global_step", "pytorch-lightning_version", "drivetrain_version", "torch_version"}
 WEIGHTS_ONLY = INFORMATION | {"state_dict"}
 EVERYTHING = WEIGHTS_ONLY | {
-    "loops", "callbacks", "optimizer_states", "optimizers", "lr_schedulers", "rng", "restart",
+    "loops", "callbacks", "optimizer_states", "optimizers", "lr_schedulers", "rng", "restart", "saved_under",
 }  # fmt: skip
 
 

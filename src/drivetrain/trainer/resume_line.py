@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.settings import Settings
 from drivetrain.strategies.agreement import text_of
 
 ENTRY = "saved_under"
@@ -23,16 +24,24 @@ _SETTINGS = (
 
 
 def circumstances(trainer: Any) -> dict[str, str]:
-    """Return, by name, what a run that resumes may have otherwise, with other numbers as the consequence."""
+    """Return, by name, what a run that resumes may have otherwise, with other numbers as the consequence.
+
+    Arguments that have their default are left out.
+    """
     strategy = trainer.strategy
+    given = {name: text_of(getattr(trainer.settings, name)) for name in _SETTINGS}
     return {
         "torch": str(torch.__version__),
         "device": strategy.root_device.type,
         "processes": str(strategy.world_size),
         "strategy": type(strategy).__name__,
         "precision": str(strategy.precision_plugin.precision),
-        **{name: text_of(getattr(trainer.settings, name)) for name in _SETTINGS},
+        **{name: text for name, text in given.items() if text != _default(name)},
     }
+
+
+def _default(name: str) -> str:
+    return text_of(getattr(Settings, name))
 
 
 def tell(trainer: Any, checkpoint: Mapping[str, Any], path: str, done: str) -> None:
@@ -49,9 +58,13 @@ def tell(trainer: Any, checkpoint: Mapping[str, Any], path: str, done: str) -> N
     if progress.batches_done and not progress.epoch_ending:
         inside = f", after batch {progress.batches_done - 1}"
         inside += f" ({done})" if done else ""
-    now = circumstances(trainer) if isinstance(then, Mapping) else {}
+    if not isinstance(then, Mapping):
+        then = {}
+    now = circumstances(trainer) if then else {}
+    defaults = {name: _default(name) for name in _SETTINGS}
+    then, now = ({**each, **{name: each.get(name, defaults[name]) for name in defaults}} for each in (then, now))
     others = ", ".join(
-        f"{name} {value} (was {then[name]})" for name, value in now.items() if then.get(name, value) != value
+        f"{name} {now[name]} (was {then[name]})" for name in now if then.get(name, now[name]) != now[name]
     )
     rank_zero_info(
         f"Resuming from {path}: epoch {progress.epochs_done}{inside}, global step {progress.global_step}."
