@@ -170,8 +170,8 @@ class RankBatches(SamplerProxy, ABC):
         self.draws = rank == 0
         """Whether the order comes from this process's random state, which then moves on."""
         self.divided_from = 0
-        """How much of the order was processed in global batches of another size, before a pass was resumed. The rest is
-        divided anew; what was processed counts as at least one batch."""
+        """How many items of the order an interrupted run has processed in global batches of another size. The first
+        batch of the resumed pass begins there; the items before it count as at least one batch."""
         self._drop_last = False
 
     @abstractmethod

@@ -393,7 +393,7 @@ class EngineLoader:
             self._seeds.epoch = partial(int, self._passes)  # without a reference to this object
         self._passes += 1
         device, own = self._device, None if self._mover is None else self._mover.batch_to_device
-        # nobody else may see a batch on the host while the device copies it
+        # user code must not get a batch in host memory while the device still copies it
         batches = without_restart(start_pass(self._source, self._pins and device is not None and own is None))
         if device is None:
             return batches

@@ -307,7 +307,7 @@ class Loaders:
         return {"data_ranks": ranks, **divided}
 
     def divide_from(self, done: int) -> int:
-        """Divide what follows the first ``done`` samples of the present epoch into batches anew; 0: the whole epoch.
+        """Let the next batch of the current epoch begin at sample ``done``, counted over all ranks; 0: at its start.
 
         With one rank, the training loader becomes a copy that draws through a :class:`RankBatches` from now on.
 

@@ -74,7 +74,7 @@ def of_this_rank(trainer: Any, checkpoint: Mapping[str, Any], inside: bool) -> M
             own: Mapping[str, Any] = expect(ranks[trainer.global_rank], {"rng?": (Mapping, None), "restart?": Mapping})
         return own
     if inside and (why := why_as_many(checkpoint) or _not_one_order(trainer)):
-        from drivetrain.trainer.stopping import end_of_epoch  # this module is imported by those that it imports
+        from drivetrain.trainer.stopping import end_of_epoch  # imported here, because it imports this module
 
         raise CheckpointError(
             f"The checkpoint was saved in the middle of an epoch by {len(ranks)} processes, and there are "
