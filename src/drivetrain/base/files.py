@@ -248,7 +248,7 @@ def move(source: Path, target: Path, new: bool = False) -> None:
     """Rename ``source`` to ``target``, atomically; only this function lets a file replace another.
 
     Args:
-        source: a complete file on the file system of ``target``.
+        source: a complete file on the file system of ``target``, or a folder, which never replaces another.
         target: the new name. A symbolic link there is replaced, not followed.
         new: never replace an existing file; ``source`` may then keep its name beside the new one.
 

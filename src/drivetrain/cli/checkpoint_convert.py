@@ -132,7 +132,7 @@ def _publish(staging: Path, target: Path) -> None:
     try:
         for made in sorted(staging.iterdir(), key=lambda each: each.name == target.name):
             place = target.with_name(made.name)
-            made.rename(place) if made.is_dir() else files.move(made, place, new=True)
+            files.move(made, place, new=True)
             moved.append(place)
     except BaseException:
         for place in moved:
