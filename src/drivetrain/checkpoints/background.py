@@ -1,26 +1,48 @@
-"""A checkpoint store that writes in a thread, through any other store."""
+"""A checkpoint store that writes while training continues, through any other store."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.base import files
+from drivetrain.base.rank_zero import any_rank_info
+from drivetrain.checkpoints import file
+from drivetrain.checkpoints.arena import Arena, NoRoomError, copied, fresh
+from drivetrain.checkpoints.container import pickled
 from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.checkpoints.writer import Writer, WriterEndedError
 from drivetrain.errors import CheckpointError, ConfigurationError, shown
 
 
+class Later:
+    """An entry of a checkpoint that is only known when the checkpoint is written, such as the checksums of other files.
+
+    Args:
+        value: returns the entry; it is called in the thread of :class:`AsyncCheckpointIO`, once.
+    """
+
+    def __init__(self, value: Callable[[], Any]) -> None:
+        self.value = value
+
+    def __deepcopy__(self, memo: Any) -> Later:
+        return self
+
+
 class AsyncCheckpointIO(CheckpointIO):
-    """Writes checkpoints one after the other in a thread, while training continues.
+    """Writes checkpoints one after the other while training continues.
 
     :meth:`save_checkpoint` returns when the checkpoint's tensors are copied to host memory, which must have room for
-    two copies. A ModelCheckpoint removes and ranks files when they are written, and the end of a run waits for them. If
-    a write fails, the next save or the end of the run raises its error.
+    two copies; if it has not, the save waits until the checkpoint is written, and a line says so. Local files are
+    written by a process of its own, which starts when a fit starts, and which gets only the processor time that
+    training leaves; other stores and addresses write in a thread. A ModelCheckpoint removes and ranks files when they
+    are written, and the end of a run waits for them. If a write fails, the next save or the end of the run raises its
+    error.
 
     Args:
         checkpoint_io: the store that writes and reads; ``None``: files, as by default.
@@ -35,18 +57,164 @@ class AsyncCheckpointIO(CheckpointIO):
                 f"AsyncCheckpointIO(checkpoint_io={shown(checkpoint_io)}) is not a CheckpointIO. Pass an object "
                 "of one, such as TorchCheckpointIO()."
             )
-        self.checkpoint_io = TorchCheckpointIO() if checkpoint_io is None else checkpoint_io
+        self.checkpoint_io = file.TorchCheckpointIO() if checkpoint_io is None else checkpoint_io
+        self._forget()
+
+    def _forget(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
+        self._arena: Arena | None = None
+        self._writer: Writer | None = None
+        self._has_process = True  # False: it could not be started
         # path -> a write that is running, or whose error was not raised yet
         self._writes: dict[str, Future[Any]] = {}
+        self._running: list[Future[Any]] = []  # the writes of the last save
+        self._saving = 0  # how many contexts of one_save() are open
+        self._in_place = False  # whether the running save has no copy, because the host has no room for it
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_thread": None, "_writes": {}}  # a thread cannot be pickled
+        return {"checkpoint_io": self.checkpoint_io}  # a thread and a process cannot be pickled
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
+
+    # ---- saving --------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the process that writes, before training: if that fails, a warning says so, and a thread writes."""
+        if self._writer is not None or os.name != "posix" or not file.writes_files(self.checkpoint_io):
+            return
+        self._arena = self._arena or Arena()
+        if not self._has_process:
+            return
+        try:
+            self._writer = Writer(self._arena)
+        except WriterEndedError as error:
+            self._has_process = False
+            any_rank_info(
+                f"The process that writes checkpoints in the background does not work: {error}. A thread of this "
+                "process writes them instead, which slows training down while it writes."
+            )
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy ``checkpoint``, and start writing the copy to ``path``."""
-        kept = _copied(dict(checkpoint), {})
-        self._begin(path, self.checkpoint_io.save_checkpoint, kept, path, storage_options)
+        with self.one_save():
+            self.begin(path, self._write, self.hold(dict(checkpoint), path), path, storage_options)
+
+    @contextlib.contextmanager
+    def one_save(self) -> Iterator[None]:
+        """Context of a save, in which :meth:`hold` and :meth:`begin` may be called several times, for its files.
+
+        At its start the files of the save before must be written, because its copies are overwritten.
+
+        Raises:
+            CheckpointError: a file of the save before could not be written.
+        """
+        if not self._saving:
+            self._settle()
+            failed = [name for name, write in self._writes.items() if write.exception() is not None]
+            if failed:
+                self.wait(failed[0])
+            self._running.clear()
+            self._in_place = False
+            if self._arena is not None:
+                self._arena.clear()
+                self._arena.hurry(False)
+        self._saving += 1
+        try:
+            yield
+        finally:
+            self._saving -= 1
+            if self._in_place and not self._saving:
+                self._settle()
+
+    def _settle(self) -> None:
+        """Wait for the writes of the last save, whether they fail or not."""
+        if self._arena is not None:
+            self._arena.hurry(True)
+        for running in self._running:
+            running.exception()
+
+    def hold(self, tree: Any, path: str | Path) -> Any:
+        """Return a copy of ``tree`` for :meth:`begin`, in a context of :meth:`one_save`.
+
+        If the host has no room for a copy, it is ``tree`` itself, the context waits for the write, and a line says so.
+        """
+        if not self._is_for_process(path):
+            return copied(tree, fresh)  # another store may keep the tensors, so each save needs memory of its own
+        self.start()
+        assert self._arena is not None  # made by start()
+        try:
+            return copied(tree, self._arena.hold)
+        except NoRoomError as error:
+            any_rank_info(f"Training waits until {path} is written: {error}.")
+            self._in_place = True
+            return tree
+
+    def _is_for_process(self, path: str | Path) -> bool:
+        return os.name == "posix" and file.writes_files(self.checkpoint_io) and not files.is_remote(path)
+
+    def begin(self, path: str | Path, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Call ``function`` in the thread, after what was begun before; until it returns, ``path`` is not durable."""
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drivetrain-checkpoints")
+        self._writes[str(path)] = future = self._thread.submit(function, *args)
+        self._running.append(future)
+        return future
+
+    def written(self, path: str | Path) -> Future[Any]:
+        """Return the write of ``path`` that has begun; its error is raised to the caller, not by :meth:`wait`."""
+        if (write := self._writes.pop(str(path), None)) is None:  # a strategy has written it by itself
+            write = Future()
+            write.set_result(None)
+        return write
+
+    def after(self, source: str | Path, path: str | Path, function: Callable[..., Any], *args: Any) -> None:
+        """Begin ``function``, which makes ``path`` of ``source``, for when ``source`` is written; not if that fails."""
+        written = self._writes[str(source)]
+
+        def when_written() -> None:
+            written.result()  # raises the exception of a failed write; the thread has already run it
+            function(*args)
+
+        self.begin(path, when_written)
+
+    def _write(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any) -> dict[str, Any] | None:
+        """Write a file; return its ``size`` and ``crc32`` if the process has written it."""
+        checkpoint = {key: each.value() if isinstance(each, Later) else each for key, each in checkpoint.items()}
+        if storage_options is None and self._is_for_process(path):
+
+            def write(content: dict[str, Any], target: Path | str, new: bool) -> dict[str, Any] | None:
+                structure, sources = pickled(content)
+                plain = {"data.pkl": structure, "byteorder": sys.byteorder.encode(), "version": b"3\n"}
+                records = {**plain, **{f"data/{key}": source for key, source in enumerate(sources)}}
+                named = [(f"archive/{name}", record) for name, record in records.items()]
+                return self.write_records(Path(target), named, zipped=True, new=new)
+
+            if (receipt := file.save(checkpoint, path, write)) is not None:
+                return receipt
+        self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
+        return None
+
+    def write_records(self, path: Path, records: list[tuple[str, Any]], **options: Any) -> dict[str, Any] | None:
+        """Write a file in the process, see :meth:`Writer.write`, if there is one that works; :meth:`begin` calls it.
+
+        Returns:
+            What the process has answered; ``None``: the caller must write the file itself.
+        """
+        if self._writer is None or self._in_place:
+            return None
+        try:
+            return self._writer.write(path, records, **options)
+        except WriterEndedError as error:
+            self._writer = None
+            any_rank_info(
+                f"The process that writes checkpoints in the background has failed: {error}. This process writes "
+                f"{path}, and starts another one for the next checkpoint."
+            )
+            return None
+
+    # ---- as the store behind it --------------------------------------------------------------------------------
 
     def load_checkpoint(
         self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = None
@@ -80,13 +248,7 @@ class AsyncCheckpointIO(CheckpointIO):
             return self.checkpoint_io.copy(source, path, link, replaces)
         if not replaces and self.exists(path):
             return False
-        written = self._writes[str(source)]
-
-        def copy_when_written() -> None:
-            written.result()  # raises the exception of a failed write; the thread has already run it
-            self.checkpoint_io.copy(source, path, link)
-
-        self._begin(path, copy_when_written)
+        self.after(source, path, self.checkpoint_io.copy, source, path, link)
         return True
 
     def link_target(self, path: str | Path) -> str | None:
@@ -105,6 +267,8 @@ class AsyncCheckpointIO(CheckpointIO):
         for name in list(self._writes) if path is None else [str(path)]:
             if (write := self._writes.pop(name, None)) is None:
                 continue
+            if self._arena is not None:
+                self._arena.hurry(True)
             try:
                 write.result()
             except CheckpointError:
@@ -117,26 +281,12 @@ class AsyncCheckpointIO(CheckpointIO):
         self.checkpoint_io.wait(path)
 
     def teardown(self) -> None:
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            thread.shutdown()
+        self._settle()
+        if self._thread is not None:
+            self._thread.shutdown()
+        if self._writer is not None:
+            self._writer.close()
+        if self._arena is not None:
+            self._arena.close()
+        self._thread = self._writer = self._arena = None
         self.checkpoint_io.teardown()
-
-    def _begin(self, path: str | Path, function: Callable[..., Any], *args: Any) -> None:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drivetrain-checkpoints")
-        self._writes[str(path)] = self._thread.submit(function, *args)
-
-
-def _copied(value: Any, seen: dict[Any, Tensor]) -> Any:
-    """Return a copy in host memory; tensors that share memory, such as tied weights, share it in the copy."""
-    if type(value) in (dict, list, tuple):
-        if isinstance(value, dict):
-            return {key: _copied(each, seen) for key, each in value.items()}
-        return type(value)(_copied(each, seen) for each in value)
-    if type(value) is not Tensor:
-        return copy.deepcopy(value)
-    key = value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride()
-    if value.data_ptr() == 0 or key not in seen:
-        seen[key] = value.detach().to("cpu", copy=True)
-    return seen[key]

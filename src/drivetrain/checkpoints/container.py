@@ -64,20 +64,31 @@ def write_unread(value: Any, stream: IO[bytes]) -> None:
         CheckpointError: an unread tensor's file is missing or damaged.
         RuntimeError, OSError, pickle.PickleError, AttributeError, TypeError: as in :func:`write`.
     """
-    pickled = io.BytesIO()
-    pickler = _UnreadPickler(pickled, 2)
-    pickler.dump(value)
+    structure, sources = pickled(value)
     writer = torch._C.PyTorchFileWriter(stream, True, _ALIGNMENT)  # True: with checksums
     try:
-        for name, content in (("data.pkl", pickled.getvalue()), ("byteorder", sys.byteorder.encode())):
+        for name, content in (("data.pkl", structure), ("byteorder", sys.byteorder.encode())):
             writer.write_record(name, content, len(content))
-        for key, source in enumerate(pickler.sources):
+        for key, source in enumerate(sources):
             is_unread = isinstance(source, UnreadTensor)
             storage: Any = source.whole().contiguous().untyped_storage() if is_unread else source.cpu()
             writer.write_record(f"data/{key}", storage, storage.nbytes())
             del storage
     finally:
         writer.write_end_of_file()  # after an error too: torch would end the process when it frees an open writer
+
+
+def pickled(value: Any) -> tuple[bytes, list[Any]]:
+    """Return the record ``data.pkl`` of a container with ``value``, and the sources of its records ``data/0``, ...:
+    storages and unread tensors.
+
+    Raises:
+        pickle.PickleError, AttributeError, TypeError: a value cannot be pickled.
+    """
+    structure = io.BytesIO()
+    pickler = _UnreadPickler(structure, 2)
+    pickler.dump(value)
+    return structure.getvalue(), pickler.sources
 
 
 _ALIGNMENT = 64  # bytes; torch's own

@@ -8,10 +8,10 @@ import io
 import os
 import pickle
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 
@@ -20,7 +20,7 @@ from drivetrain.base import files
 from drivetrain.base.introspect import overrides
 from drivetrain.base.registry import Registry
 from drivetrain.base.tree import map_leaves
-from drivetrain.checkpoints.io import CheckpointIO, behind, unreachable
+from drivetrain.checkpoints.io import CheckpointIO, background_of, behind, unreachable
 from drivetrain.errors import (
     CheckpointError,
     CheckpointNameError,
@@ -29,6 +29,8 @@ from drivetrain.errors import (
     RunError,
     described,
 )
+
+R = TypeVar("R")
 
 # Exceptions of pickle for an object that it cannot write, or whose class it cannot find.
 _UNPICKLABLE = (pickle.PickleError, AttributeError, TypeError, ImportError)
@@ -53,9 +55,8 @@ class TorchCheckpointIO(CheckpointIO):
 
     The file is written under a temporary name beside the target, fsynced, renamed to the target, and the directory is
     fsynced: a reader sees the old file or the new one, never a part. For an address, the file is written on this
-        machine
-    and then uploaded as one object: see :mod:`drivetrain.base.remote`. On load the CRC-32 of each record in the zip
-    container is checked, because torch silently accepts flipped bits.
+    machine and then uploaded as one object: see :mod:`drivetrain.base.remote`. On load the CRC-32 of each record in the
+    zip container is checked, because torch silently accepts flipped bits.
 
     By default, only plain data is read. Other objects in a checkpoint of another trainer are left out with a warning.
     torch's older format, which has no checksums, is read too. With ``weights_only=False`` all objects are unpickled,
@@ -96,34 +97,7 @@ class TorchCheckpointIO(CheckpointIO):
                 f"TorchCheckpointIO writes local files and takes no storage_options, got {storage_options!r}. "
                 "Leave them out, or pass a CheckpointIO of your own in Trainer(plugins=[...])."
             )
-        from drivetrain.checkpoints.container import write as write_container  # imported only when something is written
-
-        target, refused = _target(path), _refused.get()
-        if isinstance(target, Path):
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise _unwritten(target, files.reason(error, target), "Choose another default_root_dir.") from error
-        try:
-            with files.replacing(target, durable=True, new=refused is not None) as stream:
-                write_container(dict(checkpoint), stream)
-        except FileExistsError:
-            if refused is None:
-                raise
-            refused.append(str(path))
-        except _UNPICKLABLE as error:
-            raise CheckpointError(
-                f"The checkpoint {target} was not written, because an object in it cannot be pickled: {error}. "
-                "Leave that object out of the state."
-            ) from error
-        except (OSError, RuntimeError) as error:
-            number, why = getattr(error, "errno", None) or 0, getattr(error, "strerror", None) or str(error)
-            cure = _CURES.get(number, "Free some space or choose another default_root_dir.")
-            if files.is_remote(target):  # an address: first written to the temporary folder
-                cure = "Check the address, the credentials and the connection."
-                if number == errno.ENOSPC:
-                    cure = "Free some space, or set the variable TMPDIR to a folder with more."
-            raise _unwritten(target, why, cure) from error
+        save(checkpoint, path, _write)
 
     def load_checkpoint(
         self, path: str | Path | IO[bytes], map_location: Any = "cpu", weights_only: bool | None = None
@@ -253,6 +227,51 @@ class TorchCheckpointIO(CheckpointIO):
         return True
 
 
+def save(
+    checkpoint: Mapping[str, Any], path: str | Path, write: Callable[[dict[str, Any], Path | str, bool], R]
+) -> R | None:
+    """Write ``checkpoint`` to the file ``path`` by calling ``write`` with its content, the file or address, and whether
+    it must be new; return what that returns.
+
+    Raises:
+        CheckpointError: the file could not be written; the previous one is complete.
+        ConfigurationError: ``path`` cannot be a file name.
+    """
+    target, refused = _target(path), _refused.get()
+    if isinstance(target, Path):
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritten(target, files.reason(error, target), "Choose another default_root_dir.") from error
+    try:
+        return write(dict(checkpoint), target, refused is not None)
+    except FileExistsError:
+        if refused is None:
+            raise
+        refused.append(str(path))
+    except _UNPICKLABLE as error:
+        raise CheckpointError(
+            f"The checkpoint {target} was not written, because an object in it cannot be pickled: {error}. "
+            "Leave that object out of the state."
+        ) from error
+    except (OSError, RuntimeError) as error:
+        number, why = getattr(error, "errno", None) or 0, getattr(error, "strerror", None) or str(error)
+        cure = _CURES.get(number, "Free some space or choose another default_root_dir.")
+        if files.is_remote(target):  # an address: first written to the temporary folder
+            cure = "Check the address, the credentials and the connection."
+            if number == errno.ENOSPC:
+                cure = "Free some space, or set the variable TMPDIR to a folder with more."
+        raise _unwritten(target, why, cure) from error
+    return None
+
+
+def _write(checkpoint: dict[str, Any], target: Path | str, new: bool) -> None:
+    from drivetrain.checkpoints.container import write  # imported only when something is written
+
+    with files.replacing(target, durable=True, new=new) as stream:
+        write(checkpoint, stream)
+
+
 def entries(path: str | Path) -> dict[str, Any]:
     """Return the entries of the local checkpoint at ``path``; tensors are read from disk when they are used.
 
@@ -270,13 +289,20 @@ def entries(path: str | Path) -> dict[str, Any]:
 
 def writes_files(store: CheckpointIO) -> bool:
     """Return whether ``store`` writes checkpoints as :class:`TorchCheckpointIO` does, to files and folders."""
+    store = _behind_background(store)
     return isinstance(store, TorchCheckpointIO) and not overrides(store, "save_checkpoint", TorchCheckpointIO)
+
+
+def _behind_background(store: CheckpointIO) -> CheckpointIO:
+    background = background_of(store)
+    return store if background is None else background.checkpoint_io
 
 
 def reads_files(store: CheckpointIO) -> bool:
     """Return whether ``store`` reads checkpoints as :class:`TorchCheckpointIO` does, so that :func:`entries` can read
     them.
     """
+    store = _behind_background(store)
     return isinstance(store, TorchCheckpointIO) and not overrides(store, "load_checkpoint", TorchCheckpointIO)
 
 

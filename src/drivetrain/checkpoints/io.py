@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import re
+import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.base import files
 from drivetrain.base.registry import Registry, names_itself
 from drivetrain.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from drivetrain.checkpoints.background import AsyncCheckpointIO
 
 
 class FileAnswers:
@@ -232,6 +236,12 @@ def wait_for(store: FileAnswers, path: str | Path) -> None:
         raise CheckpointError(
             f"The checkpoint {path} was not written: {error}. Checkpoints that were written before it are unchanged."
         ) from error
+
+
+def background_of(store: FileAnswers) -> AsyncCheckpointIO | None:
+    """Return ``store`` if it is an AsyncCheckpointIO, to whose saves several ranks can contribute."""
+    module = sys.modules.get("drivetrain.checkpoints.background")  # imported by a program that uses it
+    return store if module is not None and isinstance(store, module.AsyncCheckpointIO) else None
 
 
 def behind(path: str | Path) -> types.ModuleType | None:

@@ -24,7 +24,7 @@ import math
 import os
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,9 @@ Folder = Path | str
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 """A part of a tensor: where it begins in each dimension, and its shape."""
+
+Part = tuple[str, Tensor, tuple[int, ...], Box]
+"""What a process writes of a tensor: its name, the part on host or device, the complete shape, the part's position."""
 
 
 @dataclass
@@ -85,7 +88,7 @@ class Written:
     tensors: dict[str, Stored] = field(default_factory=dict)
 
 
-def written_of(folder: Path, plain: Mapping[str, Any]) -> Written:
+def written_of(folder: Folder, plain: Mapping[str, Any]) -> Written:
     """Return the :class:`Written` in ``folder`` from its ``dataclasses.asdict`` after JSON."""
     return Written(dict(plain["files"]), _tensors(folder, plain))
 
@@ -122,14 +125,8 @@ def prepare(path: Folder, new: bool) -> None:
         raise OSError(f"a file has this name: {path}") from None
 
 
-def write_tensors(folder: Folder, name: str, parts: Iterable[tuple[str, Tensor, tuple[int, ...], Box]]) -> Written:
-    """Write one process's parts of tensors into the file ``name``.
-
-    Args:
-        folder: the checkpoint's folder.
-        name: the file's name.
-        parts: for each part, the tensor's name, the part on host or device, the complete shape, and the part's
-            position.
+def write_tensors(folder: Folder, name: str, parts: Iterable[Part]) -> Written:
+    """Write one process's ``parts`` of tensors into the file ``name`` in the checkpoint's ``folder``.
 
     Raises:
         OSError: the file could not be written.
@@ -166,7 +163,23 @@ def _memory_of(tensor: Tensor) -> memoryview:
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
 
-def commit(folder: Folder, save: str, tree: Any, everyones: Sequence[Written]) -> None:
+def write_content(file: Path | str, content: bytes) -> None:
+    """Write a small file, durably.
+
+    Raises:
+        OSError: the file could not be written.
+    """
+    with files.replacing(file, durable=True) as stream:
+        stream.write(content)
+
+
+def commit(
+    folder: Folder,
+    save: str,
+    tree: Any,
+    everyones: Sequence[Written],
+    write: Callable[[Path | str, bytes], None] = write_content,
+) -> None:
     """Write the plain data, then the manifest; afterwards remove the files of earlier saves.
 
     Args:
@@ -174,6 +187,7 @@ def commit(folder: Folder, save: str, tree: Any, everyones: Sequence[Written]) -
         save: the eight digits of this save, the prefix of its file names.
         tree: plain data, with references in place of tensors: see :mod:`json_tree`.
         everyones: the output of each process.
+        write: writes a file, durably.
 
     Raises:
         CheckpointError: this process does not see another process's file.
@@ -181,8 +195,7 @@ def commit(folder: Folder, save: str, tree: Any, everyones: Sequence[Written]) -
     """
     content = json.dumps(tree, allow_nan=False, separators=(",", ":")).encode()
     state = f"{save}.state.json"
-    with files.replacing(_in(folder, state), durable=True) as stream:
-        stream.write(content)
+    write(_in(folder, state), content)
     own = Written({state: {"size": len(content), "crc32": zlib.crc32(content)}})
     all_files: dict[str, dict[str, int]] = {}
     tensors: dict[str, Stored] = {}
@@ -200,8 +213,7 @@ def commit(folder: Folder, save: str, tree: Any, everyones: Sequence[Written]) -
         "format": _FORMAT, "version": _VERSION, "state": state, "files": all_files,
         "tensors": {name: asdict(stored) for name, stored in tensors.items()},
     }  # fmt: skip
-    with files.replacing(_in(folder, MANIFEST), durable=True) as stream:
-        stream.write(json.dumps(manifest).encode())
+    write(_in(folder, MANIFEST), json.dumps(manifest).encode())
     if isinstance(folder, Path):
         files.sync_directory(folder.parent)  # the folder itself may be new
     _remove_others(folder, all_files)

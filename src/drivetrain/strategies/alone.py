@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from drivetrain.base.introspect import overrides
 from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.group import LoneGroup
+from drivetrain.strategies.waiting import hurry
 
 if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy
@@ -24,6 +25,7 @@ STATE_VERBS = (
 @contextmanager
 def alone(strategy: Strategy, what: Alone) -> Iterator[Alone]:
     """Context in which this rank does not communicate; yields ``what``, the state that it can save alone."""
+    hurry()  # of saves in the background that wait for other ranks
     groups, lone = strategy._groups, LoneGroup(strategy.global_rank)
     strategy._groups = lone, lone, lone
     try:

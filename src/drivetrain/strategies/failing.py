@@ -29,6 +29,7 @@ def report(error: BaseException, sheet: Sheet | None, summary: Callable[[Excepti
         sheet: this rank's sheet on the board; ``None``: no process watches this rank.
         summary: returns the text for the other ranks.
     """
+    waiting.hurry()
     if isinstance(error, Exception):
         _tell_ranks(error, summary)
     _write_for_report(sheet, error)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.base import files
 from drivetrain.base.restoring import WrongForm, count, entry, expect, shown_error
-from drivetrain.checkpoints.io import CheckpointIO, wait_for
+from drivetrain.checkpoints.io import CheckpointIO, background_of, wait_for
 from drivetrain.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def save(
         part: the state that exists only on this rank; ``None`` on all ranks: none.
         path: of the main file.
         storage_options: for the store.
-        waits: wait until the checkpoint is durable; otherwise a save without rank files may continue in the background.
+        waits: wait until the checkpoint is durable; otherwise the store may still be writing it.
         listed: the key in the main file for the list of rank files.
 
     Raises:
@@ -64,6 +64,14 @@ def save(
     """
     entries, failure = list[Entry](), None
     if strategy.world_size > 1 and part is not None:
+        background = background_of(strategy.checkpoint_io)
+        if background is not None and strategy.world.store is not None:
+            from drivetrain.strategies.joint_save import begin  # imported here, because it imports this file
+
+            begin(strategy, background, state, part, path, storage_options, listed)
+            if waits:
+                wait_for(background, path)
+            return
         path, entries = write(strategy, part, path, storage_options)
         state = {**state, listed: entries} if entries else state
     store = strategy.checkpoint_io
@@ -115,7 +123,7 @@ def write(
         try:
             strategy.checkpoint_io.save_checkpoint(part, file, storage_options)
             wait_for(strategy.checkpoint_io, file)  # the file must be durable before the main file, which lists it
-            own = _entry_of(file)
+            own = entry_of(file)
         except Exception as error:
             failure = error
     outcomes = strategy.world.gather_objects((own, failure and shown_error(failure)))
@@ -137,9 +145,14 @@ def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry]) -> No
     if strategy.is_global_zero:
         remove_others(strategy.checkpoint_io, path, {each["name"] for each in entries})
         return
+    remember(strategy, path, entries[strategy.global_rank - 1]["name"] if entries else None)
+
+
+def remember(strategy: Strategy, path: str | Path, name: str | None) -> None:
+    """Remove this rank's previous file of the checkpoint ``path``; its next save removes ``name``."""
     earlier = strategy._rank_files_written.pop(str(path), None)
-    if entries:
-        strategy._rank_files_written[str(path)] = entries[strategy.global_rank - 1]["name"]
+    if name is not None:
+        strategy._rank_files_written[str(path)] = name
     if earlier is not None:
         strategy.checkpoint_io.remove_checkpoint(_beside(path, earlier))
 
@@ -161,9 +174,13 @@ def remove(strategy: Strategy, path: str | Path) -> None:
 
 def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replaces: bool = True) -> bool:
     """Copy the checkpoint ``source`` to ``path`` with its rank files, or link to it: see :meth:`CheckpointIO.copy`."""
-    # such a source has no rank files: a save with rank files waits until it is durable
     if not store.is_durable(source):
-        return store.copy(source, path, link=link, replaces=replaces)
+        if (background := background_of(store)) is None:  # rank files would have made the save wait until it is durable
+            return store.copy(source, path, link=link, replaces=replaces)
+        if not replaces and store.exists(path):
+            return False
+        background.after(source, path, copy, background.checkpoint_io, source, path, link)
+        return True
     origin = store.resolve(source)
     copies = {
         file: f"{path}{os.path.basename(file)[len(os.path.basename(origin)) :]}" for file in _found(store, origin)
@@ -275,7 +292,8 @@ def of_other_ranks(strategy: Strategy, saved_by: int) -> str:
     )
 
 
-def _entry_of(file: str) -> Entry:
+def entry_of(file: str) -> Entry:
+    """Return what the main file lists of the rank file ``file``, which is read for its checksum."""
     own: Entry = {"name": os.path.basename(file)}
     if os.path.isfile(local := os.path.expanduser(file)):
         own["size"], own["crc32"] = _measured(local)

@@ -17,6 +17,7 @@ from drivetrain.base import files
 from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints import json_tree, sharded
 from drivetrain.checkpoints.file import refused_here, writes_files
+from drivetrain.checkpoints.io import background_of
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import rank_files
 from drivetrain.strategies.sharded_state import boxes_of, is_dtensor, local_shard
@@ -43,6 +44,12 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
     if save_id is None:  # a checkpoint of another process has this name
         return
     folder = sharded.place(path)
+    background = background_of(strategy.checkpoint_io)
+    if background is not None and (strategy.world_size == 1 or strategy.world.store is not None):
+        from drivetrain.strategies.background_shards import begin  # imported here, because it imports this file
+
+        begin(strategy, background, checkpoint, path, save_id)
+        return
     names = TensorNames(checkpoint)
     tree = json_tree.encode(dict(checkpoint), names.of)
     written, failure = sharded.Written(), None
@@ -60,11 +67,16 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
     except Exception as error:
         sharded.discard(folder, save_id)
         if isinstance(error, OSError):
-            raise CheckpointError(
-                f"The checkpoint {folder} could not be written: {shown_error(error)}. What was there before is "
-                "untouched. Free some space or choose another default_root_dir."
-            ) from error
+            raise unwritten(folder, error) from error
         raise
+
+
+def unwritten(folder: sharded.Folder, error: OSError) -> CheckpointError:
+    """Return the error of a save to ``folder`` that failed with ``error``."""
+    return CheckpointError(
+        f"The checkpoint {folder} could not be written: {shown_error(error)}. What was there before is untouched. Free "
+        "some space or choose another default_root_dir."
+    )
 
 
 def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, save_id: str) -> str:
@@ -174,14 +186,14 @@ class TensorNames:
 def _write_part(strategy: Strategy, names: TensorNames, folder: Path | str, save_id: str) -> sharded.Written:
     """Write this rank's tensors into ``folder``; return their descriptions, on rank 0 with a list of all tensors."""
     written = sharded.Written()
-    if parts := _parts_of_rank(names, strategy.is_global_zero):
+    if parts := parts_of_rank(names, strategy.is_global_zero):
         written = sharded.write_tensors(folder, f"{save_id}.rank{strategy.global_rank}.bin", parts)
     if strategy.is_global_zero:
         sharded.list_all(written, names.tensors)
     return written
 
 
-def _parts_of_rank(names: TensorNames, is_first: bool) -> list[tuple[str, Tensor, tuple[int, ...], sharded.Box]]:
+def parts_of_rank(names: TensorNames, is_first: bool) -> list[sharded.Part]:
     """Return this rank's tensors to write: its shards, unless another rank writes the same ones; rank 0 adds plain
     tensors.
     """

@@ -9,7 +9,9 @@ of each rank answers (loops/stop.py).
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -17,12 +19,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drivetrain.errors import DrivetrainError, PeerError
+from drivetrain.errors import DrivetrainError, PeerError, text_of
 
 _FAILED = "drivetrain/failed"  # key prefix in the store: the number of failed ranks, and below it their texts
 _ASKED = "drivetrain/where"  # key prefix: the number of questions for positions, and below it the answers
 _RUNS = "drivetrain/runs of rank"
 _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 16.0  # the pauses between two checks grow, because the wait may be long
+
+_GRACE_S = 10.0  # seconds that the threads of a failing rank still wait for other ranks
 
 _ABANDONED: list[Any] = []  # running exchanges and their groups: see _abandon
 
@@ -35,16 +39,18 @@ class _Here:
             0 before the processes have met.
         place: the number of batches begun and a description of the fit's position; ``None`` outside a fit.
         told: the store in which this process has announced its failure.
+        leaves: the time at which this process stops waiting for what others write, after an exception.
     """
 
     run = 0
+    leaves = math.inf
     place: Callable[[], tuple[int, str]] | None = None
     told: Any = None
 
 
 def begin_run() -> None:
     """Begin a distributed run: this rank has not failed in it, and failures of earlier runs are ignored."""
-    _Here.run = 0
+    _Here.run, _Here.leaves = 0, math.inf
     number_run()
     if _Here.told is not None and _Here.told is store_of_job():
         with suppress(RuntimeError):
@@ -71,6 +77,36 @@ def announce(store: Any, text: str) -> None:
 def has_announced(store: Any) -> bool:
     """Return whether this rank has announced its failure in this run in ``store``."""
     return _Here.told is store
+
+
+def hurry() -> None:
+    """Let the threads of this process soon give up waiting for other ranks: one of them may be dead."""
+    _Here.leaves = min(_Here.leaves, time.monotonic() + _GRACE_S)
+
+
+def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
+    """Wait in a thread until ``store`` has all ``keys``, which ``ranks`` set.
+
+    Args:
+        store: a connection that only this thread uses.
+        keys: the keys. ranks: the ranks that set them; this rank does not count.
+
+    Returns:
+        Why they will not come; "" if they are there.
+    """
+    look_s, others = _FIRST_LOOK_S, [rank for rank in ranks if rank != dist.get_rank()]
+    try:
+        while not store.check(list(keys)):
+            if failed := failures(store, others):
+                return failed[0]
+            if time.monotonic() > _Here.leaves:
+                return "another rank does not answer"
+            with suppress(RuntimeError):  # after the time
+                store.wait(list(keys), timedelta(seconds=look_s))
+            look_s = min(2 * look_s, _LAST_LOOK_S, max(_FIRST_LOOK_S, _Here.leaves - time.monotonic()))
+    except RuntimeError as error:  # the process that has the store has ended
+        return f"the store of the job does not answer: {text_of(error)}"
+    return ""
 
 
 def failures(store: Any, ranks: Sequence[int]) -> list[str]:

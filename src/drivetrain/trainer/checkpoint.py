@@ -18,7 +18,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, load_schedulers, naming, restoring
 from drivetrain.base.seed import rng_state
 from drivetrain.checkpoints.file import EMPTY_PATH, reads_files
-from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.checkpoints.io import CheckpointIO, background_of
 from drivetrain.errors import (
     CheckpointError,
     CheckpointNameError,
@@ -280,6 +280,8 @@ def check_at_start(trainer: Trainer) -> None:
     refused = trainer.strategy.facts.refuses.get("save_trainable_only")
     if refused and trainer.settings.save_trainable_only:
         raise ConfigurationError(f"Trainer(save_trainable_only=True) {refused} Or leave save_trainable_only out.")
+    if (background := background_of(trainer.strategy.checkpoint_io)) is not None:
+        background.start()
     if parity.current().pickle:
         return  # with pickling, any value can be stored
     try:

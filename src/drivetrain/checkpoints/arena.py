@@ -1,0 +1,190 @@
+"""Copies of a checkpoint's tensors in memory that two processes share."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import mmap
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.checkpoints.writer_process import ALIGNMENT, CONTROL
+
+_MARGIN = 1.05  # of the memory that a copy needs: what its pickled structure and the allocator take besides
+
+
+class NoRoomError(Exception):
+    """The host has too little memory for a copy; the message says how much it needs and has."""
+
+
+class Arena:
+    """Memory for the copies of one checkpoint, reused by the next one.
+
+    It is one file without a name in memory, which another process can map too, so its number of descriptors does not
+    depend on the number of tensors. It grows to the size of the largest checkpoint, and is never written while a copy
+    in it is used: :meth:`clear` says when it is free.
+
+    Attributes:
+        descriptor: the open file. size: its size in bytes.
+    """
+
+    def __init__(self) -> None:
+        if hasattr(os, "memfd_create"):
+            self.descriptor = os.memfd_create("drivetrain-checkpoint")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.descriptor = os.dup(file.fileno())
+        self.size, self._used = 0, CONTROL
+        self._map: Any = None
+        self._mapped: list[tuple[int, int]] = []  # address and size of each map that tensors may still use
+        self._views: dict[Any, Tensor] = {}  # tensors over the memory, kept because the next checkpoint has the same
+        self._grow(CONTROL)
+
+    def close(self) -> None:
+        """Free the memory, once no tensor uses it."""
+        self._views.clear()
+        self._map, self._mapped = None, []
+        os.close(self.descriptor)
+
+    def clear(self) -> None:
+        """Use the memory again from its start: the copies that were made before are not needed any more."""
+        self._used = CONTROL
+        del self._mapped[:-1]
+
+    def hurry(self, now: bool) -> None:
+        """Say whether this process waits for the one that reads the memory, which else leaves time for training."""
+        if self._map is not None:
+            self._map[0] = now
+
+    def hold(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return a copy of each tensor in this memory: see :func:`copied`.
+
+        Raises:
+            NoRoomError: the host has too little memory; nothing was copied.
+        """
+        places, end = [], self._used
+        for tensor in tensors:
+            places.append(end)
+            end += -(-tensor.numel() * tensor.element_size() // ALIGNMENT) * ALIGNMENT
+        self._grow(end)
+        self._used = end
+        copies = list(map(self._view, tensors, places))
+        with torch.no_grad():
+            torch._foreach_copy_(copies, [tensor.detach() for tensor in tensors])
+        return copies
+
+    def place_of(self, storage: torch.UntypedStorage) -> int | None:
+        """Return where ``storage`` begins in this memory; ``None`` if it is elsewhere."""
+        address = storage.data_ptr()
+        return next((address - begin for begin, size in self._mapped if begin <= address < begin + size), None)
+
+    def _grow(self, size: int) -> None:
+        if size <= self.size:
+            return
+        available = available_memory()
+        if available is not None and available < _MARGIN * (size - self.size):
+            raise NoRoomError(
+                f"a copy of it needs {size - self.size} bytes more of host memory, and {available} are available"
+            )
+        os.ftruncate(self.descriptor, size)
+        grown = mmap.mmap(self.descriptor, size)  # an earlier map lives as long as the tensors of this save need it
+        self._views.clear()
+        self._map, self.size = grown, size
+        self._mapped.append((torch.frombuffer(grown, dtype=torch.uint8).data_ptr(), size))
+
+    def _view(self, tensor: Tensor, at: int) -> Tensor:
+        key = at, tensor.dtype, tensor.shape, tensor.stride()
+        if key not in self._views:
+            if not tensor.numel():
+                return torch.empty_like(tensor, device="cpu")
+            flat = torch.frombuffer(self._map, dtype=tensor.dtype, count=tensor.numel(), offset=at)
+            # a copy keeps the order of the elements in memory, such as channels_last, as clone() does
+            strides = torch.empty_like(tensor, device="meta").stride()
+            self._views[key] = flat.as_strided(tensor.shape, strides)
+        return self._views[key]
+
+
+def copied(tree: Any, hold: Callable[[Sequence[Tensor]], list[Tensor]]) -> Any:
+    """Return ``tree`` with the copies that ``hold`` returns for its tensors; other values are copied by deepcopy.
+
+    A tensor that occurs several times, such as a tied weight, is copied once.
+
+    Args:
+        tree: dictionaries, lists and tuples. Tensors of subclasses, and those without dense storage, count as other
+            values.
+        hold: :meth:`Arena.hold`, or :func:`fresh`.
+    """
+    found: dict[Any, Tensor] = {}
+    _map_tensors(lambda tensor: found.setdefault(_key(tensor), tensor), tree, lambda other: other)
+    copies = dict(zip(found, hold(list(found.values())), strict=True))
+    return _map_tensors(lambda tensor: _like(tensor, copies[_key(tensor)]), tree, copy.deepcopy)
+
+
+def fresh(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies in host memory that belong to nobody else."""
+    return [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+
+
+def _key(tensor: Tensor) -> Any:
+    if not tensor.numel():
+        return id(tensor)
+    same = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+    return *same, tensor.is_conj(), tensor.is_neg()
+
+
+def _like(tensor: Tensor, made: Tensor) -> Tensor:
+    return nn.Parameter(made, tensor.requires_grad) if type(tensor) is nn.Parameter else made
+
+
+def _is_dense(value: Any) -> bool:
+    if type(value) not in (Tensor, nn.Parameter) or value.layout is not torch.strided:
+        return False
+    return not (value.is_quantized or value.is_meta or value.__dict__)
+
+
+def _map_tensors(function: Callable[[Tensor], Any], value: Any, other: Callable[[Any], Any]) -> Any:
+    """Return ``value`` with ``function`` applied to its dense tensors, and ``other`` to what is no container."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _map_tensors(function, each, other) for key, each in value.items()}
+    if kind is OrderedDict:
+        rebuilt = OrderedDict((key, _map_tensors(function, each, other)) for key, each in value.items())
+        vars(rebuilt).update(other(vars(value)))  # a state_dict keeps the versions of its modules there
+        return rebuilt
+    if kind in (list, tuple):
+        return kind(_map_tensors(function, each, other) for each in value)
+    return function(value) if _is_dense(value) else other(value)
+
+
+def available_memory() -> int | None:
+    """Return how many bytes of host memory this process can still use; ``None`` where the system does not say.
+
+    The limit of a container (cgroup) counts, where there is one.
+    """
+    found = []
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    for folder, most, used in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # "max": no limit
+            limit, now = (int(Path(folder, name).read_text()) for name in (most, used))
+            found.append(limit - now + _cache_of(Path(folder)))
+    return max(0, min(found)) if found else None
+
+
+def _cache_of(folder: Path) -> int:
+    """Return the bytes of files in memory, which count as used, and which the system gives up for a process."""
+    with contextlib.suppress(OSError, ValueError):
+        entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return int(entries.get("inactive_file", 0)) + int(entries.get("active_file", 0))
+    return 0

@@ -1,0 +1,133 @@
+"""A process that writes files for this one, from memory that both share: see writer_process.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import drivetrain
+from drivetrain.checkpoints import writer_process
+from drivetrain.checkpoints.arena import Arena
+
+_PROGRAM = [writer_process.__file__]
+_START_S = 60.0  # seconds within which the process must answer that it has started
+
+
+class WriterEndedError(Exception):
+    """The process has ended, or could not start; the message says how. It has changed no complete file."""
+
+
+class Writer:
+    """The process that writes checkpoints, and the memory that it shares with this one.
+
+    Args:
+        arena: the memory.
+
+    Raises:
+        WriterEndedError: the process could not be started.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena, self._lock = arena, threading.Lock()
+        root = str(Path(drivetrain.__file__).parent.parent)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, *_PROGRAM, str(arena.descriptor)], bufsize=0, env=environment,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[arena.descriptor],
+                start_new_session=True,  # Ctrl-C in the terminal is meant for the training
+            )  # fmt: skip
+        except OSError as error:
+            raise WriterEndedError(f"it could not be started: {error}") from error
+        late = threading.Timer(_START_S, self._process.kill)
+        late.start()
+        try:
+            self._answer()
+        finally:
+            late.cancel()
+
+    def write(
+        self, path: Path, records: Iterable[tuple[str, Any]], *, zipped: bool, new: bool = False
+    ) -> dict[str, Any]:
+        """Write a file, durably and atomically, and return its ``size`` in bytes, its ``crc32``, and ``records``: for
+        each name the place in the file and the CRC-32.
+
+        Args:
+            path: the file, in an existing folder.
+            records: names and contents: bytes, or tensors' storages, which are not copied if they are in the arena.
+            zipped: as a zip container, in which torch finds its records; else the contents alone, and ``records`` of
+                the result is filled.
+            new: never replace a file.
+
+        Raises:
+            FileExistsError: ``new`` was requested and there is such a file.
+            OSError: the file could not be written; an earlier file is unchanged.
+            WriterEndedError: the process has ended.
+        """
+        inline, listed = bytearray(), []
+        for name, content in records:
+            if isinstance(content, torch.UntypedStorage):
+                at = self._arena.place_of(content)
+                if at is not None:
+                    listed.append((name, True, at, content.nbytes()))
+                    continue
+                content = _bytes_of(content)
+            listed.append((name, False, len(inline), len(content)))
+            inline += content
+        order = {"path": str(path), "zip": zipped, "new": new, "memory": self._arena.size, "records": listed}
+        with self._lock:
+            try:
+                writer_process.send(self._process.stdin, order, bytes(inline))
+            except OSError:  # a broken pipe
+                raise self._ended() from None
+            answer = self._answer()
+        if "exists" in answer:
+            raise FileExistsError(f"there is something at {path}")
+        if "text" in answer:
+            raise OSError(answer["errno"] or 0, answer["text"], answer["file"])
+        return answer
+
+    def close(self) -> None:
+        """End the process; what it was writing is removed."""
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                stream.close()  # type: ignore[union-attr]
+        self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        answers: Any = self._process.stdout
+        while not select.select([answers], [], [], 1.0)[0]:
+            if not threading.main_thread().is_alive():  # the program has ended, and waits for this thread
+                self._arena.hurry(True)
+        try:
+            message = writer_process.receive(answers)
+        except ValueError:  # it has printed something else
+            message = None
+        if message is None:
+            raise self._ended()
+        found: dict[str, Any] = message[0]
+        return found
+
+    def _ended(self) -> WriterEndedError:
+        self._process.kill()
+        code = self._process.wait()
+        if code >= 0:
+            return WriterEndedError(f"it has ended with the exit code {code}; its error is above")
+        name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
+        hint = ", which the system also sends when memory runs out" if name == "SIGKILL" else ""
+        return WriterEndedError(f"it was ended by {name}{hint}")
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> bytes:
+    tensor = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+    return bytes(tensor.cpu().numpy())

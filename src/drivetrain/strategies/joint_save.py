@@ -1,0 +1,191 @@
+"""What the ranks tell each other about a checkpoint that each of them writes in the background.
+
+They use the job's store and no collectives, so their threads talk while training continues. Each rank posts once what
+it has written, or why it could not. Rank 0 collects that, writes the file that completes the checkpoint, and posts the
+outcome, which the other ranks wait for. So either all ranks have saved it or none has, and each of them raises an error
+at its next save, or at the end of the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.base.restoring import shown_error
+from drivetrain.checkpoints.background import AsyncCheckpointIO, Later
+from drivetrain.errors import CheckpointError, text_of
+from drivetrain.strategies import rank_files
+from drivetrain.strategies.group import Group
+from drivetrain.strategies.waiting import wait_for_keys
+
+if TYPE_CHECKING:
+    from drivetrain.strategies.strategy import Strategy
+
+
+def begin(
+    strategy: Strategy,
+    background: AsyncCheckpointIO,
+    state: Mapping[str, Any],
+    part: Mapping[str, Any],
+    path: str | Path,
+    storage_options: Any,
+    listed: str,
+) -> None:
+    """Begin what ``rank_files.save`` does, in the background; every rank must call it.
+
+    Raises:
+        CheckpointError: this rank cannot begin; the others raise an error when they wait for the checkpoint.
+    """
+    with background.one_save():
+        path, number = strategy.broadcast((path, uuid.uuid4().hex[:8]))
+        joint = JointSave(strategy.world, path, number)
+        if strategy.is_global_zero:
+            entries: list[rank_files.Entry] = []
+
+            def collect() -> list[rank_files.Entry]:
+                entries.extend(joint.collect())
+                return entries
+
+            main = _begun(lambda: strategy.save_checkpoint({**state, listed: Later(collect)}, path, storage_options))
+            background.begin(path, _complete, strategy, joint, main or background.written(path), path, entries)
+        else:
+            file = f"{path}.{number}.rank{strategy.global_rank}"
+            own = _begun(lambda: background.save_checkpoint(part, file, storage_options))
+            background.begin(path, _post, joint, own or background.written(file), file)
+            main = _begun(lambda: strategy.save_checkpoint(state, path, storage_options)) or own
+            background.begin(path, _follow, strategy, joint, path, file)
+        if main is not None:
+            raise main
+
+
+def _begun(begin: Callable[[], None]) -> Exception | None:
+    try:
+        begin()
+    except Exception as error:
+        return error
+    return None
+
+
+def _complete(
+    strategy: Strategy,
+    joint: JointSave,
+    main: Exception | Future[Any],
+    path: str | Path,
+    entries: Sequence[rank_files.Entry],
+) -> None:
+    """End a save on rank 0, in the thread: remove the files that it replaces, if ``main`` is written."""
+    failure = main if isinstance(main, Exception) else main.exception()
+    if failure is None:
+        failure = _begun(lambda: rank_files.commit(strategy, path, entries))
+    joint.decide(failure)
+    if failure is not None:
+        raise failure
+
+
+def _post(joint: JointSave, own: Exception | Future[Any], file: str) -> None:
+    """Tell rank 0, in the thread, what this rank has written."""
+    failure, entry = own if isinstance(own, Exception) else own.exception(), dict[str, Any]()
+    if not isinstance(own, Exception) and failure is None:
+        try:
+            entry = own.result() or rank_files.entry_of(file)
+        except OSError as error:
+            failure = error
+    sums = {key: entry[key] for key in ("size", "crc32") if key in entry}
+    joint.post({"name": os.path.basename(file), **sums}, failure)
+
+
+def _follow(strategy: Strategy, joint: JointSave, path: str | Path, file: str) -> None:
+    """End a save on another rank, in the thread."""
+    try:
+        joint.follow()
+    except CheckpointError:
+        with contextlib.suppress(Exception):  # another error is being raised
+            strategy.checkpoint_io.remove_checkpoint(file)
+        raise
+    rank_files.remember(strategy, path, os.path.basename(file))
+
+
+# ---- what the ranks tell each other ----------------------------------------------------------------------------------
+
+_decided: list[str] = []  # the keys of outcomes in the store
+
+
+class JointSave:
+    """One rank's side of a save by several ranks; its methods are called in the thread that writes.
+
+    Args:
+        world: all ranks; it must have a store.
+        path: the checkpoint, for messages.
+        save_id: digits that are new in every save, and equal on all ranks.
+    """
+
+    def __init__(self, world: Group, path: str | Path, save_id: str) -> None:
+        self._path, self._rank, self._ranks = path, world.rank, world.ranks
+        self._store, self._key = world.store.clone(), f"drivetrain/save {save_id}"
+
+    def post(self, written: Any, failure: BaseException | None = None) -> None:
+        """Post what this rank has written, as plain data for JSON, or its ``failure``."""
+        text = json.dumps({"written": written, "failure": failure and _text(failure)})
+        with contextlib.suppress(RuntimeError):  # the job's store has ended, and with it the job
+            self._store.set(self._own(self._rank), text)
+
+    def collect(self) -> list[Any]:
+        """Return what each other rank has written, by rank; called on rank 0.
+
+        Raises:
+            CheckpointError: a rank could not write, or does not answer.
+        """
+        others = self._ranks[1:]
+        keys = list(map(self._own, others))
+        self._wait(keys, others)
+        posts = [json.loads(self._store.get(key)) for key in keys]
+        # all ranks have read the outcome of the save before
+        for key in (*keys, *_decided):
+            self._store.delete_key(key)
+        _decided.clear()
+        for rank, each in zip(others, posts, strict=True):
+            if each["failure"]:
+                raise CheckpointError(
+                    f"The checkpoint {self._path} was not written, because rank {rank} could not write its file: "
+                    f"{each['failure']}"
+                )
+        return [each["written"] for each in posts]
+
+    def decide(self, failure: BaseException | None) -> None:
+        """Post the outcome; called on rank 0."""
+        text = "" if failure is None else _text(failure)
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"{self._key}/outcome", f"-{text}")  # an empty value is none to some stores
+        _decided.append(f"{self._key}/outcome")
+
+    def follow(self) -> None:
+        """Wait for the outcome; called on the other ranks.
+
+        Raises:
+            CheckpointError: the checkpoint was not written.
+        """
+        key = f"{self._key}/outcome"
+        self._wait([key], self._ranks[:1])
+        if failure := self._store.get(key).decode()[1:]:
+            raise CheckpointError(failure)
+
+    def _wait(self, keys: Sequence[str], ranks: Sequence[int]) -> None:
+        if reason := wait_for_keys(self._store, keys, ranks):
+            raise CheckpointError(
+                f"The checkpoint {self._path} was not written, because rank {self._rank} waited for other ranks: "
+                f"{reason}. The checkpoints before it are unchanged."
+            )
+
+    def _own(self, rank: int) -> str:
+        return f"{self._key}/{rank}"
+
+
+def _text(failure: BaseException) -> str:
+    """Return the text of an error that names the checkpoint, or a description of another one, for other ranks."""
+    return text_of(failure) if isinstance(failure, CheckpointError) else shown_error(failure)
