@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import pickle
 import threading
 from pathlib import Path
@@ -14,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
-from drivetrain.checkpoints import TorchCheckpointIO
+from drivetrain.checkpoints import TorchCheckpointIO, arena, writer
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.plugins import AsyncCheckpointIO
 
@@ -115,3 +117,113 @@ def test_it_can_be_pickled_and_wants_a_store() -> None:
     assert isinstance(store.checkpoint_io, TorchCheckpointIO)
     with pytest.raises(ConfigurationError, match="TorchCheckpointIO"):
         AsyncCheckpointIO("files")  # type: ignore[arg-type]
+
+
+def saved(store: AsyncCheckpointIO, path: Path, value: float) -> None:
+    store.save_checkpoint({"weight": torch.full((1000,), value)}, path)
+    store.wait(path)
+    assert store.load_checkpoint(path)["weight"].eq(value).all()
+
+
+def test_a_process_writes_and_is_started_with_the_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[bool] = []
+
+    class Watched(AsyncCheckpointIO):
+        def start(self) -> None:
+            super().start()
+            started.append(self._writer is not None)
+
+    class Asks(Net):
+        def on_train_start(self) -> None:
+            assert started == [True]
+
+    store = Watched()
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        plugins=[store], callbacks=[ModelCheckpoint(tmp_path)],
+    )  # fmt: skip
+    trainer.fit(Asks(), DataLoader(TensorDataset(torch.arange(8.0).reshape(4, 2)), batch_size=2))
+    assert len(started) == 2  # and once by the save, which finds it
+    assert store._writer is None  # ended with the run
+
+
+def test_if_the_process_dies_this_one_writes_and_a_line_says_so(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level("INFO")
+    store = AsyncCheckpointIO()
+    saved(store, tmp_path / "a.ckpt", 1.0)
+    first = store._writer
+    assert first is not None
+    first._process.kill()
+    saved(store, tmp_path / "b.ckpt", 2.0)
+    assert f"ended by SIGKILL, which the system also sends when memory runs out. This process writes {tmp_path}" in (
+        caplog.text
+    )
+    saved(store, tmp_path / "c.ckpt", 3.0)
+    assert store._writer not in (None, first)
+    store.teardown()
+
+
+def test_if_the_process_cannot_start_a_thread_writes_and_a_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(writer, "_PROGRAM", ["-c", "raise SystemExit(3)"])
+    store = AsyncCheckpointIO()
+    saved(store, tmp_path / "a.ckpt", 1.0)
+    saved(store, tmp_path / "b.ckpt", 2.0)
+    assert caplog.text.count("does not work: it has ended with the exit code 3") == 1
+    store.teardown()
+
+
+def test_without_room_for_a_copy_the_save_waits_and_a_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    caplog.set_level("INFO")
+    store, path = AsyncCheckpointIO(), tmp_path / "a.ckpt"
+    monkeypatch.setattr(arena, "available_memory", lambda: 100)
+    store.save_checkpoint({"weight": torch.ones(1000)}, path)
+    assert store.is_durable(path)
+    assert f"Training waits until {path} is written: a copy of it needs" in caplog.text
+    monkeypatch.undo()
+    saved(store, path, 2.0)
+    store.teardown()
+
+
+def test_a_save_uses_few_descriptors_however_many_tensors(tmp_path: Path) -> None:
+    gc.collect()  # of what other tests have left open
+    store, before = AsyncCheckpointIO(), len(os.listdir("/proc/self/fd"))
+    store.save_checkpoint({str(key): torch.full((3,), float(key)) for key in range(2000)}, tmp_path / "a.ckpt")
+    assert len(os.listdir("/proc/self/fd")) - before <= 8
+    store.wait()
+    assert store.load_checkpoint(tmp_path / "a.ckpt")["1999"].eq(1999).all()
+    store.teardown()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_the_next_save_raises_the_error_of_the_last(tmp_path: Path) -> None:
+    store = AsyncCheckpointIO()
+    (tmp_path / "a.ckpt").mkdir()
+    store.save_checkpoint({"weight": torch.ones(2)}, tmp_path / "a.ckpt")
+    with pytest.raises(CheckpointError, match=r"a\.ckpt could not be written: a folder has this name.*Move the folder"):
+        store.save_checkpoint({"weight": torch.ones(2)}, tmp_path / "b.ckpt")
+    saved(store, tmp_path / "b.ckpt", 2.0)
+    store.teardown()
+
+
+def test_a_store_that_keeps_tensors_keeps_those_of_each_save() -> None:
+    class Keeps(Slow):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept: list[Any] = []
+
+        def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+            self.kept.append(checkpoint["weight"])
+
+    inner = Keeps()
+    store, weight = AsyncCheckpointIO(inner), torch.ones(2)
+    for _ in range(2):
+        store.save_checkpoint({"weight": weight}, "a")
+        weight.zero_()
+    store.wait()
+    assert [each.tolist() for each in inner.kept] == [[1.0, 1.0], [0.0, 0.0]]
+    store.teardown()

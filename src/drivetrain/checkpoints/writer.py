@@ -99,10 +99,13 @@ class Writer:
 
     def close(self) -> None:
         """End the process; what it was writing is removed."""
+        self._close_pipes()
+        self._process.wait()
+
+    def _close_pipes(self) -> None:
         for stream in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):
                 stream.close()  # type: ignore[union-attr]
-        self._process.wait()
 
     def _answer(self) -> dict[str, Any]:
         answers: Any = self._process.stdout
@@ -121,6 +124,7 @@ class Writer:
     def _ended(self) -> WriterEndedError:
         self._process.kill()
         code = self._process.wait()
+        self._close_pipes()
         if code >= 0:
             return WriterEndedError(f"it has ended with the exit code {code}; its error is above")
         name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)

@@ -77,7 +77,7 @@ def receive(stream: Any) -> tuple[Any, bytes] | None:
 
 def _exactly(stream: Any, length: int) -> bytes:
     found = bytearray()
-    while len(found) < length and (part := stream.read(length - len(found))):
+    while len(found) < length and (part := stream.read(min(length - len(found), _CHUNK))):
         found += part
     return bytes(found)
 
