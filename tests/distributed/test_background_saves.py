@@ -135,3 +135,36 @@ def test_a_rank_that_cannot_write_makes_the_save_fail_on_all_ranks_and_nothing_i
     found = TorchCheckpointIO().load_checkpoint(tmp_path / "epoch=0-step=2.ckpt")
     assert found["global_step"] == 2
     assert not TorchCheckpointIO().exists(tmp_path / "epoch=1-step=4.ckpt")
+
+
+def planned(world_size: int, tensors: int) -> dict[str, Any]:
+    """What rank 3 of many, which do not exist, would write in two saves of the same tensors."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from drivetrain.strategies import sharded_files
+
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=world_size)
+    mesh, shapes, calls = init_device_mesh("cpu", (world_size,)), [(2048, 2), (4096,), (1000, 8)], list[Any]()
+    names = sharded_files.TensorNames({})
+    for number in range(tensors):
+        shape = torch.Size(shapes[number % len(shapes)])
+        local = torch.zeros(len(range(3, shape[0], world_size)), *shape[1:])
+        rest: dict[str, Any] = {"shape": shape, "stride": torch.empty(shape, device="meta").stride()}
+        names.of((str(number),), DTensor.from_local(local, mesh, [Shard(0)], run_check=False, **rest))
+    counted = sharded_files.boxes_in
+    sharded_files.boxes_in = lambda *layout: calls.append(layout) or counted(*layout)  # type: ignore[func-returns-value]
+    found = {}
+    for save in ("first", "next"):
+        parts = sharded_files.parts_of_rank(names, is_first=False)
+        found[save] = len(calls), len(parts), parts[0][3], parts[1][3]
+    sharded_files.boxes_in = counted
+    return found
+
+
+def test_a_rank_of_1024_plans_each_layout_once_and_keeps_the_plan_for_the_next_save(pool: Any) -> None:
+    [found] = pool.run(planned, 1024, 300, world_size=1, group=False)
+    # of (1000, 8), 1024 ranks hold a row each or none
+    assert found["first"] == found["next"] == (3, 300, ((6, 0), (2, 2)), ((12,), (4,)))

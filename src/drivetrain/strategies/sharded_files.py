@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.base import files
@@ -20,7 +23,7 @@ from drivetrain.checkpoints.file import refused_here, writes_files
 from drivetrain.checkpoints.io import background_of
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import rank_files
-from drivetrain.strategies.sharded_state import boxes_of, is_dtensor, local_shard
+from drivetrain.strategies.sharded_state import boxes_in, is_dtensor
 from drivetrain.strategies.strategy import Strategy
 
 
@@ -197,32 +200,39 @@ def parts_of_rank(names: TensorNames, is_first: bool) -> list[sharded.Part]:
     """Return this rank's tensors to write: its shards, unless another rank writes the same ones; rank 0 adds plain
     tensors.
     """
-    parts = []
-    boxes: dict[Any, Any] = {}  # many tensors have the same shape and the same split
+    parts: list[sharded.Part] = []
+    rank = dist.get_rank() if dist.is_initialized() else 0
     for name, tensor in names.tensors.items():
         whole = tuple(tensor.shape)
         if not is_dtensor(tensor):
             if is_first:
                 parts.append((name, tensor, whole, ((0,) * len(whole), whole)))
-        elif _writes(tensor):
-            shard = local_shard(tensor)
-            layout = (tensor.device_mesh, tuple(tensor.placements), whole)  # type: ignore[attr-defined]
-            if layout not in boxes:
-                boxes[layout] = boxes_of(tensor)
-            for offsets, inside in boxes[layout]:
+            continue
+        spread: Any = tensor
+        if boxes := _boxes(rank, spread.device_mesh, spread.placements, whole):
+            with torch.no_grad():  # with gradients, torch would make a new tensor
+                shard = spread.to_local()
+            for offsets, inside in boxes:
                 part = shard[inside]
-                if part.numel():
-                    parts.append((name, part, whole, (offsets, tuple(part.shape))))
+                parts.append((name, part, whole, (offsets, tuple(part.shape))))
     return parts
 
 
-def _writes(tensor: Any) -> bool:
+@functools.lru_cache(maxsize=20_000)
+def _boxes(rank: int, mesh: Any, placements: Any, shape: tuple[int, ...]) -> Sequence[Any]:
+    """Return which boxes of a tensor ``rank`` writes; kept, because each checkpoint has the same tensors.
+
+    Empty if it holds none, or if another rank, with the same shard, comes first.
+    """
+    return boxes_in(mesh, placements, shape) if _writes(mesh, placements) else ()
+
+
+def _writes(mesh: Any, placements: Any) -> bool:
     """Whether this rank is the first of the ranks that have the same shard.
 
     On a mesh with more dimensions than the tensor's own mesh, each slice has a copy; rank 0's copy is written.
     """
-    coordinate = tensor.device_mesh.get_coordinate()
-    if coordinate is None or not bool((tensor.device_mesh.mesh == 0).any()):
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or not bool((mesh.mesh == 0).any()):
         return False
-    placements = zip(coordinate, tensor.placements, strict=True)
-    return all(index == 0 for index, placement in placements if placement.is_replicate())
+    return all(index == 0 for index, each in zip(coordinate, placements, strict=True) if each.is_replicate())

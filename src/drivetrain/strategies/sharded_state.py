@@ -45,6 +45,8 @@ from drivetrain.errors import CheckpointError
 from drivetrain.strategies.optimizer_states import parameters_of, plain_name
 
 State = dict[str, Any]
+Box = tuple[tuple[int, ...], tuple[slice, ...]]
+"""A part of a shard: its offsets in the complete tensor, and its slices of the shard."""
 
 
 def refuse_dtensors(
@@ -282,29 +284,27 @@ def _from_local(shard: Tensor, like: Any) -> Tensor:
     return DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
 
 
-def boxes_of(tensor: Any) -> list[tuple[tuple[int, ...], tuple[slice, ...]]]:
+def boxes_of(tensor: Any) -> list[Box]:
     """Return the position of this rank's shard in the complete tensor: pairs of offsets and slices of the shard.
 
     A shard whose rows are interleaved with other ranks' has several positions. The positions follow from the mesh and
     the placements, without communication.
     """
+    return boxes_in(tensor.device_mesh, tensor.placements, tensor.shape)
+
+
+def boxes_in(mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> list[Box]:
+    """Return the result of :func:`boxes_of` for a tensor of ``shape`` that is spread over ``mesh``."""
     from torch.distributed.tensor import Replicate, distribute_tensor
 
-    shard = local_shard(tensor)
-    if not shard.numel():
-        return []
     axes = []
-    mesh = tensor.device_mesh
-    for dimension, extent in enumerate(tensor.shape):
-        along = [
-            placement if getattr(placement, "dim", None) == dimension else Replicate()
-            for placement in tensor.placements
-        ]
+    for dimension, extent in enumerate(shape):
+        along = [placement if getattr(placement, "dim", None) == dimension else Replicate() for placement in placements]
         numbers = torch.arange(extent, device=mesh.device_type)
-        lines = [extent if each == dimension else 1 for each in range(tensor.ndim)]
+        lines = [extent if each == dimension else 1 for each in range(len(shape))]
         spread = distribute_tensor(numbers.reshape(lines), mesh, along, src_data_rank=None)
         axes.append(_runs(spread.to_local().flatten().tolist()))
-    boxes: list[tuple[tuple[int, ...], tuple[slice, ...]]] = [((), ())]
+    boxes: list[Box] = [((), ())]
     for runs in axes:
         boxes = [((*at, start), (*inside, part)) for at, inside in boxes for start, part in runs]
     return boxes
