@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -227,3 +229,25 @@ def test_a_store_that_keeps_tensors_keeps_those_of_each_save() -> None:
     store.wait()
     assert [each.tolist() for each in inner.kept] == [[1.0, 1.0], [0.0, 0.0]]
     store.teardown()
+
+
+def test_a_program_that_ends_without_teardown_has_its_checkpoint(tmp_path: Path) -> None:
+    program = (
+        "import torch; from drivetrain.plugins import AsyncCheckpointIO; store = AsyncCheckpointIO(); "
+        f"store.save_checkpoint({{'weight': torch.ones(2**22)}}, {str(tmp_path / 'a.ckpt')!r})"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert TorchCheckpointIO().load_checkpoint(tmp_path / "a.ckpt")["weight"].eq(1).all()
+
+
+def test_the_process_of_a_save_after_the_run_ends_with_it(tmp_path: Path) -> None:
+    store = AsyncCheckpointIO()
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        plugins=[store], enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(Net(), DataLoader(TensorDataset(torch.arange(8.0).reshape(4, 2)), batch_size=2))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    assert store.exists(tmp_path / "a.ckpt")
+    assert store._writer is None

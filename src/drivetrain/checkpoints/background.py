@@ -112,10 +112,10 @@ class AsyncCheckpointIO(CheckpointIO):
         """
         if not self._saving:
             self._settle()
-            failed = [name for name, write in self._writes.items() if write.exception() is not None]
-            if failed:
-                self.wait(failed[0])
             self._running.clear()
+            self._writes = {name: write for name, write in self._writes.items() if write.exception() is not None}
+            for failed in self._writes:
+                self.wait(failed)  # raises its error
             self._in_place = False
             if self._arena is not None:
                 self._arena.clear()

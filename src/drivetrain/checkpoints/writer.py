@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ class Writer:
             )  # fmt: skip
         except OSError as error:
             raise WriterEndedError(f"it could not be started: {error}") from error
+        # also when this object, or the program, ends without close()
+        self._end = weakref.finalize(self, _end, self._process)
         late = threading.Timer(_START_S, self._process.kill)
         late.start()
         try:
@@ -99,13 +102,7 @@ class Writer:
 
     def close(self) -> None:
         """End the process; what it was writing is removed."""
-        self._close_pipes()
-        self._process.wait()
-
-    def _close_pipes(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                stream.close()  # type: ignore[union-attr]
+        self._end()
 
     def _answer(self) -> dict[str, Any]:
         answers: Any = self._process.stdout
@@ -124,12 +121,19 @@ class Writer:
     def _ended(self) -> WriterEndedError:
         self._process.kill()
         code = self._process.wait()
-        self._close_pipes()
+        self._end()
         if code >= 0:
             return WriterEndedError(f"it has ended with the exit code {code}; its error is above")
         name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)
         hint = ", which the system also sends when memory runs out" if name == "SIGKILL" else ""
         return WriterEndedError(f"it was ended by {name}{hint}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for stream in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            stream.close()  # type: ignore[union-attr]
+    process.wait()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> bytes:

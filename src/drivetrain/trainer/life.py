@@ -285,6 +285,8 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
         waits = trainer.progress.status is not TrainerStatus.RUNNING
         rank_parts.save(strategy, state, path, weights_only, storage_options, waits=waits)
         strategy.barrier("save_checkpoint")
+    if waits:
+        strategy.checkpoint_io.teardown()  # the run, which else ends it, is over
 
 
 def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
