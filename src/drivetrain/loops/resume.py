@@ -90,6 +90,7 @@ def _resume_end(run: Run, state: State) -> None:
     _restore_loop(run, state)
     _restore_between_passes(run)
     restore_random_state(run)
+    run.restored = True
     run.book.end_epoch()
 
 
@@ -119,6 +120,7 @@ def _resume_middle(run: Run, state: State) -> Epoch:
     batches, bound = batches_and_step(run, loader, Resumed(done, caught_up=lambda: set_rng_state(caught_up)))
     run.book.enter_if_left(run.hooks.scope("training_step"))
     _restore_end_of_pass(run, state, batches)
+    run.restored = True  # a checkpoint that is saved after an error until here contains the loaded state
     if progress.validation == "running":
         run.kept.before_validation = validation_start(run)
     if not state.get("settled"):
@@ -281,7 +283,6 @@ def restore_validation_loaders(run: Run) -> None:
 
 def _restore_loop(run: Run, state: State) -> None:
     """Restore the loop's state, except the position in the data and the random state."""
-    run.restored = True
     warn_if_inexact(run)
     with naming(run.resumed_from), restoring("the restart point"):
         children: dict[str | None, Any] = dict(run.module.named_modules())
