@@ -13,71 +13,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from tests.faults.plain_program import (
+    FOLDER,
+    VALIDATION_SAMPLES,
+    Event,
+    Limits,
+    Program,
+    build,
+    loader_of,
+    loss_of,
+    optimizer_of,
+    validation_loader,
+)
+from torch import Tensor
 
-SAMPLES, VALIDATION_SAMPLES = 7, 3
-HOOKS = ("training_step", "on_train_batch_end", "validation_step", "on_validation_end", "on_train_epoch_end")
-FOLDER = "runs"  # of ModelCheckpoint
-COMPLETES = ("on_train_batch_end", "on_validation_end", "on_train_epoch_end")
-
-
-@dataclass(frozen=True)
-class Program:
-    """What stays the same over all runs.
-
-    Attributes:
-        every_n_steps: of ModelCheckpoint; ``None``: each epoch.
-        keeps_all: ``save_top_k=-1``.
-        saves_on_exception: whether there is an OnExceptionCheckpoint.
-    """
-
-    shuffle: bool = False
-    dropout: bool = False
-    scheduler: str = "none"
-    every_n_steps: int | None = None
-    keeps_all: bool = False
-    save_last: bool = False
-    saves_on_exception: bool = False
-    sanity: int = 0
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a run may change."""
-
-    max_epochs: int = 2
-    max_steps: int = -1
-    train_batches: int | float = 1.0
-    accumulate: int = 1
-    val_interval: int | float = 1.0
-    batch_size: int = 2
-
-    def count(self, divided: int = 0) -> int:
-        """Return the batches of an epoch whose batches of this size begin at sample ``divided``."""
-        batches = self.before(divided) - (-(SAMPLES - divided) // self.batch_size)
-        return min(batches, self.train_batches) if isinstance(self.train_batches, int) else batches
-
-    def before(self, divided: int) -> int:
-        """Return as how many batches the first ``divided`` samples count, which were trained in others."""
-        return max(divided // self.batch_size, 1) if divided else 0
-
-    def samples_in(self, batches: int, divided: int) -> int:
-        return min(divided + (batches - self.before(divided)) * self.batch_size, SAMPLES)
-
-
-@dataclass(frozen=True)
-class Event:
-    """What the user's code does when a hook is called for the n-th time in a fit.
-
-    Attributes:
-        action: "raise", "interrupt" (KeyboardInterrupt), "sigterm", "stop" (``trainer.should_stop``), or the name of a
-            file to save.
-    """
-
-    hook: str
-    count: int
-    action: str
+HELD_BACK = ("on_train_batch_end", "on_validation_end", "on_train_epoch_end")
 
 
 class Planned(Exception):
@@ -156,37 +106,6 @@ class Disk:
         """Return the files in the folder of ModelCheckpoint, the newest first."""
         found = [path for path in self.files if path.startswith(FOLDER)]
         return sorted(found, key=lambda path: -self.files[path].number)
-
-
-def build(program: Program) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(2, 3), nn.Tanh(), nn.Dropout(0.4) if program.dropout else nn.Identity(), nn.Linear(3, 1)
-    )
-
-
-def inputs(samples: int) -> Tensor:
-    return torch.stack([torch.linspace(-1, 1, samples), torch.linspace(0, 2, samples).sin()], 1)
-
-
-def loss_of(net: nn.Module, numbers: Tensor, samples: int = SAMPLES) -> Tensor:
-    """Return the loss of the samples with these numbers."""
-    x = inputs(samples)[numbers]
-    return (net(x) - x.sum(1, keepdim=True)).square().mean()
-
-
-def optimizer_of(net: nn.Module, program: Program) -> tuple[torch.optim.Optimizer, Any]:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    if program.scheduler == "none":
-        return optimizer, None
-    return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
-
-
-def loader_of(program: Program, batch_size: int) -> DataLoader[Any]:
-    return DataLoader(range(SAMPLES), batch_size, shuffle=program.shuffle)  # type: ignore[arg-type]
-
-
-def validation_loader() -> DataLoader[Any]:
-    return DataLoader(range(VALIDATION_SAMPLES), 2)  # type: ignore[arg-type]
 
 
 class Life:
@@ -326,7 +245,12 @@ class Life:
         inside = resumes and (self.stage == "epoch end" or begun)
         if self._is_done() and not inside:
             return ""
-        if resumes and self.batches and self.stage != "epoch end" and (refused := self._count_in_batches_of_this_size()):
+        if (
+            resumes
+            and self.batches
+            and self.stage != "epoch end"
+            and (refused := self._count_in_batches_of_this_size())
+        ):
             if self.program.saves_on_exception:  # the same again
                 self._write(f"{FOLDER}/on_exception.ckpt", self.point())
             return refused
@@ -337,6 +261,8 @@ class Life:
                 resumes = False
                 self._close_epoch()
             self._save_last_at_end()
+            if self.term:  # no batch has ended since: nothing more is saved
+                raise Planned("sigterm")
         except Planned as planned:
             if self.program.saves_on_exception:
                 self._write(f"{FOLDER}/on_exception.ckpt", self._point_after_exception())
@@ -345,8 +271,8 @@ class Life:
         return ""
 
     def _point_after_exception(self) -> Point:
-        ends = self.stage in ("validated", "epoch end", "validating") or (self.stage == "batch" and self.window == 0)
-        if not ends and self.kept is not None:  # the start of the window
+        inside_window = self.stage == "fetch" or (self.stage == "batch" and self.window > 0)
+        if inside_window and self.kept is not None:  # the start of the window
             return replace(self.kept, saver=copy.deepcopy(self.saver))
         return self._point_to_save()
 
@@ -463,7 +389,7 @@ class Life:
                 self.term = True
             elif event.action in ("raise", "interrupt"):
                 held = Planned(event.action)
-                if not (hook in COMPLETES and self.program.saves_on_exception):
+                if not (hook in HELD_BACK and self.program.saves_on_exception):
                     raise held
             else:
                 self._write(event.action, self._point_to_save())

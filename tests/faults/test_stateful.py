@@ -1,31 +1,44 @@
 """What a user does with one training, in any order, comes to what a plain loop comes to.
 
-Hypothesis draws the calls: fits, with other limits, from other files, in the same Trainer or a new one, and interrupted;
-saves and validations in between. `plain_life.py` says what must be true after each call. What fails is shrunk to the
-fewest calls.
+Hypothesis draws the calls: fits that are interrupted, resumed from any file, and repeated in one Trainer or a new one
+with other limits; saves, validations and removed files in between. `plain_life.py` says what must be true after each
+call. What fails is shrunk to few calls.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
 import tempfile
 from collections import Counter
-from pathlib import Path
-from typing import Any, ClassVar
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, seed as seeded, settings, strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tests.faults import plain_program as plain
+from tests.faults.plain_life import Disk, Life
+from tests.faults.plain_program import FOLDER, Event, Limits, Program
 from torch import Tensor
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint, OnExceptionCheckpoint
-from drivetrain.errors import CheckpointError, DrivetrainError
-from tests.faults import plain_life
-from tests.faults.plain_life import FOLDER, SAMPLES, VALIDATION_SAMPLES, Disk, Event, Life, Limits, Program
+from drivetrain.errors import CheckpointError, DrivetrainError, SIGTERMException
+from drivetrain.loops import resume
 
 pytestmark = [
     pytest.mark.timeout(3600),  # the long form takes minutes
@@ -41,7 +54,7 @@ class LivedNet(LightningModule):
     def __init__(self, program: Program, folder: str) -> None:
         super().__init__()
         self.program, self.folder = program, folder
-        self.net = plain_life.build(program)
+        self.net = plain.build(program)
         self.begin([])
 
     def begin(self, events: list[Event]) -> None:
@@ -70,11 +83,11 @@ class LivedNet(LightningModule):
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         self.act("training_step")
         self.trained += batch.tolist()
-        return plain_life.loss_of(self.net, batch)
+        return plain.loss_of(self.net, batch)
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         self.act("validation_step")
-        self.log("val_loss", plain_life.loss_of(self.net, batch, VALIDATION_SAMPLES), batch_size=len(batch))
+        self.log("val_loss", plain.loss_of(self.net, batch, plain.VALIDATION_SAMPLES), batch_size=len(batch))
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.act("on_train_batch_end")
@@ -86,13 +99,13 @@ class LivedNet(LightningModule):
         self.act("on_train_epoch_end")
 
     def configure_optimizers(self) -> Any:
-        optimizer, scheduler = plain_life.optimizer_of(self.net, self.program)
+        optimizer, scheduler = plain.optimizer_of(self.net, self.program)
         if scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.program.scheduler}}
 
 
-ENDS = {"": None, "raise": RuntimeError, "interrupt": SystemExit, "sigterm": SystemExit}
+ENDS = {"": type(None), "raise": RuntimeError, "interrupt": SystemExit, "sigterm": SIGTERMException}
 
 PROGRAMS = st.builds(
     Program,
@@ -108,7 +121,7 @@ LIMITS = st.builds(
 )  # fmt: skip
 ACTIONS = st.sampled_from(["raise", "interrupt", "sigterm", "stop", *OWN])
 EVENTS = st.lists(
-    st.builds(Event, st.sampled_from(plain_life.HOOKS), st.integers(1, 6), ACTIONS),
+    st.builds(Event, st.sampled_from(plain.HOOKS), st.integers(1, 6), ACTIONS),
     max_size=3, unique_by=lambda event: (event.hook, event.count),
 )  # fmt: skip
 
@@ -141,8 +154,6 @@ class Session:
 class Training(RuleBasedStateMachine):
     """A folder with files, and one Trainer at a time."""
 
-    made: ClassVar[int] = 0  # fits of all examples, for the test of the tests
-
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.mkdtemp(prefix="stateful-")
@@ -164,13 +175,13 @@ class Training(RuleBasedStateMachine):
         self.session = Session(self.program, self.folder, self.disk, self.sessions)
         return self.session
 
-    def both(self, plain: Any, library: Any) -> tuple[Any, Any]:
+    def both(self, expected: Callable[[], Any], found: Callable[[], Any]) -> tuple[Any, Any]:
         """Run the plain loop and the library, each from the same random state."""
         before = torch.get_rng_state()
-        expected = plain()
+        result = expected()
         self.rng = torch.get_rng_state()
         torch.set_rng_state(before)
-        return expected, library()
+        return result, found()
 
     # ---- what the user does --------------------------------------------------------------------------------------
 
@@ -189,13 +200,12 @@ class Training(RuleBasedStateMachine):
         path, error = self.named(session, source, fits=True)
         session.module.begin(events)
         session.limit(limits)
-        Training.made += 1
-        loader = plain_life.loader_of(self.program, limits.batch_size)
+        loader = plain.loader_of(self.program, limits.batch_size)
         given = source if source in ("", "last", "best") else os.path.join(self.folder, source)
 
         def fit() -> BaseException | None:
             try:
-                session.trainer.fit(session.module, loader, plain_life.validation_loader(), ckpt_path=given or None)
+                session.trainer.fit(session.module, loader, plain.validation_loader(), ckpt_path=given or None)
             except BaseException as caught:
                 return caught
             return None
@@ -207,11 +217,8 @@ class Training(RuleBasedStateMachine):
         how, caught = self.both(lambda: session.life.fit(limits, events, path), fit)
         if how in ENDS:
             kind = ENDS[how]
-            if kind is None and caught is not None:
-                raise caught
-            assert kind is None or isinstance(caught, kind), (how, caught)
-            if kind is RuntimeError and str(caught) != "planned":
-                raise caught
+            if type(caught) is not kind or (kind is RuntimeError and str(caught) != "planned"):
+                raise AssertionError(f"{how!r}: {caught!r}") from caught
             assert session.module.trained == session.life.trained
         else:
             assert isinstance(caught, DrivetrainError), (how, caught)
@@ -238,7 +245,7 @@ class Training(RuleBasedStateMachine):
 
         def validate() -> Any:
             return session.trainer.validate(
-                session.module, plain_life.validation_loader(), ckpt_path=given or None, verbose=False
+                session.module, plain.validation_loader(), ckpt_path=given or None, verbose=False
             )
 
         if error:
@@ -310,9 +317,40 @@ def _equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_any_order_of_calls_comes_to_what_a_plain_loop_comes_to(long_form: bool, seed: int) -> None:
+def run(seed: int, examples: int, calls: int, phases: tuple[Phase, ...] = (Phase.generate, Phase.shrink)) -> None:
     profile = settings(
-        max_examples=400 if long_form else 15, stateful_step_count=12 if long_form else 8, deadline=None,
-        database=None, derandomize=False, suppress_health_check=list(HealthCheck),
+        max_examples=examples, stateful_step_count=calls, deadline=None, database=None, phases=phases,
+        suppress_health_check=list(HealthCheck), print_blob=False, report_multiple_bugs=False,
     )  # fmt: skip
-    run_state_machine_as_test(seeded(seed)(Training), settings=profile)
+    with torch.random.fork_rng(), pytest.MonkeyPatch.context() as patch:
+        # half of the time of making a Trainer is for reading the environment's metadata, which stay the same
+        patch.setattr(metadata, "entry_points", functools.cache(metadata.entry_points))
+        run_state_machine_as_test(seeded(seed)(Training), settings=profile)
+
+
+def test_any_order_of_calls_comes_to_what_a_plain_loop_comes_to(long_form: bool, seed: int) -> None:
+    run(seed, *((500, 14) if long_form else (14, 8)))
+
+
+def _skips_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    restore: Any = vars(resume)["_restore_position"]
+    skips = lambda run, data, rng: restore(run, {**data, "given": data["given"] + 1}, rng)  # noqa: E731
+    monkeypatch.setattr(resume, "_restore_position", skips)
+
+
+def _loses_the_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "set_rng_state", lambda state: None)
+
+
+def _removes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelCheckpoint, "_remove_checkpoint", lambda *_: None)
+
+
+@pytest.mark.parametrize("breaks", [_skips_a_batch, _loses_the_random_state, _removes_nothing])
+def test_a_planted_fault_is_found(
+    monkeypatch: pytest.MonkeyPatch, breaks: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    """The negative control; without shrinking, which takes most of the time."""
+    breaks(monkeypatch)
+    with pytest.raises(AssertionError):
+        run(20, 100, 8, phases=(Phase.generate,))
