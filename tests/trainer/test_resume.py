@@ -742,3 +742,33 @@ def test_a_fit_that_refuses_its_checkpoint_does_not_make_the_saved_state_inexact
         fit(ckpt_path=path, limit_train_batches=2)
     resumed = fit(ckpt_path=path)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_epoch_end"])
+@pytest.mark.parametrize("batch_size", [8, 16])
+def test_a_resumed_fit_that_max_steps_ends_at_once_saves_the_position_in_the_epoch(
+    make_trainer: Any, regression: Any, data: Any, tmp_path: Path, hook: str, batch_size: int
+) -> None:
+    class Saves(Callback):
+        pass
+
+    class Counts(regression):  # type: ignore[misc]
+        seen: list[Any]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.seen.append(batch[0])
+            return super().training_step(batch, batch_idx)
+
+    def fit(max_steps: int, size: int, ckpt_path: Any = None, **arguments: Any) -> Any:
+        module = Counts()
+        module.seen = []
+        trainer = make_trainer(max_steps=max_steps, **arguments)
+        trainer.fit(module, DataLoader(data, size), ckpt_path=ckpt_path)
+        trainer.save_checkpoint(tmp_path / f"{max_steps}-{size}.ckpt")
+        return module
+
+    setattr(Saves, hook, lambda self, trainer, *_: trainer.save_checkpoint(tmp_path / "first.ckpt"))
+    fit(2, 8, callbacks=Saves())
+    assert fit(2, batch_size, tmp_path / "first.ckpt").seen == []
+    rest = torch.cat(fit(-1, 8, tmp_path / f"2-{batch_size}.ckpt").seen)
+    assert torch.equal(rest, data.tensors[0][16:])

@@ -89,6 +89,9 @@ def _resume_end(run: Run, state: State) -> None:
     run.progress.resume_at(Phase.EPOCH_END)
     _restore_loop(run, state)
     _restore_between_passes(run)
+    if run.progress.epoch_cut and state.get("data") is not None:
+        _count_in_batches_of_this_loader(run, state)
+        _keep_position(run, state)
     restore_random_state(run)
     run.restored = True
     run.book.end_epoch()
@@ -129,6 +132,7 @@ def _resume_middle(run: Run, state: State) -> Epoch:
         return iter(()), bound
     if data is None or progress.global_step >= run.limits.max_steps or (progress.should_stop and run.may_stop()):
         _restore_between_passes(run)
+        _keep_position(run, state)
         return iter(()), bound
     if bound.keep_start is not None:
         bound.keep_start()  # called before the loader fetches ahead, which changes its position
@@ -153,6 +157,11 @@ def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
     if progress.is_last_batch:
         _restore_between_passes(run)
     restore_random_state(run)
+
+
+def _keep_position(run: Run, state: State) -> None:
+    """Let later checkpoints of an epoch that ends here, without a further batch, contain its position in the data."""
+    run.loaders.passes().flight = state.get("data")
 
 
 def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any]) -> None:
