@@ -691,3 +691,84 @@ def test_another_scheduler_is_refused_and_other_arguments_of_it_are_said(
             _scheduled(regression, lambda optimizer: lr.StepLR(optimizer, 1, gamma=0.9)), loader, ckpt_path=path
         )
     assert "StepLR continues with gamma=0.5 instead of 0.9, as the checkpoint says" in caplog.text
+
+
+def test_max_epochs_that_excludes_the_epoch_of_the_checkpoint_leaves_nothing_to_train(
+    make_trainer: Any, regression: Any, loader: Any, tmp_path: Path, caplog: Any
+) -> None:
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            trainer.save_checkpoint(tmp_path / f"{trainer.global_step}.ckpt")
+
+    make_trainer(max_epochs=2, callbacks=Saves()).fit(regression(), loader)
+    for epochs, step in ((0, 3), (1, 6)):  # inside that epoch, whose number is the limit
+        trainer = make_trainer(max_epochs=epochs)
+        with caplog.at_level("INFO", "drivetrain"):
+            trainer.fit(regression(), loader, ckpt_path=tmp_path / f"{step}.ckpt")
+        assert (trainer.current_epoch, trainer.global_step) == (epochs, step)
+        assert f"Nothing to train: {epochs} of {epochs} epochs" in caplog.text
+        trainer.save_checkpoint(again := tmp_path / "again.ckpt")
+        longer = make_trainer(max_epochs=2)
+        longer.fit(regression(), loader, ckpt_path=again)
+        assert (longer.current_epoch, longer.global_step) == (2, 8)
+
+
+def test_a_fit_that_refuses_its_checkpoint_does_not_make_the_saved_state_inexact(
+    make_trainer: Any, regression: Any, data: Any, tmp_path: Path
+) -> None:
+    """The exception of the refusal is saved to the very file from which the fit was to resume."""
+
+    class Shuffled(regression):  # type: ignore[misc]
+        fails_at = -1
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.global_step == self.fails_at:
+                raise RuntimeError("on purpose")
+            return super().training_step(batch, batch_idx)
+
+    def fit(fails_at: int = -1, ckpt_path: Path | None = None, **arguments: Any) -> Any:
+        torch.manual_seed(1 if ckpt_path is None else 99)
+        module = Shuffled(dropout=0.3)
+        module.fails_at = fails_at
+        saver = OnExceptionCheckpoint(tmp_path)
+        trainer = make_trainer(max_epochs=3, callbacks=saver, enable_checkpointing=True, **arguments)
+        trainer.fit(module, DataLoader(data, 8, shuffle=True), ckpt_path=ckpt_path)
+        return module.state_dict()
+
+    whole, path = fit(), tmp_path / "on_exception.ckpt"
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fit(fails_at=6)
+    with pytest.raises(CheckpointError, match="Resume with limit_train_batches as it was"):
+        fit(ckpt_path=path, limit_train_batches=2)
+    resumed = fit(ckpt_path=path)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_train_epoch_end"])
+@pytest.mark.parametrize("batch_size", [8, 16])
+def test_a_resumed_fit_that_max_steps_ends_at_once_saves_the_position_in_the_epoch(
+    make_trainer: Any, regression: Any, data: Any, tmp_path: Path, hook: str, batch_size: int
+) -> None:
+    class Saves(Callback):
+        pass
+
+    class Counts(regression):  # type: ignore[misc]
+        seen: list[Any]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.seen.append(batch[0])
+            return super().training_step(batch, batch_idx)
+
+    def fit(max_steps: int, size: int, ckpt_path: Any = None, **arguments: Any) -> Any:
+        module = Counts()
+        module.seen = []
+        trainer = make_trainer(max_steps=max_steps, **arguments)
+        trainer.fit(module, DataLoader(data, size), ckpt_path=ckpt_path)
+        trainer.save_checkpoint(tmp_path / f"{max_steps}-{size}.ckpt")
+        return module
+
+    setattr(Saves, hook, lambda self, trainer, *_: trainer.save_checkpoint(tmp_path / "first.ckpt"))
+    fit(2, 8, callbacks=Saves())
+    assert fit(2, batch_size, tmp_path / "first.ckpt").seen == []
+    rest = torch.cat(fit(-1, 8, tmp_path / f"2-{batch_size}.ckpt").seen)
+    assert torch.equal(rest, data.tensors[0][16:])

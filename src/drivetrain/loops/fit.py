@@ -34,7 +34,8 @@ def fit(run: Run) -> None:
     """Train until ``max_epochs``, ``max_steps`` or a request to stop."""
     progress = run.progress
     _prepare(run)
-    inside_an_epoch = run.restart is not None and (progress.epoch_ending or progress.batches_done > 0)
+    begun = progress.batches_done > 0 and progress.current_epoch < run.limits.max_epochs
+    inside_an_epoch = run.restart is not None and (progress.epoch_ending or begun)
     if run.training_done() and not inside_an_epoch:
         _check_batches(run)
         run.hooks.notify("nothing_trained")

@@ -315,6 +315,7 @@ class Progress:
     def count_batches_as(self, batches: int) -> None:
         """Set the number of finished batches to ``batches``, counted in this run's batch size."""
         self.batches_done, self.batch_idx = batches, batches - 1
+        self.cut_batches = batches if self.epoch_cut else -1
         self.resumed_batches = self.total_batches
 
     def count_epochs_as(self, epochs: int) -> None:

@@ -89,7 +89,11 @@ def _resume_end(run: Run, state: State) -> None:
     run.progress.resume_at(Phase.EPOCH_END)
     _restore_loop(run, state)
     _restore_between_passes(run)
+    if run.progress.epoch_cut and state.get("data") is not None:
+        _count_in_batches_of_this_loader(run, state)
+        _keep_position(run, state)
     restore_random_state(run)
+    run.restored = True
     run.book.end_epoch()
 
 
@@ -119,6 +123,7 @@ def _resume_middle(run: Run, state: State) -> Epoch:
     batches, bound = batches_and_step(run, loader, Resumed(done, caught_up=lambda: set_rng_state(caught_up)))
     run.book.enter_if_left(run.hooks.scope("training_step"))
     _restore_end_of_pass(run, state, batches)
+    run.restored = True  # a checkpoint that is saved after an error until here contains the loaded state
     if progress.validation == "running":
         run.kept.before_validation = validation_start(run)
     if not state.get("settled"):
@@ -127,6 +132,7 @@ def _resume_middle(run: Run, state: State) -> Epoch:
         return iter(()), bound
     if data is None or progress.global_step >= run.limits.max_steps or (progress.should_stop and run.may_stop()):
         _restore_between_passes(run)
+        _keep_position(run, state)
         return iter(()), bound
     if bound.keep_start is not None:
         bound.keep_start()  # called before the loader fetches ahead, which changes its position
@@ -151,6 +157,11 @@ def _restore_end_of_pass(run: Run, state: State, batches: Batches) -> None:
     if progress.is_last_batch:
         _restore_between_passes(run)
     restore_random_state(run)
+
+
+def _keep_position(run: Run, state: State) -> None:
+    """Let later checkpoints of an epoch that ends here, without a further batch, contain its position in the data."""
+    run.loaders.passes().flight = state.get("data")
 
 
 def _restore_position(run: Run, data: dict[str, Any], caught_up: dict[str, Any]) -> None:
@@ -281,7 +292,6 @@ def restore_validation_loaders(run: Run) -> None:
 
 def _restore_loop(run: Run, state: State) -> None:
     """Restore the loop's state, except the position in the data and the random state."""
-    run.restored = True
     warn_if_inexact(run)
     with naming(run.resumed_from), restoring("the restart point"):
         children: dict[str | None, Any] = dict(run.module.named_modules())
