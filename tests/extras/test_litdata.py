@@ -21,7 +21,8 @@ EVERY = [(epoch, number) for epoch in range(3) for number in range(SAMPLES)]
 def loader(folder: Path, workers: int, batch_size: int) -> Any:
     litdata = pytest.importorskip("litdata")
     data = litdata.StreamingDataset(str(folder), shuffle=True, drop_last=False)
-    return litdata.StreamingDataLoader(data, batch_size=batch_size, num_workers=workers)
+    start: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+    return litdata.StreamingDataLoader(data, batch_size=batch_size, **start)
 
 
 @pytest.fixture(scope="module")

@@ -229,7 +229,7 @@ class StatefulPasses(Passes):
     def position(self, states: bool = True) -> Position:
         loaded = self._loaded if self._loaded is not None and self._loaded[0] == self._given else None
         state = None if not states else self.loader.state_dict() if loaded is None else loaded[1]
-        return {**super().position(states), "loader": state}
+        return {**super().position(states), "loader": state, "num_workers": self._workers}
 
     def _fits(self, position: Position) -> bool:
         return "loader" in position

@@ -216,9 +216,10 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
         CheckpointError: other ranks have saved the position, and in this loader it is unknown.
     """
     loaders = run.loaders
-    loaders.divide_from(state.get("divided_from", 0))
-    loaders.passes()
     saved, data, ranks = state.get("samples"), state.get("data"), state.get("saved_by")
+    replays = ranks is not None and data is not None and data.get("loader", data) is None
+    loaders.divide_from(state.get("divided_from", 0), shares=replays and run.window.gather is None)
+    loaders.passes()
     found, loader = samples_done(run, data), loaders.training()
     if samples_of_all_ranks(data) is not None:
         size = (getattr(loader, "batch_size", None) or 0) * run.engine.strategy.data.size

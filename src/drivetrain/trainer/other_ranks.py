@@ -39,8 +39,8 @@ def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[in
     return range(count) if "window" in checkpoint.get("restart", {}) else range(rank, count, ranks)
 
 
-def why_as_many(checkpoint: Mapping[str, Any]) -> str:
-    """Return why only as many ranks as have saved can resume inside the epoch of ``checkpoint``; "" if any can."""
+def why_as_many(checkpoint: Mapping[str, Any], now: int) -> str:
+    """Return why ``now`` ranks cannot resume inside the epoch of ``checkpoint``, which others saved; "" if they can."""
     restart = _common(checkpoint)
     data, ranks = restart.get("data"), saved_by(checkpoint)
     if not isinstance(data, Mapping) or "given" not in data:
@@ -52,6 +52,8 @@ def why_as_many(checkpoint: Mapping[str, Any]) -> str:
         return own if "loader" in data else "its position in the data counts no samples"
     if ranks > 1 and restart.get("data_ranks") != ranks:
         return "they did not share out the samples of one loader among all of them"
+    if ranks == 1 < now and data.get("num_workers"):  # torchdata's then draws twice, which no other rank does
+        return "the order of its loader with workers is that of one process"
     return ""
 
 
@@ -77,7 +79,7 @@ def of_this_rank(trainer: Any, checkpoint: Mapping[str, Any], inside: bool) -> M
         with restoring(f"rank {trainer.global_rank}"):
             own: Mapping[str, Any] = expect(ranks[trainer.global_rank], {"rng?": (Mapping, None), "restart?": Mapping})
         return own
-    if inside and (why := why_as_many(checkpoint) or _not_one_order(trainer)):
+    if inside and (why := why_as_many(checkpoint, trainer.world_size) or _not_one_order(trainer)):
         from drivetrain.trainer.stopping import end_of_epoch  # imported here, because it imports this module
 
         raise CheckpointError(
