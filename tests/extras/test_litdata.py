@@ -49,3 +49,12 @@ def test_a_fit_resumes_with_any_number_of_ranks(
     assert samples(first, rest) == EVERY
     if before == now:
         assert batches(first, rest) == batches(on(pool, now, make, GLOBAL_BATCH))
+
+
+def test_a_position_inside_a_global_batch_repeats_its_samples(pool: Any, folder: Path, tmp_path: Path) -> None:
+    make, path = partial(loader, folder, 0), tmp_path / "a.ckpt"
+    first = on(pool, 2, make, GLOBAL_BATCH, path, 3)
+    rest = on(pool, 4, make, 8, None, None, path)
+    found = samples(first, rest)
+    assert sorted(set(found)) == EVERY
+    assert len(found) - len(EVERY) == 3 * GLOBAL_BATCH % 8

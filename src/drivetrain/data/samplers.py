@@ -124,7 +124,8 @@ def samples_in(loader: Any, batches: int) -> int | None:
         return drawn.items_in(batches)
     if not _groups_samples(loader):
         return batches
-    there, order = batches * drawn.batch_size, drawn.sampler
+    there: int = batches * drawn.batch_size
+    order = drawn.sampler
     return min(there, len(order)) if isinstance(order, Sized) else there
 
 

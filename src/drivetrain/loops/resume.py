@@ -221,10 +221,10 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
     loaders.divide_from(state.get("divided_from", 0), shares=replays and run.window.gather is None)
     loaders.passes()
     found, loader = samples_done(run, data), loaders.training()
-    if samples_of_all_ranks(data) is not None:
+    if (of_all := samples_of_all_ranks(data)) is not None:
         size = (getattr(loader, "batch_size", None) or 0) * run.engine.strategy.data.size
-        if ranks is not None and size and found // size != run.progress.batches_done:
-            _count_as(run, state, found // size)
+        if ranks is not None and size and of_all // size != run.progress.batches_done:
+            _count_as(run, state, of_all // size)
         return
     has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # ``samples`` belongs to rank 0's
     if ranks is not None and (has_own_loader or found is None):
