@@ -23,6 +23,7 @@ CLUSTERS_PACKAGES := tests/real_clusters/requirements.txt
 EXTRAS_VENV := .venv-extras
 EXTRAS_STAMP := $(EXTRAS_VENV)/.installed
 EXTRAS_PACKAGES := tests/extras/requirements.txt
+EXTRAS_BARE := tests/extras/bare_requirements.txt
 EXTRAS_ENVIRON := TORCH_EXTENSIONS_DIR=$(CURDIR)/$(EXTRAS_VENV)/extensions PATH="$(CURDIR)/$(EXTRAS_VENV)/bin:$$PATH"
 # torch_xla, and the older torch that it fits, with torch_xla's devices on the processor.
 XLA_VENV := .venv-xla
@@ -72,7 +73,7 @@ test-clusters: $(CLUSTERS_STAMP) ## run the tests on real cluster managers: torc
 	@sh tests/real_clusters/install.sh $(CURDIR)/$(CLUSTERS_VENV)/debian
 	@DRIVETRAIN_REAL_CLUSTERS=1 $(CLUSTERS_VENV)/bin/python -m pytest tests/real_clusters $(PYTEST_ARGS)
 
-test-extras: $(EXTRAS_STAMP) ## run the tests of parts that need packages of their own: DeepSpeed (builds for minutes), torchao, bitsandbytes, loggers
+test-extras: $(EXTRAS_STAMP) ## run the tests of parts that need packages of their own: DeepSpeed (builds for minutes), torchao, bitsandbytes, loggers, data loaders
 	@$(EXTRAS_ENVIRON) DRIVETRAIN_EXTRAS=1 $(EXTRAS_VENV)/bin/python -m pytest tests/extras $(PYTEST_ARGS)
 
 test-xla: $(XLA_STAMP) ## run the tests on torch_xla's devices on the processor, in an environment of its own
@@ -152,12 +153,15 @@ $(CLUSTERS_STAMP): pyproject.toml constraints.txt $(CLUSTERS_PACKAGES)
 	@touch $@
 
 # The same: an installed package whose parts cannot be compiled fails its tests.
-$(EXTRAS_STAMP): pyproject.toml constraints.txt $(EXTRAS_PACKAGES) tests/extras/prepare.py
+$(EXTRAS_STAMP): pyproject.toml constraints.txt $(EXTRAS_PACKAGES) $(EXTRAS_BARE) tests/extras/prepare.py
 	@echo "Setting up $(EXTRAS_VENV) ..."
 	@$(PYTHON) -m venv $(EXTRAS_VENV)
 	@$(EXTRAS_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt -e . pytest pytest-timeout
 	@for package in $$(sed 's/#.*//' $(EXTRAS_PACKAGES)); do \
 		$(EXTRAS_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt "$$package" || echo "Not installed: $$package"; \
+	done
+	@for package in $$(sed 's/#.*//' $(EXTRAS_BARE)); do \
+		$(EXTRAS_VENV)/bin/python $(PIP_INSTALL) --no-deps "$$package" || echo "Not installed: $$package"; \
 	done
 	@$(EXTRAS_ENVIRON) $(EXTRAS_VENV)/bin/python tests/extras/prepare.py
 	@touch $@

@@ -599,6 +599,30 @@ def test_a_loader_that_is_its_own_iterator_is_started_once_a_pass(over: str, ahe
     assert loader.starts == 2
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_loader_with_a_state_reaches_its_end_even_if_its_dataset_is_an_iterator(ahead: bool) -> None:
+    class Loader:
+        def __init__(self) -> None:
+            self.dataset, self.ended = Restarting(), 0
+
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Any:
+            yield from self.dataset
+            self.ended += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+    loader = Loader()
+    assert len(list(feed(loader, 4, None, ahead))) == 4
+    assert loader.ended == 1
+
+
 def test_an_iterator_without_iter_can_be_fed() -> None:
     class Batches:
         def __next__(self) -> int:

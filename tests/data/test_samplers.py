@@ -71,6 +71,28 @@ class Stream(IterableDataset[int]):
         return iter(range(3))
 
 
+class Groups(BatchSampler):
+    """Torch's batch sampler by another name."""
+
+
+class Grouping(DataLoader[Any]):
+    """A loader that groups the samples by its batch size itself."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        object.__setattr__(self, "batch_sampler", Groups(self.sampler, self.batch_size, self.drop_last))
+
+
+def test_batches_of_a_loaders_own_class_are_sliced_and_those_of_a_users_are_dealt() -> None:
+    data = TensorDataset(torch.arange(8))
+    assert batches(Grouping(data, 4), 2, splits=True) == batches(DataLoader(data, 4), 2, splits=True)
+    order = order_of(Grouping(data, 4))
+    assert order is not None
+    assert not order["own_batches"]
+    users = DataLoader(data, batch_sampler=Groups(range(8), 4, False))
+    assert batches(users, 2) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
+
+
 class Endless(BatchSampler):
     def __init__(self) -> None: ...
 

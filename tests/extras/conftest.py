@@ -20,7 +20,10 @@ PACKAGES = {  # a package, and how the names of its files begin
     "deepspeed": "test_deepspeed",
     "mlflow": "test_mlflow",
     "neptune": "test_neptune",
+    "litdata": "test_litdata",
     "s3fs": "test_s3",
+    "streaming": "test_streaming",
+    "torchdata": "test_torchdata",
     "torchao": "test_torchao",
     "wandb": "test_wandb",
 }

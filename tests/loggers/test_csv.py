@@ -487,3 +487,63 @@ def test_overridden_names_and_versions_decide_the_folder(tmp_path: Path, base: A
     assert not logger.is_undecided
     assert [path.name for path in tmp_path.iterdir()] == ["of-blue"]
     assert [path.name for path in (tmp_path / "of-blue").iterdir()] == ["today"]
+
+
+# ---- a run that resumes from a checkpoint ----------------------------------------------------------------------------
+
+
+def interrupted(folder: Path) -> dict[str, Any]:
+    """The state at a checkpoint after step 1, of a run that goes on to step 3 in the table of three columns."""
+    logger = CSVLogger(folder, version="run")
+    for step in range(2):
+        logger.log_metrics({"loss": float(step)}, step=step)
+    logger.save()
+    state = logger.state_dict()
+    logger.log_metrics({"mean": 0.5}, step=1)  # in the row of the checkpoint, and behind it
+    for step in range(2, 4):
+        logger.log_metrics({"loss": float(step)}, step=step)
+    logger.finalize("failed")
+    return state
+
+
+def resumed(folder: Path, state: dict[str, Any], version: str = "run") -> list[tuple[str, str, str]]:
+    logger = CSVLogger(folder, version=version)
+    logger.load_state_dict(state)
+    logger.save()  # as a fit does before it trains
+    assert logger.state_dict() == state  # until something is logged, the position is that of the checkpoint
+    logger.log_metrics({"mean": 0.25}, step=1)
+    logger.log_metrics({"loss": 20.0}, step=2)
+    logger.finalize("success")
+    return [(row["step"], row["loss"], row["mean"]) for row in table(logger)]
+
+
+def test_a_resumed_run_replaces_the_rows_behind_its_checkpoint(tmp_path: Path) -> None:
+    state = interrupted(tmp_path)
+    assert resumed(tmp_path, state) == [("0", "0.0", ""), ("1", "1.0", "0.25"), ("2", "20.0", "")]
+    replaced = next(tmp_path.rglob("metrics_replaced.csv"))
+    assert replaced.read_text().splitlines() == ["step,loss,mean", "2,2.0,", "3,3.0,"]
+    assert resumed(tmp_path, state)[1:] == [("1", "1.0", "0.25"), ("2", "20.0", "")]
+    assert replaced.read_text().splitlines()[3:] == ["step,loss,mean", "2,20.0,"]
+
+
+@pytest.mark.parametrize("rows", [[], [0], [5, 6, 7, 8]], ids=["no", "too few", "other"])
+def test_a_table_without_the_row_of_the_checkpoint_is_continued_at_its_end(tmp_path: Path, rows: list[int]) -> None:
+    state = interrupted(tmp_path / "first")
+    other = CSVLogger(tmp_path, version="run")
+    for step in rows:
+        other.log_metrics({"loss": float(step)}, step=step)
+    other.save()
+    assert [step for step, *_ in resumed(tmp_path, state)] == [*map(str, rows), "1", "2"]
+    assert not (Path(other.log_dir) / "metrics_replaced.csv").exists()
+
+
+def test_a_logger_that_goes_on_in_its_program_replaces_its_rows_too(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path, version="run")
+    for step in range(4):
+        logger.log_metrics({"loss": float(step)}, step=step)
+        if step == 1:
+            state = logger.state_dict()
+    logger.load_state_dict(state)
+    logger.log_metrics({"loss": 20.0}, step=2)
+    logger.save()
+    assert [(row["step"], row["loss"]) for row in table(logger)] == [("0", "0.0"), ("1", "1.0"), ("2", "20.0")]

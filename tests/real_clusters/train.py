@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import socket
 import time
 from pathlib import Path
@@ -75,12 +74,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--num-nodes", type=int, default=1, help="0: as many as torchrun has found")
+    parser.add_argument("--num-nodes", type=int, default=1)
     parser.add_argument("--strategy", default="auto")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=12, help="of all processes together")
     parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--resume", action="store_true", help="save after each epoch, and begin where that was last")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds per step, until there is a file 'hurry'")
     parser.add_argument("--no-requeue", action="store_true", help="leave SLURM's announcement of the end alone")
     parser.add_argument("--slow-save", type=float, default=0.0, help="seconds that a save takes; none until it stops")
@@ -91,27 +89,25 @@ def main() -> None:
     x = torch.randn(SAMPLES, 4, dtype=torch.float64)
     data = TensorDataset(x, x.sum(1, keepdim=True))
     callbacks: list[Callback] = [Notes(folder, arguments.pause)]
-    if arguments.resume:
-        callbacks.append(ModelCheckpoint(folder / "checkpoints", save_last=True, enable_version_counter=False))
     if arguments.slow_save:
         callbacks.append(SlowSave(folder / "checkpoints", arguments.slow_save))
     trainer = Trainer(
         accelerator="cpu",
         devices=arguments.devices,
         strategy=arguments.strategy,
-        num_nodes=arguments.num_nodes or int(os.environ["GROUP_WORLD_SIZE"]),
+        num_nodes=arguments.num_nodes,
         max_epochs=arguments.epochs,
         callbacks=callbacks,
         plugins=[SLURMEnvironment(auto_requeue=False)] if arguments.no_requeue else None,
         logger=False,
-        enable_checkpointing=arguments.resume or arguments.slow_save > 0,
+        enable_checkpointing=arguments.slow_save > 0,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
     )
     loader = DataLoader(data, arguments.batch_size // trainer.world_size, shuffle=True)
     model = Regression(arguments.dropout)
-    trainer.fit(model, loader, ckpt_path="last" if arguments.resume else None)
+    trainer.fit(model, loader)
     facts = {
         "host": socket.gethostname(),
         "environment": type(trainer.plan.environment).__name__,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 from torch.utils.data.distributed import DistributedSampler
 from torchmetrics import SumMetric
 
@@ -153,6 +154,52 @@ class Stream(IterableDataset[Any]):
         return iter([(torch.ones(4), torch.ones(1), torch.tensor(first + number)) for number in range(30)])
 
 
+class OfAllRanks:
+    """Shares out the samples itself; its state counts those of all ranks. If asked too early, it loses its place."""
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.epoch, self.done, self.begins = data, 0, 0, 0
+        self.batch_size = GLOBAL_BATCH // int(os.environ.get("WORLD_SIZE", 1))
+
+    def __len__(self) -> int:
+        return -(-SAMPLES // GLOBAL_BATCH)
+
+    def __iter__(self) -> Any:
+        begins, self.begins = self.begins, 0
+        rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        for start in range(begins, SAMPLES, GLOBAL_BATCH):
+            batch = order[start : start + GLOBAL_BATCH]
+            self.done = start + len(batch)
+            yield default_collate([self.data[number] for number in batch[rank::ranks]])
+        self.epoch, self.done = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        self.begins = 0
+        return {"sample_in_epoch": self.done, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begins, self.epoch = state["sample_in_epoch"], state["epoch"]
+
+
+class Remembers(DataLoader[Any]):
+    """A loader whose state is that of one rank."""
+
+    given = begins = 0
+
+    def __iter__(self) -> Any:
+        begins, self.begins = self.begins, 0
+        for self.given, batch in enumerate(super().__iter__(), 1):
+            if self.given > begins:
+                yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begins = state["given"]
+
+
 class Rows(DummyLogger):
     def __init__(self) -> None:
         super().__init__()
@@ -178,7 +225,8 @@ def trained(options: dict[str, Any]) -> Outcome:
     data: Any = TensorDataset(x, y, torch.arange(SAMPLES))
     by_batches, saves = options.get("by_batches", False), options.get("saves")
     torch.manual_seed(3)
-    loader = DataLoader(data, batch_size=options.get("batch_size", GLOBAL_BATCH), shuffle=True,
+    make = Remembers if options.get("remembers") else DataLoader
+    loader: Any = make(data, batch_size=options.get("batch_size", GLOBAL_BATCH), shuffle=True,
                         num_workers=options.get("workers", 0), drop_last=options.get("drop_last", False))  # fmt: skip
     if by_batches:
         order = [list(range(start, min(start + 4, SAMPLES))) for start in range(0, SAMPLES, 4)]
@@ -187,6 +235,8 @@ def trained(options: dict[str, Any]) -> Outcome:
         loader = DataLoader(data, 5, sampler=DistributedSampler(data, ranks, int(os.environ.get("RANK", 0))))
     elif options.get("kind") == "an iterable":
         loader = DataLoader(Stream(), 5)
+    elif options.get("kind") == "of all ranks":
+        loader = OfAllRanks(data)
     callbacks: list[Callback] = [SavesInside(saves, options["after"])] if saves else []
     if fails := options.get("fails"):
         callbacks = [FailsInside(options["after"]), OnExceptionCheckpoint(fails)]
@@ -239,6 +289,25 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(
 ) -> None:
     """At the same global batch, which not all numbers of ranks divide, the run equals one that was not stopped."""
     check_equals_whole(pool, before, now, tmp_path / "a.ckpt", after, weighs=weighs)
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 1), (1, 2)])
+def test_a_loader_with_a_state_of_each_rank_goes_on_where_the_trainer_shares_it_out(
+    pool: Any, tmp_path: Path, before: int, now: int
+) -> None:
+    check_equals_whole(pool, before, now, tmp_path / "a.ckpt", 3, remembers=True)
+
+
+@pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 1), (2, 2)])
+def test_a_loader_whose_state_counts_the_samples_of_all_ranks_goes_on(
+    pool: Any, tmp_path: Path, before: int, now: int
+) -> None:
+    kind, path = {"kind": "of all ranks", "accumulate": 1}, tmp_path / "a.ckpt"
+    first, rest = on(pool, before, saves=path, after=3, **kind), on(pool, now, resumes=path, **kind)
+    check_samples(first, rest)
+    [whole] = on(pool, 1, **kind)
+    batches = zip(*([batch for _, batch in each.seen] for each in rest), strict=True)
+    assert [sorted(chain(*parts)) for parts in batches] == [sorted(batch) for _, batch in whole.seen[8:]]
 
 
 @pytest.mark.parametrize("after", [2, 3], ids=["between windows", "inside a window"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import os
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.base import files
-from drivetrain.callbacks import DeviceStatsMonitor, LearningRateMonitor, ModelCheckpoint
+from drivetrain.callbacks import DeviceStatsMonitor, LearningRateMonitor, ModelCheckpoint, OnExceptionCheckpoint
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import CSVLogger, Logger, TensorBoardLogger
 
@@ -207,6 +208,38 @@ def test_a_checkpoint_of_loggers_without_a_run_has_no_entry(tmp_path: Path) -> N
     trainer(tmp_path, CSVLogger(tmp_path)).fit(Net(), loader())
     saved = torch.load(tmp_path / "saved" / "epoch=0-step=4.ckpt", weights_only=True)
     assert "loggers" not in saved
+
+
+class Fails(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if self.trainer.current_epoch == 1 and batch_idx == 1:
+            raise RuntimeError("on purpose")
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_table_has_each_step_once_if_a_fit_resumes_before_its_last_row(tmp_path: Path) -> None:
+    def fit(model: Net, path: Path | None = None) -> list[dict[str, str]]:
+        logger = CSVLogger(tmp_path, version="run")
+        trainer(tmp_path, logger, max_epochs=3).fit(model, loader(), ckpt_path=path)
+        return list(csv.DictReader(Path(logger.metrics_file_path).read_text().splitlines()))
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fit(Fails())
+    rows = fit(Net(), tmp_path / "saved" / "epoch=0-step=4.ckpt")
+    assert [int(row["step"]) for row in rows] == list(range(12))
+    assert [int(row["step"]) for row in rows if row["loss_epoch"]] == [3, 7, 11]
+
+
+def saved_by_each_rank_alone(folder: Path) -> None:
+    """After a failure, each rank saves without the other."""
+    run = trainer(folder, Service(), devices=2, strategy="ddp", max_epochs=2, callbacks=[OnExceptionCheckpoint(folder)])
+    with pytest.raises(RuntimeError, match="on purpose"):
+        run.fit(Fails(), loader())
+
+
+def test_a_file_that_ranks_save_alone_names_the_runs_too(pool: Any, tmp_path: Path) -> None:
+    pool.run(saved_by_each_rank_alone, tmp_path, group=False)
+    assert torch.load(tmp_path / "on_exception.ckpt", weights_only=True)["loggers"]["Service"]["run_id"] > 0
 
 
 class Continues(Recording):

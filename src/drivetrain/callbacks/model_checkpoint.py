@@ -29,7 +29,6 @@ from drivetrain.callbacks.on_exception_checkpoint import BEFORE_TRAINING
 from drivetrain.errors import ConfigurationError, arguments_checked
 from drivetrain.strategies import rank_files
 from drivetrain.trainer.after_exception import save_after_exception
-from drivetrain.trainer.telling import tell
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -442,8 +441,6 @@ class ModelCheckpoint(StoredCheckpoint):
 
     def _write(self, trainer: Trainer, path: str, replaces: bool) -> bool:
         """Save to ``path``; return False if another run has meanwhile put a file there, which is kept."""
-        if trainer.loggers:  # loggers write first: a run resumed from this file does not log these rows again
-            tell(trainer, "save")
         self._replaces, self._refused = replaces or not self.enable_version_counter, False
         self._save_checkpoint(trainer, path)
         if self._refused:

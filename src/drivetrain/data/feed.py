@@ -26,6 +26,7 @@ from drivetrain.data.indices import RecordedIndices
 from drivetrain.data.kept import parts_of, samplers_of
 from drivetrain.data.loader_passes import Passes
 from drivetrain.data.passes import CombinedPasses
+from drivetrain.data.stateful import is_stateful
 from drivetrain.errors import ConfigurationError
 
 _LONGEST_SOCKET = 103  # characters in a socket's path that every system supports; Linux allows 107
@@ -223,7 +224,9 @@ def _is_its_own_iterator(loader: Any) -> bool:
     starting a new pass.
     """
     parts = parts_of(loader)
-    return any(hasattr(each, "__next__") for each in (*parts, *(getattr(part, "dataset", None) for part in parts)))
+    # a loader with a state of its own starts its passes itself, whatever its dataset is
+    datasets = (getattr(part, "dataset", None) for part in parts if not is_stateful(part))
+    return any(hasattr(each, "__next__") for each in (*parts, *datasets))
 
 
 @dataclass(frozen=True)

@@ -206,28 +206,36 @@ class Passes:
 
 
 class StatefulPasses(Passes):
-    """A loader with ``state_dict`` and ``load_state_dict``, which saves its position itself."""
+    """A loader with ``state_dict`` and ``load_state_dict``, which saves its position itself.
+
+    In a position of another number of ranks its state may be ``None``: then the finished batches are fetched again.
+    """
 
     can_repeat = False  # a stateful loader cannot go back by one batch
 
     def __init__(self, loader: Any) -> None:
         super().__init__(loader)
         self._left: Iterator[Any] | None = None  # the rest of a resumed pass
+        # a loaded state and its batch: until the next one, it is also the position, and the loader is not asked for it,
+        # because some loaders change what they have loaded when they are
+        self._loaded: tuple[int, Any] | None = None
 
     def _leave(self) -> None:
         if self._left is not None:
             with isolate_rng(), generators_kept([self.loader]):
                 leave(self._left)
-        self._left = None
+        self._left = self._loaded = None
 
     def position(self, states: bool = True) -> Position:
-        return {**super().position(states), "loader": self.loader.state_dict() if states else None}
+        loaded = self._loaded if self._loaded is not None and self._loaded[0] == self._given else None
+        state = None if not states else self.loader.state_dict() if loaded is None else loaded[1]
+        return {**super().position(states), "loader": state, "num_workers": self._workers}
 
     def _fits(self, position: Position) -> bool:
         return "loader" in position
 
     def _carry_over(self, position: Position) -> None:
-        if "loader" not in position:
+        if position.get("loader") is None:
             return
         # A file saved before the next pass begins contains this position of the previous pass again.
         self._given, self._ended, self._before = position["given"], position["ended"], position["before"]
@@ -235,11 +243,16 @@ class StatefulPasses(Passes):
         whole = given >= length_of(self.loader) or (ended and given < self.limit)
         with isolate_rng(), generators_kept([self.loader]), restoring(self._name):
             self._left = between_passes(self.loader, position["loader"], given > 0 or ended, whole)
+        self._loaded = given, position["loader"]
 
     def _resume(self, position: Position) -> None:
+        if position["loader"] is None:
+            super()._resume(position)
+            return
         whole = self._given >= length_of(self.loader)
         with restoring(self._name):
             self._left = rest_of_pass(self.loader, position["loader"], whole)
+        self._loaded = self._given, position["loader"]
         self._prepared = without_restart(self._left)
 
     @property

@@ -90,7 +90,7 @@ def share(
             "Give it __len__, or write Trainer(use_distributed_sampler=False) and share the data out yourself."
         )
     batches: RankBatches
-    if type(drawn) is BatchSampler:
+    if _groups_samples(loader):
         size = drawn.batch_size if splits else drawn.batch_size * world_size
         batches = SlicedBatches(drawn.sampler, size, drawn.drop_last, rank, world_size, agree, pads)
     elif splits:
@@ -122,9 +122,10 @@ def samples_in(loader: Any, batches: int) -> int | None:
     drawn: Any = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     if isinstance(drawn, RankBatches):
         return drawn.items_in(batches)
-    if type(drawn) is not BatchSampler:
+    if not _groups_samples(loader):
         return batches
-    there, order = batches * drawn.batch_size, drawn.sampler
+    there: int = batches * drawn.batch_size
+    order = drawn.sampler
     return min(there, len(order)) if isinstance(order, Sized) else there
 
 
@@ -151,8 +152,19 @@ def order_of(loader: Any) -> dict[str, Any] | None:
         "samples": len(sampler) if draws_samples and isinstance(sampler, Sized) else None,
         "dataset": len(loader.dataset) if isinstance(loader.dataset, Sized) else None,
         "options": {name: value for name, value in options.items() if isinstance(value, (bool, int))},
-        "own_batches": loader.batch_sampler is not None and type(drawn) not in (BatchSampler, SlicedBatches),
+        "own_batches": loader.batch_sampler is not None
+        and not (isinstance(drawn, SlicedBatches) or _groups_samples(loader)),
     }
+
+
+def _groups_samples(loader: Any) -> bool:
+    """Whether the batches are torch's groups of ``batch_size`` samples, and not those of a user's batch sampler.
+
+    A subclass of DataLoader may have an equal class of its own for them, as torchdata's has; such a loader has a batch
+    size, and one to which a batch sampler was passed has none.
+    """
+    drawn = loader.batch_sampler
+    return type(drawn) is BatchSampler or (isinstance(drawn, BatchSampler) and loader.batch_size is not None)
 
 
 class RankBatches(SamplerProxy, ABC):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import GeneratorType
 from typing import Any
 
@@ -15,6 +16,22 @@ def is_stateful(loader: Any) -> bool:
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
+def samples_of_all_ranks(position: Any) -> int | None:
+    """Return how many samples of the epoch all ranks together have had, if the loader's own state counts them.
+
+    That is the entry ``sample_in_epoch`` of the state, or of its entry ``dataset``. A loader with such a state shares
+    out the rest of the epoch among any number of ranks.
+
+    Args:
+        position: the position of a pass; ``None`` is returned for one without a loader's state.
+    """
+    state = position.get("loader") if isinstance(position, Mapping) else None
+    for part in (state, state.get("dataset")) if isinstance(state, Mapping) else ():
+        if isinstance(part, Mapping) and isinstance(count := part.get("sample_in_epoch"), int):
+            return count
+    return None
+
+
 def rest_of_pass(loader: Any, state: Any, whole: bool) -> Iterator[Any]:
     """Load ``state`` and return the remaining batches of its pass.
 
@@ -23,11 +40,11 @@ def rest_of_pass(loader: Any, state: Any, whole: bool) -> Iterator[Any]:
         state: a result of its ``state_dict``.
         whole: all batches of the pass were yielded, whether or not the loader was exhausted afterwards.
     """
-    loader.load_state_dict(state)
+    loader.load_state_dict(copy.deepcopy(state))
     rest: Iterator[Any] = iter(loader)
     if whole and next(rest, _END) is not _END:
         # The loader's state after the last batch may already belong to its next pass, which must not lose a batch.
-        loader.load_state_dict(state)
+        loader.load_state_dict(copy.deepcopy(state))
         return iter(())
     return rest
 
@@ -45,7 +62,7 @@ def between_passes(loader: Any, state: Any, begun: bool, whole: bool) -> Iterato
     next pass.
     """
     if not begun or hasattr(loader, "__next__"):  # an object that is its own iterator continues at its position
-        loader.load_state_dict(state)
+        loader.load_state_dict(copy.deepcopy(state))
         return None
     rest = rest_of_pass(loader, state, whole)
     return None if whole else rest

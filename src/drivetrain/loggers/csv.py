@@ -25,9 +25,10 @@ class CSVLogger(FolderLogger):
     """Writes ``<save_dir>/<name>/version_<n>/metrics.csv``, and ``hparams.yaml`` beside it.
 
     A row contains the step and its values; a name that first appears later adds a column. Consecutive calls for one
-    step share a row unless a name has two values. An existing table is continued if ``version`` was passed. If another
-    logger writes to the same table at the same time, the table keeps the rows of both, with a warning. Between two
-    writes no file is open and no thread runs.
+    step share a row unless a name has two values. An existing table is continued if ``version`` was passed. A fit that
+    resumes continues it after the checkpoint's row: the rows behind that one, which it logs again, move to
+    ``metrics_replaced.csv``. If another logger writes to the same table at the same time, the table keeps the rows of
+    both, with a warning. Between two writes no file is open and no thread runs.
 
     Args:
         save_dir: the root folder, or an address such as ``s3://bucket/runs``: see docs/remote.md.
@@ -60,12 +61,14 @@ class CSVLogger(FolderLogger):
         # still be added to it.
         self._rows: list[Row] = []
         self._offset = 0
+        self._rows_before = 0  # the number of rows before that byte
         self._opened = False
         self._dirty = False
         self._left: tuple[int, ...] | None = None  # the file's identity after this logger's last write
         self._row_in_file: Row = {}  # the last row as it was last written
         self._shared = False
         self._found: Row = {}  # the last row of the existing table, if it contains only numbers
+        self._resumes_at: dict[str, Any] = {}  # the state of the checkpoint, until the first value is logged
 
     @property
     def metrics_file_path(self) -> str:
@@ -86,6 +89,9 @@ class CSVLogger(FolderLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Add ``metrics`` to the table; ``step=None`` means the last row's step plus one."""
         self._open()
+        if self._resumes_at:
+            state, self._resumes_at = self._resumes_at, {}
+            self._take_rows_back(**state)
         if step is None:
             step = int(self._rows[-1]["step"]) + 1 if self._rows else 0
         values = {name: _plain(value) for name, value in self._named(metrics).items() if name != "step"}
@@ -111,6 +117,16 @@ class CSVLogger(FolderLogger):
         """Write ``params``, a mapping or a namespace, to ``hparams.yaml``; later values replace earlier ones."""
         self._keep_hparams(params)
         self._write_hparams()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the last row and the number of rows before it, if a resumed fit continues this table."""
+        if self._resumes_at or not self._rows or self.numbers_runs:
+            return self._resumes_at
+        return {"rows": self._rows_before + len(self._rows) - 1, "last": dict(self._rows[-1])}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the table at this row, once a value is logged, if the table has it."""
+        self._resumes_at = {"rows": int(state["rows"]), "last": {**state["last"]}}
 
     @rank_zero_only
     def save(self) -> None:
@@ -169,16 +185,39 @@ class CSVLogger(FolderLogger):
 
     def _read_table(self) -> None:
         """Read the columns of the table, and the position of its end."""
-        own, self._columns, self._columns_in_file, self._offset = self._columns, ["step"], [], 0
+        own, self._columns, self._columns_in_file, self._offset, self._rows_before = self._columns, ["step"], [], 0, 0
         with contextlib.suppress(FileNotFoundError), open(self._table, "rb") as file:
             content = file.read()
             self._offset = content.rfind(b"\n") + 1  # a last line without a newline was cut off by a crash
             text = content[: self._offset].decode(errors="backslashreplace")
-            self._columns_in_file = next(csv.reader(io.StringIO(text, newline="")), [])
+            lines = csv.reader(io.StringIO(text, newline=""))
+            self._columns_in_file = next(lines, [])
+            self._rows_before = sum(map(bool, lines))
             self._columns = [*self._columns_in_file]
             if "step" not in self._columns:
                 self._columns.insert(0, "step")
         self._columns += [name for name in own if name not in self._columns]
+
+    def _take_rows_back(self, rows: int, last: Row) -> None:
+        """Let ``last`` be the table's last row again, after ``rows`` others; another table stays as it is."""
+        self._save()
+        table = self._table
+        if not os.path.exists(table):
+            return
+        with _writing_alone(os.path.dirname(table)):
+            with open(table, encoding="utf-8", errors="backslashreplace", newline="") as file:
+                columns, *texts = filter(None, csv.reader(file))
+            own = dict(zip(columns, texts[rows], strict=False)) if rows < len(texts) else {}
+            if own.get("step") != str(last["step"]) or not last.keys() <= set(columns):
+                return
+            if behind := texts[rows + 1 :]:
+                self._fetch("metrics_replaced.csv")
+                with open(os.path.join(os.path.dirname(table), "metrics_replaced.csv"), "ab") as replaced:
+                    replaced.write(_encode([columns, *behind]))
+            before, line = _encode([columns, *texts[:rows]]), _encode([[last.get(name, "") for name in columns]])
+            files.write(table, before + line)
+            self._rows, self._rows_before, self._left = [last], rows, _identity(table)
+            self._written([line], len(before))
 
     def _continue_changed_table(self, deleted: bool) -> None:
         """Continue after the rows of another logger, without replacing any row; or start a new table."""
@@ -240,6 +279,7 @@ class CSVLogger(FolderLogger):
     def _written(self, lines: list[bytes], offset: int) -> None:
         """Keep only the last row after a write from ``offset`` on, because values may still be added to it."""
         self._offset = offset + sum(map(len, lines[:-1]))
+        self._rows_before += max(len(lines) - 1, 0)
         del self._rows[:-1]
         self._row_in_file = dict(self._rows[-1]) if self._rows else {}
 

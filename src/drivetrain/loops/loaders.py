@@ -306,10 +306,11 @@ class Loaders:
         divided = {"divided_from": batches.divided_from} if batches is not None and batches.divided_from else {}
         return {"data_ranks": ranks, **divided}
 
-    def divide_from(self, done: int) -> int:
+    def divide_from(self, done: int, shares: bool = False) -> int:
         """Let the next batch of the current epoch begin at sample ``done``, counted over all ranks; 0: at its start.
 
-        With one rank, the training loader becomes a copy that draws through a :class:`RankBatches` from now on.
+        With one rank, the training loader becomes a copy that draws through a :class:`RankBatches` from now on; if
+        ``shares``, also at the epoch's start.
 
         Returns:
             The number of batches as which the first ``done`` samples count.
@@ -317,7 +318,7 @@ class Loaders:
         from drivetrain.data.samplers import share
 
         batches = rank_batches(self.training())
-        if batches is None and done:
+        if batches is None and (done or shares):
             self.made_training = share(self.training(), 0, 1, agree=lambda value: value)
             self.made_passes, batches = None, rank_batches(self.made_training)
         if batches is not None and batches.divided_from != done:

@@ -29,6 +29,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import Form, count, number
 from drivetrain.base.seed import kept_rng_state, rng_state
 from drivetrain.base.tree import is_dtensor
+from drivetrain.data.stateful import samples_of_all_ranks
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.metrics import copied_states, metrics_in, state_of
 from drivetrain.loops.progress import Phase, RunningStage, TrainerStatus, copied
@@ -229,6 +230,8 @@ def samples_done(run: Run, data: State | None) -> int | None:
     """Return how many samples of the epoch all ranks together have finished at ``data``; ``None``: unknown."""
     from drivetrain.data.samplers import samples_in
 
+    if (samples := samples_of_all_ranks(data)) is not None:
+        return samples
     passes = run.loaders.made_passes
     return None if passes is None or data is None or "given" not in data else samples_in(passes.loader, data["given"])
 

@@ -16,6 +16,7 @@ from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.data.feed import Resumed, gives_up, position_after_end, set_epoch
 from drivetrain.data.passes import is_replayed
 from drivetrain.data.samplers import order_of, samples_in
+from drivetrain.data.stateful import samples_of_all_ranks
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.early import start_again
 from drivetrain.loops.epoch import Batches, Bound, after_batch, batches_and_step
@@ -225,11 +226,17 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
     Raises:
         CheckpointError: other ranks have saved the position, and in this loader it is unknown.
     """
-    progress, loaders = run.progress, run.loaders
-    loaders.divide_from(state.get("divided_from", 0))
-    loaders.passes()
+    loaders = run.loaders
     saved, data, ranks = state.get("samples"), state.get("data"), state.get("saved_by")
+    replays = ranks is not None and data is not None and data.get("loader", data) is None
+    loaders.divide_from(state.get("divided_from", 0), shares=replays and run.window.gather is None)
+    loaders.passes()
     found, loader = samples_done(run, data), loaders.training()
+    if (of_all := samples_of_all_ranks(data)) is not None:
+        size = (getattr(loader, "batch_size", None) or 0) * run.engine.strategy.data.size
+        if ranks is not None and size and of_all // size != run.progress.batches_done:
+            _count_as(run, state, of_all // size)
+        return
     has_own_loader = run.window.gather is not None and rank_batches(loader) is None  # ``samples`` belongs to rank 0's
     if ranks is not None and (has_own_loader or found is None):
         raise CheckpointError(
@@ -242,6 +249,12 @@ def _count_in_batches_of_this_loader(run: Run, state: State) -> None:
     batches = bisect.bisect_left(range(saved), saved, key=lambda number: samples_in(loader, number) or 0)
     if samples_in(loader, batches) != saved:
         batches = loaders.divide_from(saved)
+    _count_as(run, state, batches)
+
+
+def _count_as(run: Run, state: State, batches: int) -> None:
+    """Let the finished batches of the epoch count as ``batches``."""
+    progress, data, loader = run.progress, state["data"], run.loaders.training()
     rank_zero_info(
         f"The checkpoint was saved after {counted(state)} of an epoch, in {progress.batches_done} batches. They count "
         f"as {batches} batch{'es' * (batches != 1)} of this {type(loader).__name__}, and training continues with the "

@@ -193,6 +193,10 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
         checkpoint["lr_schedulers"] = schedulers if options is None else options.schedulers
         if state := precision():
             checkpoint[type(strategy.precision_plugin).__qualname__] = state
+        if trainer.loggers:
+            from drivetrain.trainer.telling import states_of
+
+            checkpoint |= {"loggers": states} if (states := states_of(trainer)) else {}
     datamodule = trainer.datamodule
     if datamodule is not None:
         if state := datamodule.state_dict():

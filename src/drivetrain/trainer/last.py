@@ -238,7 +238,7 @@ def _why_not_resumed(trainer: Trainer, checkpoint: Mapping[str, Any], path: str)
     if not is_inside(checkpoint):
         return ""
     as_many = count == trainer.world_size
-    if not as_many and (why := why_as_many(checkpoint)):
+    if not as_many and (why := why_as_many(checkpoint, trainer.world_size)):
         now = trainer.world_size
         return f"{path} was saved in the middle of an epoch by {count} processes, and there are {now}: {why}"
     if not (as_many or "window" in checkpoint.get("restart", {})):

@@ -277,10 +277,6 @@ def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options
     with trainer.profiler.profile("save_checkpoint"), trainer.progress.storing():
         rank_parts.meet(strategy)
         state = checkpoint.dump(trainer, weights_only, allow_pickle)
-        if trainer.loggers and not weights_only:
-            from drivetrain.trainer.telling import states_of
-
-            state |= {"loggers": runs} if (runs := states_of(trainer)) else {}
         # after a run, wait here; during a run, the end of the run waits for the file
         waits = trainer.progress.status is not TrainerStatus.RUNNING
         rank_parts.save(strategy, state, path, weights_only, storage_options, waits=waits)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import expect, of_length, restoring
+from drivetrain.data.stateful import samples_of_all_ranks
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.metrics import merged_states, metrics_in
 from drivetrain.loops.restart import counted
@@ -38,16 +39,21 @@ def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[in
     return range(count) if "window" in checkpoint.get("restart", {}) else range(rank, count, ranks)
 
 
-def why_as_many(checkpoint: Mapping[str, Any]) -> str:
-    """Return why only as many ranks as have saved can resume inside the epoch of ``checkpoint``; "" if any can."""
+def why_as_many(checkpoint: Mapping[str, Any], now: int) -> str:
+    """Return why ``now`` ranks cannot resume inside the epoch of ``checkpoint``, which others saved; "" if they can."""
     restart = _common(checkpoint)
     data, ranks = restart.get("data"), saved_by(checkpoint)
-    if not isinstance(data, Mapping) or "given" not in data or restart.get("samples") is None:
+    if not isinstance(data, Mapping) or "given" not in data:
         return "its position in the data counts no samples"
-    if "loader" in data:
-        return "its loader has stored its own position on each of them"
+    if samples_of_all_ranks(data) is not None:
+        return ""
+    if restart.get("samples") is None:
+        own = "its loader has stored its own position on each of them"
+        return own if "loader" in data else "its position in the data counts no samples"
     if ranks > 1 and restart.get("data_ranks") != ranks:
         return "they did not share out the samples of one loader among all of them"
+    if ranks == 1 < now and data.get("num_workers"):  # torchdata's then draws twice, which no other rank does
+        return "the order of its loader with workers is that of one process"
     return ""
 
 
@@ -73,7 +79,7 @@ def of_this_rank(trainer: Any, checkpoint: Mapping[str, Any], inside: bool) -> M
         with restoring(f"rank {trainer.global_rank}"):
             own: Mapping[str, Any] = expect(ranks[trainer.global_rank], {"rng?": (Mapping, None), "restart?": Mapping})
         return own
-    if inside and (why := why_as_many(checkpoint) or _not_one_order(trainer)):
+    if inside and (why := why_as_many(checkpoint, trainer.world_size) or _not_one_order(trainer)):
         from drivetrain.trainer.stopping import end_of_epoch  # imported here, because it imports this module
 
         raise CheckpointError(
@@ -120,6 +126,9 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
         ]
         restart["metrics"], lost = _metrics([each.get("metrics", {}) for each in found], common["metrics"], module)
         _tell(common, count, ranks, lost)
+    elif "sample_in_epoch" in ((common.get("data") or {}).get("loader") or ()):
+        # the loader knows which epoch comes next; litData's, with this entry elsewhere, refuses the end of an epoch
+        restart["data"] = _position(common["data"], None)
     if "window" in common:
         windows = [part["restart"] for part in parts if "window" in part.get("restart", {})]
         restart |= _window(windows, count, module, ranks)
@@ -131,6 +140,8 @@ def _of_rank(checkpoint: Mapping[str, Any], module: nn.Module, rank: int, ranks:
 def _position(data: Mapping[str, Any], own: Any) -> State:
     """Return the position of rank 0, whose random state orders the samples of all ranks, for another rank."""
     position = {key: value for key, value in data.items() if not key.startswith("workers")}
+    if "loader" in position and samples_of_all_ranks(position) is None:
+        position["loader"] = None  # the state of one rank's part
     if isinstance(own, Mapping) and "rng" in own:
         position["rng"] = own["rng"]
     return position
@@ -147,6 +158,8 @@ def _metrics(found: Sequence[Any], first: Mapping[str, Any], module: nn.Module) 
 
 def _tell(common: Mapping[str, Any], count: int, ranks: int, lost: Sequence[str]) -> None:
     notes = []
+    if "loader" in common["data"] and samples_of_all_ranks(common["data"]) is None:
+        notes.append("the loader's batches up to there are fetched again and left out")
     if common["data"].get("workers"):
         notes.append("the random states of the loader's workers are lost")
     if lost:

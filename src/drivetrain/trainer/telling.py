@@ -67,7 +67,13 @@ def tell_one(trainer: Any, logger: Any, method: str, *args: Any, begins: bool = 
 
 
 def states_of(trainer: Any) -> dict[str, Any]:
-    """Return the state of the loggers for a checkpoint, by class and index."""
+    """Let the loggers write, and return their states for a checkpoint, by class and index.
+
+    What is logged before a checkpoint must not be lost with the process: a run that resumes from the checkpoint does
+    not log it again.
+    """
+    if trainer.is_global_zero:
+        tell(trainer, "save")
     return {key: state for key, logger in _keyed(trainer) if (state := logger.state_dict())}
 
 
