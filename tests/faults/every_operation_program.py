@@ -1,12 +1,14 @@
 """Saves in processes of which one has a fault at one of its file operations; prints what is not as it must be then.
 
-``python every_operation_program.py SCENARIO WHERE FOLDER POINTS KINDS WRONG``: WHERE is "plain", or with saves in the
-background the process that has the fault, "training" or "writing"; POINTS is how many operations get each fault, 0: all;
-WRONG is a planted error of SCENARIO's, or "". Each run is a copy of this process.
+``python every_operation_program.py SWEEPS FOLDER``, with SWEEPS as JSON: [scenario, where, wrong, most, kinds] of each.
+"where" is "plain", or with saves in the background the process that has the fault, "training" or "writing"; "most" is
+how many operations get a fault of each kind, 0: all; "wrong" is a planted error, or "". The program prints a line of
+JSON for each.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -20,6 +22,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import file_faults
 import torch
@@ -40,6 +43,7 @@ _STEP = re.compile(r"step=(\d+)")
 _UNTIDY = ("!unlink", "!rmdir", "!remove")  # operations without which a save cannot tidy up
 
 Say = Callable[..., None]
+log = logging.getLogger("drivetrain")
 
 
 class Scenario:
@@ -159,37 +163,33 @@ SCENARIOS: dict[str, type[Scenario]] = {
 # ---- planted errors --------------------------------------------------------------------------------------------------
 
 
-def _remove_first(function: Any, remove: Callable[..., None]) -> Any:
-    def wrong(*args: Any, **kwargs: Any) -> Any:
-        remove(*args)
-        return function(*args, **kwargs)
-
-    return wrong
+IN_PLACE = "files are written in place"  # by file_faults.Faults, which each process installs
+UNLISTED = "the files of the save before are removed before the manifest is written"
+TOO_EARLY = "the checkpoint before is removed before the new one is written"
 
 
-def _remove_before(folder: Path, save: str, *_: Any) -> None:
-    for name in sharded._own_files(folder):
-        if not name.startswith(save):
-            (folder / name).unlink()
+def plant(wrong: str) -> Any:
+    """Return a context in which this process makes an error."""
+    commit, save = sharded.commit, ModelCheckpoint._save_topk_checkpoint
 
+    def wrong_commit(folder: Path, save_id: str, *rest: Any) -> None:
+        for name in sharded._own_files(folder):
+            if not name.startswith(save_id):
+                (folder / name).unlink()
+        commit(folder, save_id, *rest)
 
-def plant(wrong: str) -> None:
-    """Make an error of this process; :class:`file_faults.Faults` makes the one in the process that writes."""
-    if wrong == "the files of the save before are removed before the manifest is written":
-        sharded.commit = _remove_first(sharded.commit, _remove_before)
-    elif wrong == "the checkpoint before is removed before the new one is written":
-        save = ModelCheckpoint._save_topk_checkpoint
+    def wrong_save(saver: ModelCheckpoint, trainer: Trainer, metrics: Any) -> None:
+        for path in saver._worst():
+            trainer.strategy.remove_checkpoint(path)
+        save(saver, trainer, metrics)
 
-        def remove(saver: ModelCheckpoint, trainer: Trainer, metrics: Any) -> None:
-            for path in saver._worst():
-                trainer.strategy.remove_checkpoint(path)
+    return {
+        "": contextlib.nullcontext(),
+        IN_PLACE: contextlib.nullcontext(),
+        UNLISTED: mock.patch.object(sharded, "commit", wrong_commit),
+        TOO_EARLY: mock.patch.object(ModelCheckpoint, "_save_topk_checkpoint", wrong_save),
+    }[wrong]
 
-        ModelCheckpoint._save_topk_checkpoint = _remove_first(save, remove)  # type: ignore[method-assign]
-    else:
-        assert wrong in ("", IN_PLACE), wrong
-
-
-IN_PLACE = "files are written in place"
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
@@ -198,8 +198,8 @@ class Run:
     """A process with a fault, and what it leaves behind.
 
     Args:
-        scenario: the key of SCENARIOS. where: as in the program's arguments. kind, at: of the fault.
-        root: an empty folder. wrong: as in the program's arguments.
+        scenario: a key of SCENARIOS. where, wrong: as in the program's arguments.
+        root: a folder that does not exist. kind, at: the fault.
     """
 
     def __init__(self, scenario: str, where: str, root: Path, kind: str = "", at: int = 0, wrong: str = "") -> None:
@@ -212,11 +212,21 @@ class Run:
         other = file_faults.Faults(log=str(root / "other"), **given)
         self.training, self.writing = (other, self.faults) if where == "writing" else (self.faults, other)
 
+        self.said: list[dict[str, Any]] = []
+        self.status = 0
+        if kind == "kill" and where != "writing":
+            self._act_in_a_copy()
+        else:
+            self._act(lambda **what: self.said.append(what))
+        self.operations = self.faults.operations()
+        self.had_fault = any(name.startswith("!") for name in self.operations)
+
+    def _act_in_a_copy(self) -> None:
         said, says = os.pipe()
         if (pid := os.fork()) == 0:
-            code = 1
+            code, write = 1, os.write
             try:
-                self._act(says)
+                self._act(lambda **what: write(says, (json.dumps(what) + "\n").encode()))
                 code = 0
             except Exception:
                 traceback.print_exc()
@@ -228,34 +238,33 @@ class Run:
             pass
         with open(said, "rb") as stream:
             self.said = [json.loads(line) for line in stream]
-        self.operations = self.faults.operations()
-        self.had_fault = any(name.startswith("!") for name in self.operations)
 
-    def _act(self, says: int) -> None:
+    def _act(self, say: Say) -> None:
         acknowledged = [0]
 
-        def say(**what: Any) -> None:
+        def noted(**what: Any) -> None:
             acknowledged.append(what.get("acknowledged", 0))
-            write(says, (json.dumps(what) + "\n").encode())
+            say(**what)
 
         class Lines(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
                 say(line=record.getMessage())
 
-        write = os.write
-        logging.getLogger("drivetrain").addHandler(Lines())
-        logging.getLogger("drivetrain").setLevel(logging.INFO)
-        writer._PROGRAM = self.writing.command()
-        plant(self.wrong)
         store: CheckpointIO = TorchCheckpointIO() if self.where == "plain" else AsyncCheckpointIO()
-        scenario = SCENARIOS[self.scenario](store, self.folder, say)
-        self.training.install()
-        scenario.saves()
-        self.armed.unlink(missing_ok=True)
-        for problem in self._wrong_files(max(acknowledged), self.training.operations() + self.writing.operations()):
-            say(problem=problem)
-        scenario.last_save()
-        store.teardown()
+        scenario, lines = SCENARIOS[self.scenario](store, self.folder, noted), Lines()
+        with contextlib.ExitStack() as stack:
+            log.addHandler(lines)
+            stack.callback(log.removeHandler, lines)
+            stack.enter_context(mock.patch.object(writer, "_PROGRAM", self.writing.command()))
+            stack.enter_context(plant(self.wrong))
+            stack.callback(self.training.install())
+            scenario.saves()
+            self.armed.unlink(missing_ok=True)
+            operations = self.training.operations() + self.writing.operations()
+            for problem in self._wrong_files(max(acknowledged), operations):
+                say(problem=problem)
+            scenario.last_save()
+            store.teardown()
 
     def problems(self) -> Iterator[str]:
         """Return what is not as it must be."""
@@ -329,31 +338,38 @@ def _has_children() -> bool:
     return True
 
 
-def points(operations: list[str], kind: str, most: int) -> list[int]:
-    """Return at which operations a fault of this kind is possible, at most ``most``; 0: all."""
+def points(operations: list[str], kind: str, most: int, number: int) -> list[int]:
+    """Return at which operations there is a fault: of all at which this kind is possible, ``most``; 0: all.
+
+    Args:
+        operations: their names. kind, most: as above. number: of the kind: others have their faults elsewhere.
+    """
     every = [at for at, name in enumerate(operations, 1) if kind != "short" or name == "write"]
-    return every[:: -(-len(every) // most)] if most else every
+    if not most or not every:
+        return every
+    return sorted({every[(index * len(every) + number) // most % len(every)] for index in range(most)})
 
 
-def main(scenario: str, where: str, folder: Path, most: int, kinds: list[str], wrong: str) -> dict[str, Any]:
+def run_all(scenario: str, where: str, wrong: str, most: int, kinds: list[str], folder: Path) -> dict[str, Any]:
+    """Run a scenario without a fault and with each; return the numbers of operations and faults, and all problems."""
     # what the first use imports and compiles is there in all copies
     SCENARIOS[scenario](TorchCheckpointIO(), folder / "first", lambda **what: None).last_save()
     counted = Run(scenario, where, folder / "counted", wrong=wrong)
-    found, faults = list(counted.problems()) if not wrong else [], 0
-    for kind in kinds:
-        for at in points(counted.operations, kind, most):
-            root = folder / f"{kind}-{at}"
-            run = Run(scenario, where, root, kind, at, wrong)
+    found, faults = [] if wrong else list(counted.problems()), 0
+    for number, kind in enumerate(kinds):
+        for at in points(counted.operations, kind, most, number):
+            run = Run(scenario, where, folder / "run", kind, at, wrong)
             faults += run.had_fault
             named = f"{kind} at operation {at}, {counted.operations[at - 1]}"
             found += [f"{named}: {problem}" for problem in run.problems()]
-            shutil.rmtree(root)
+            shutil.rmtree(folder / "run")
     return {"operations": len(counted.operations), "faults": faults, "problems": found}
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
+    log.setLevel(logging.INFO)
     torch.set_num_threads(1)
     ctypes.CDLL(None).prctl(_BECOME_PARENT_OF_ORPHANS, 1, 0, 0, 0)
-    _scenario, _where, _folder, _most, _kinds, _wrong = sys.argv[1:]
-    print(json.dumps(main(_scenario, _where, Path(_folder), int(_most), _kinds.split(","), _wrong)))
+    for _number, (_scenario, _where, _wrong, _most, _kinds) in enumerate(json.loads(sys.argv[1])):
+        print(json.dumps(run_all(_scenario, _where, _wrong, _most, _kinds, Path(sys.argv[2], str(_number)))))

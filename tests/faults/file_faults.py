@@ -49,21 +49,29 @@ class Faults:
     at: int = 0
     wrong: bool = False
 
-    def install(self) -> None:
-        """Put the layer between this process and its files, until the process ends."""
-        self._count, self._lock = 0, threading.RLock()
-        self._log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._write = os.write
-        for name in _ON_PATHS:
-            setattr(os, name, self._on_path(name, getattr(os, name)))
-        os.open = self._on_path("open", os.open)
-        os.fsync = lambda descriptor: self._happens("fsync", "")  # type: ignore[assignment]  # a kill loses no write
-        builtins.open = io.open = self._opening(builtins.open)  # type: ignore[assignment]
+    def install(self) -> Callable[[], None]:
+        """Put the layer between this process and its files; return what takes it away."""
         from drivetrain.base import files
 
-        files._BUFFER = _BUFFER
+        self._count, self._lock = 0, threading.RLock()
+        self._log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._write, self._unlink = os.write, os.unlink
+        opened = self._opening(builtins.open)
+        layers: list[tuple[Any, str, Any]] = [(os, name, self._on_path(name, getattr(os, name))) for name in _ON_PATHS]
+        layers += [(os, "open", self._on_path("open", os.open)), (builtins, "open", opened), (io, "open", opened)]
+        layers += [(os, "fsync", lambda descriptor: self._happens("fsync", "")), (files, "_BUFFER", _BUFFER)]
         if self.wrong:
-            files.replacing = _in_place  # type: ignore[assignment]
+            layers.append((files, "replacing", _in_place))
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in layers]
+        for each in layers:
+            setattr(*each)
+
+        def remove() -> None:
+            for each in before:
+                setattr(*each)
+            os.close(self._log)
+
+        return remove
 
     def operations(self) -> list[str]:
         """Return the names of the counted operations; those with the fault begin with "!"."""
@@ -97,7 +105,7 @@ class Faults:
                 return is_here
             half()
             if self.kind == "kill":
-                _unlink(self.armed)  # the next process lives
+                self._unlink(self.armed)  # the next process lives
                 os.kill(os.getpid(), signal.SIGKILL)
             raise OSError(ERRORS[self.kind], os.strerror(ERRORS[self.kind]), path and os.fspath(path))
 
@@ -130,9 +138,6 @@ class Faults:
             return Counted(file, mode) if writes else function(file, mode, buffering, *args, **kwargs)
 
         return counted
-
-
-_unlink = os.unlink
 
 
 @contextlib.contextmanager
