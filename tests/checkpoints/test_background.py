@@ -114,6 +114,14 @@ def test_a_run_with_it_writes_and_resumes_as_one_without(tmp_path: Path) -> None
     assert not torch.equal(plain.layer.weight, Net().layer.weight)
 
 
+def test_a_checkpoint_without_tensors_is_saved(tmp_path: Path) -> None:
+    store = AsyncCheckpointIO()
+    store.save_checkpoint({"step": 3}, tmp_path / "a.ckpt")
+    store.wait()
+    assert store.load_checkpoint(tmp_path / "a.ckpt") == {"step": 3}
+    store.teardown()
+
+
 def test_it_can_be_pickled_and_wants_a_store() -> None:
     store = pickle.loads(pickle.dumps(AsyncCheckpointIO()))
     assert isinstance(store.checkpoint_io, TorchCheckpointIO)

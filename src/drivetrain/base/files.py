@@ -178,7 +178,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
             raise
         raise OSError(failure.errno, reason(failure, target), os.fspath(target)) from error
     finally:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        with contextlib.suppress(OSError):  # it has another name now, or the error of the write is being raised
             temporary.unlink()
     if durable:
         sync_directory(target.parent)

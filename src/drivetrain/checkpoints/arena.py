@@ -69,6 +69,8 @@ class Arena:
         Raises:
             NoRoomError: the host has too little memory; nothing was copied.
         """
+        if not tensors:  # torch's copy of several wants at least one
+            return []
         places, end = [], self._used
         for tensor in tensors:
             places.append(end)

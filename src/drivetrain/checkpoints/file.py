@@ -181,7 +181,7 @@ class TorchCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: str | Path) -> None:
         is_remote = behind(path) is not None
         is_folder = self.is_sharded(path) if is_remote else os.path.isdir(path) and not os.path.islink(path)
-        with unreachable(path) if is_remote else contextlib.nullcontext():
+        with unreachable(path) if is_remote else _removing(path):
             if is_folder:
                 from drivetrain.checkpoints import sharded
 
@@ -362,6 +362,21 @@ def _target(path: str | Path) -> Path | str:
         f"A checkpoint is saved under a path, not under {path!a}. Pass the name of a file, such as "
         '"checkpoints/model.ckpt".'
     )
+
+
+@contextlib.contextmanager
+def _removing(path: str | Path) -> Iterator[None]:
+    """Context that removes a local checkpoint.
+
+    Raises:
+        CheckpointError: the file system does not let it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"The checkpoint {path} could not be removed: {files.reason(error, Path(path))}. Check its folder."
+        ) from error
 
 
 def _unwritten(target: Path | str, why: str, cure: str) -> CheckpointError:

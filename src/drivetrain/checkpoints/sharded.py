@@ -220,8 +220,13 @@ def commit(
 
 
 def discard(folder: Folder, save: str) -> None:
-    """Remove the files of a failed save, and the folder if it is then empty."""
-    with contextlib.suppress(OSError):
+    """Remove the files of a failed save, and the folder if it is then empty.
+
+    They stay if the manifest names them: what failed is only what follows its rename, such as the sync of the folder.
+    """
+    with contextlib.suppress(OSError, CheckpointError):
+        if is_checkpoint(folder) and str(_manifest(folder).get("state")).startswith(f"{save}."):
+            return
         for name in files.names(folder):
             if name.startswith(f"{save}."):
                 files.remove(_in(folder, name))

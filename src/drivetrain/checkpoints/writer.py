@@ -120,8 +120,8 @@ class Writer:
 
     def _ended(self) -> WriterEndedError:
         self._process.kill()
-        code = self._process.wait()
         self._end()
+        code = self._process.returncode
         if code >= 0:
             return WriterEndedError(f"it has ended with the exit code {code}; its error is above")
         name = signal.Signals(-code).name if -code in list(signal.Signals) else str(-code)

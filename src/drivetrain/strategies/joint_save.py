@@ -59,7 +59,7 @@ def begin(
             own = _begun(lambda: background.save_checkpoint(part, file, storage_options))
             background.begin(path, _post, joint, own or background.written(file), file)
             main = _begun(lambda: strategy.save_checkpoint(state, path, storage_options)) or own
-            background.begin(path, _follow, strategy, joint, path, file)
+            background.begin(path, _follow, strategy, background, joint, path, file, listed)
         if main is not None:
             raise main
 
@@ -100,15 +100,19 @@ def _post(joint: JointSave, own: Exception | Future[Any], file: str) -> None:
     joint.post({"name": os.path.basename(file), **sums}, failure)
 
 
-def _follow(strategy: Strategy, joint: JointSave, path: str | Path, file: str) -> None:
+def _follow(
+    strategy: Strategy, background: AsyncCheckpointIO, joint: JointSave, path: str | Path, file: str, listed: str
+) -> None:
     """End a save on another rank, in the thread."""
+    name = os.path.basename(file)
     try:
         joint.follow()
     except CheckpointError:
         with contextlib.suppress(Exception):  # another error is being raised
-            strategy.checkpoint_io.remove_checkpoint(file)
+            if not rank_files.is_listed(background, path, {"name": name}, listed):
+                background.remove_checkpoint(file)
         raise
-    rank_files.remember(strategy, path, os.path.basename(file))
+    rank_files.remember(strategy, path, name)
 
 
 # ---- what the ranks tell each other ----------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.base import files
 from drivetrain.base.restoring import WrongForm, count, entry, expect, shown_error
+from drivetrain.checkpoints.file import entries as entries_of
+from drivetrain.checkpoints.file import reads_files
 from drivetrain.checkpoints.io import CheckpointIO, background_of, wait_for
 from drivetrain.errors import CheckpointError
 
@@ -89,7 +91,7 @@ def save(
         if all(is_durable for *_, is_durable in outcomes):
             commit(strategy, path, entries)
         return
-    if entries:
+    if entries and not (strategy.global_rank and is_listed(store, path, entries[strategy.global_rank - 1], listed)):
         discard(strategy, path, entries)
     if failure is not None:
         raise failure
@@ -131,7 +133,9 @@ def write(
     failed = [f"rank {rank} could not write its file: {text}" for rank, (_, text) in enumerate(outcomes) if text]
     if failed:
         discard(strategy, path, entries)
-        raise failure or CheckpointError(f"The checkpoint {path} was not written, because {failed[0]}.")
+        if failure is not None and not isinstance(failure, OSError):
+            raise failure
+        raise CheckpointError(f"The checkpoint {path} was not written, because {failed[0]}.") from failure
     return path, entries
 
 
@@ -162,6 +166,22 @@ def discard(strategy: Strategy, path: str | Path, entries: Sequence[Entry]) -> N
     if strategy.global_rank > 0 and (own := entries[strategy.global_rank - 1]):
         with contextlib.suppress(Exception):  # another error is being raised
             strategy.checkpoint_io.remove_checkpoint(_beside(path, own["name"]))
+
+
+def is_listed(store: CheckpointIO, path: str | Path, own: Entry, listed: str) -> bool:
+    """Return whether the main file at ``path`` lists the rank file ``own``, although their save has failed.
+
+    What has failed is then what follows the rename of the main file, such as the sync of its folder. If the main file
+    cannot be read, the answer is True.
+    """
+    try:
+        if not store.exists(path):
+            return False
+        is_mapped = reads_files(store) and _is_local(path)  # its tensors need not be read
+        main = entries_of(path) if is_mapped else store.load_checkpoint(path)
+        return any(each["name"] == own["name"] for each in main.get(listed, ()))
+    except Exception:
+        return True
 
 
 def remove(strategy: Strategy, path: str | Path) -> None:
