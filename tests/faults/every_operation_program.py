@@ -30,7 +30,7 @@ import torch._dynamo  # this import and the next two are made once, and not in e
 from torch.utils.data import DataLoader, TensorDataset
 
 import drivetrain.compat.earlier_checkpoints
-import drivetrain.loops.fit
+import drivetrain.loops.fit  # noqa: F401 - so that copies of this process have it
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO, sharded, writer

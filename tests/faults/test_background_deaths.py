@@ -1,4 +1,4 @@
-"""A rank that dies while several write a checkpoint in the background: no rank hangs, and the checkpoint before stays."""
+"""A rank that dies while several write a checkpoint in the background: no rank hangs, the one before stays."""
 
 from __future__ import annotations
 

@@ -164,11 +164,7 @@ def _memory_of(tensor: Tensor) -> memoryview:
 
 
 def write_content(file: Path | str, content: bytes) -> None:
-    """Write a small file, durably.
-
-    Raises:
-        OSError: the file could not be written.
-    """
+    """Write a small file, durably; an OSError says why it could not be written."""
     with files.replacing(file, durable=True) as stream:
         stream.write(content)
 
