@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.data import CombinedLoader
 from drivetrain.data.kept import generators_kept
+from drivetrain.data.loader_passes import random_state
 from drivetrain.data.passes import is_replayed, passes_over
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.restart_checks import check_position
@@ -221,3 +222,33 @@ def test_limits_of_a_combined_loader_may_change_between_passes() -> None:
     combined.limits = 2
     passes.start_epoch()
     assert len(list(passes)) == len(passes) == 2
+
+
+class Forgetful:
+    """A loader that keeps the state that it has loaded, and loses it if it is asked for its state before a batch."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, int] = {"done": 0}
+
+    def __iter__(self) -> Any:
+        for number in range(self.state["done"], 5):
+            self.state["done"] = number + 1
+            yield number
+        self.state = {"done": 0}
+
+    def state_dict(self) -> dict[str, int]:
+        done = {**self.state}
+        self.state["done"] = 0
+        return done
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.state = state
+
+
+def test_a_loader_is_not_asked_for_the_state_that_it_has_just_loaded() -> None:
+    position = {"given": 2, "begun": 1, "ended": False, "generators": [], "loader": {"done": 2}}
+    passes = passes_over(Forgetful())
+    passes.resume({**position, "before": random_state([])})
+    assert [passes.position()["loader"] for _ in range(2)] == [{"done": 2}, {"done": 2}]
+    assert list(passes) == [2, 3, 4]
+    assert position["loader"] == {"done": 2}

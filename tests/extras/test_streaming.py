@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -40,12 +41,15 @@ def loader(folder: Path, workers: int, batch_size: int) -> Any:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("mds")
     with streaming().MDSWriter(out=str(folder), columns={"number": "int"}) as writer:
         for number in range(SAMPLES):
             writer.write({"number": number})
-    return folder
+    yield folder
+    from streaming.base.util import clean_stale_shared_memory
+
+    clean_stale_shared_memory()  # of ranks that have ended
 
 
 EVERY = [(epoch, number) for epoch in range(3) for number in range(SAMPLES)]
