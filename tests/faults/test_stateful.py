@@ -338,7 +338,7 @@ def run(seed: int, examples: int, calls: int, phases: tuple[Phase, ...] = (Phase
 
 
 def test_any_order_of_calls_comes_to_what_a_plain_loop_comes_to(long_form: bool, seed: int) -> None:
-    run(seed, *((500, 14) if long_form else (10, 8)))
+    run(seed, *((500, 14) if long_form else (8, 8)))
 
 
 def _skips_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
