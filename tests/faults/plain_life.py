@@ -245,12 +245,11 @@ class Life:
         inside = resumes and (self.stage == "epoch end" or begun)
         if self._is_done() and not inside:
             return ""
-        if (
-            resumes
-            and self.batches
-            and self.stage != "epoch end"
-            and (refused := self._count_in_batches_of_this_size())
-        ):
+        begun = resumes and self.batches > 0
+        if begun and self.cut:  # only its end is left
+            self._count_in_batches_of_this_size()
+            self.cut = self.batches
+        elif begun and self.stage != "epoch end" and (refused := self._count_in_batches_of_this_size()):
             if self.program.saves_on_exception:  # the same again
                 self._write(f"{FOLDER}/on_exception.ckpt", self.point())
             return refused
