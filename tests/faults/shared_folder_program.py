@@ -1,7 +1,7 @@
 """Two runs at the same time, with checkpoints of the same names in the same folder.
 
-``python shared_folder_program.py FOLDER STORE``: STORE is "plain", or "background". Each run prints at its end which files
-it has written.
+``python shared_folder_program.py FOLDER STORE``: STORE is "plain", or "background". At its end each run prints which
+files it has written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 import torch._dynamo  # once, and not in each copy
 from torch.utils.data import DataLoader, TensorDataset
 
-import drivetrain.loops.fit
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.plugins import AsyncCheckpointIO

@@ -1,4 +1,4 @@
-"""Saves to file systems that are full, read-only or shared: the checkpoint before stays, and the error names the cause."""
+"""Saves to file systems that are full, read-only or shared: the checkpoint before stays, and the error names why."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_on_a_full_disk_the_checkpoint_before_stays_until_there_is_room(
     other, path = folder / "other", folder / "a.ckpt"
     other.write_bytes(bytes(SIZE // 4))
     save(store, kind, path, content(1, SIZE // 2))
-    with pytest.raises(CheckpointError, match=rf"a\.ckpt.* (could not be|was not) written: .*(?i:no space left)"):
+    with pytest.raises(CheckpointError, match=r"a\.ckpt.* (could not be|was not) written: .*(?i:no space left)"):
         save(store, kind, path, content(2, SIZE // 2))
     assert TorchCheckpointIO().load_checkpoint(path)["global_step"] == 1
     assert sorted(each.name for each in folder.iterdir()) == ["a.ckpt", "other"]
