@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
+import socket
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +21,10 @@ from tests.addresses import Net, loader, names, net, trainer
 
 from drivetrain.base import files, remote
 from drivetrain.callbacks import ModelCheckpoint
-from drivetrain.checkpoints import TorchCheckpointIO
+from drivetrain.checkpoints import CheckpointIO, TorchCheckpointIO
 from drivetrain.errors import CheckpointError
 from drivetrain.loggers import CSVLogger
+from drivetrain.plugins import AsyncCheckpointIO
 
 s3fs = pytest.importorskip("s3fs")
 
@@ -115,6 +119,139 @@ def test_an_upload_in_parts_that_breaks_in_the_middle(folder: str, monkeypatch: 
     assert len(store.load_checkpoint(path)["state_dict"]["w"]) == 3 * 2**20
     monkeypatch.undo()
     s3fs.S3FileSystem.clear_instance_cache()
+
+
+class Faulty:
+    """The server, with a fault at one of the requests that it gets.
+
+    Attributes:
+        at: at which request, from 1 on. kind: "500": that is its answer; "cut": it closes the connection after the
+            first bytes of the request's body; "late": it does what is asked, and answers 500.
+        for_ever: whether all later requests have the fault too. asked: the methods of the requests until now.
+        faults: how many of them had it. url: of the server.
+    """
+
+    url = ""
+
+    def __init__(self) -> None:
+        from moto.server import DomainDispatcherApplication, create_backend_app
+
+        self._application = DomainDispatcherApplication(create_backend_app)
+        self.set("", 0)
+
+    def set(self, kind: str, at: int, for_ever: bool = False) -> None:
+        self.kind, self.at, self.for_ever, self.asked = kind, at, for_ever, list[str]()
+        self.faults = 0
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:
+        self.asked.append(environ["REQUEST_METHOD"])
+        now = len(self.asked)
+        if not self.kind or now < self.at or (now > self.at and not self.for_ever):
+            return self._application(environ, start_response)
+        self.faults += 1
+        if self.kind == "late":
+            b"".join(self._application(environ, lambda *args: None))
+        elif self.kind == "cut":
+            environ["wsgi.input"].read(min(100, int(environ.get("CONTENT_LENGTH") or 0)))
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+        start_response("500 Internal Server Error", [("Content-Length", "0")])
+        return [b""]
+
+
+@pytest.fixture
+def faulty(folder: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty]:
+    """Another server for the same buckets; one attempt is made for each request."""
+    from werkzeug.serving import make_server
+
+    made = Faulty()
+    server = make_server("127.0.0.1", 0, made, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    made.url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", made.url)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield made
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def step_of(path: str) -> int:
+    store = TorchCheckpointIO()
+    assert store.is_complete(path)
+    step: int = store.load_checkpoint(path)["global_step"]
+    return step
+
+
+def check_every_request(folder: str, faulty: Faulty, store: CheckpointIO, kind: str) -> None:
+    """Save with the fault at each request of a save, alone and with all that follow."""
+    path = f"{folder}/a.ckpt"
+
+    def save(step: int) -> None:
+        store.save_checkpoint({"global_step": step, "state_dict": {"w": torch.full((5000,), step)}}, path)
+        store.wait(path)
+
+    save(1)
+    faulty.set("", 0)
+    save(durable := 2)
+    requests = faulty.asked
+    assert "PUT" in requests
+    for for_ever in (False, True):
+        for at in range(1, len(requests) + 1):
+            faulty.set(kind, at, for_ever)
+            error = ""
+            try:
+                save(durable + 1)
+            except CheckpointError as caught:
+                error = str(caught)
+            assert error or not for_ever  # it may have asked again
+            assert not error or re.search(f"{path} could not be .*(500|nternal|onnect)", error), error
+            least = durable if error else durable + 1
+            assert faulty.faults
+            faulty.set("", 0)
+            assert step_of(path) in (least, durable + 1)
+            save(durable := durable + 2)
+            assert step_of(path) == durable
+            assert names(folder) == ["a.ckpt"]
+    store.teardown()
+
+
+@pytest.mark.parametrize("kind", ["500", "cut", "late"])
+@pytest.mark.parametrize("store", [TorchCheckpointIO, AsyncCheckpointIO])
+def test_a_fault_at_any_request_leaves_the_checkpoint_before_or_the_new_one(
+    folder: str, faulty: Faulty, store: Any, kind: str
+) -> None:
+    check_every_request(folder, faulty, store(), kind)
+
+
+def test_this_check_finds_an_upload_that_removes_the_object_first(
+    folder: str, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control."""
+    upload = remote.upload
+
+    def wrong(local: Any, address: Any, new: bool = False) -> None:
+        remote.remove(address)
+        upload(local, address, new)
+
+    monkeypatch.setattr(remote, "upload", wrong)
+    with pytest.raises(AssertionError):
+        check_every_request(folder, faulty, TorchCheckpointIO(), "500")
+
+
+def test_one_answer_500_is_asked_again(folder: str, faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, store = f"{folder}/a.ckpt", TorchCheckpointIO()
+    store.save_checkpoint({"global_step": 1}, path)
+    monkeypatch.undo()  # as many attempts as by default
+    monkeypatch.setenv("AWS_ENDPOINT_URL", faulty.url)
+    s3fs.S3FileSystem.clear_instance_cache()
+    faulty.set("500", 1)
+    store.save_checkpoint({"global_step": 2}, path)
+    assert faulty.faults == 1
+    assert step_of(path) == 2
 
 
 def test_what_another_process_writes_is_seen(folder: str) -> None:

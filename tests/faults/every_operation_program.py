@@ -26,11 +26,8 @@ from unittest import mock
 
 import file_faults
 import torch
-import torch._dynamo  # this import and the next two are made once, and not in each copy
 from torch.utils.data import DataLoader, TensorDataset
 
-import drivetrain.compat.earlier_checkpoints
-import drivetrain.loops.fit  # noqa: F401 - so that copies of this process have it
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO, sharded, writer

@@ -134,7 +134,7 @@ def named(errors: list[str], path: Path, kind: str) -> bool:
 
 
 def wrong(strategy: Any, path: Path, durable: int) -> str:
-    """Return what is wrong with the checkpoint as this rank reads it; it should be of a step from ``durable`` on."""
+    """Return what is wrong with the checkpoint as this rank reads it: it should be of step ``durable`` or later."""
     store = TorchCheckpointIO()
     if not durable and not store.exists(path):
         return ""
@@ -155,10 +155,10 @@ def wrong(strategy: Any, path: Path, durable: int) -> str:
 
 
 def sweep(kind: str, folder: Path, in_background: bool, kinds: list[str], most: int, wrong: bool) -> dict[str, Any]:
-    every, patch = Sweep(folder, in_background, kinds, most), contextlib.nullcontext()
-    if wrong:  # as if a save that fails after the rename of its main file had written none
-        patch = mock.patch.object(rank_files, "is_listed", return_value=False)  # type: ignore[assignment]
-    with patch:
+    every = Sweep(folder, in_background, kinds, most)
+    # as if a save that fails after the rename of its main file had written none
+    planted = mock.patch.object(rank_files, "is_listed", return_value=False)
+    with planted if wrong else contextlib.nullcontext():
         trainer(kind, False, every, max_epochs=1, enable_checkpointing=False).fit(SavedNet(), DataLoader(data(), 2))
     return {"operations": every.operations, "faults": every.faults, "problems": every.problems}
 

@@ -95,8 +95,11 @@ class Arena:
             raise NoRoomError(
                 f"a copy of it needs {size - self.size} bytes more of host memory, and {available} are available"
             )
-        os.ftruncate(self.descriptor, size)
-        grown = mmap.mmap(self.descriptor, size)  # an earlier map lives as long as the tensors of this save need it
+        try:
+            os.ftruncate(self.descriptor, size)
+            grown = mmap.mmap(self.descriptor, size)  # an earlier map lives as long as the tensors of this save need it
+        except OSError as error:  # such as a limit of the size of files, which counts for this one too
+            raise NoRoomError(f"memory for a copy of it, {size} bytes, cannot be had: {error}") from error
         self._views.clear()
         self._map, self.size = grown, size
         self._mapped.append((torch.frombuffer(grown, dtype=torch.uint8).data_ptr(), size))
