@@ -176,3 +176,14 @@ def test_a_folder_that_cannot_be_made_says_why(tmp_path: Path, name: str, why: s
     assert found.endswith(why)
     with pytest.raises((OSError, ValueError)):  # the control
         os.makedirs(folder)
+
+
+def test_a_temporary_file_that_cannot_be_removed_does_not_make_a_write_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "unlink", broken)
+    files.write(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"new"

@@ -122,6 +122,21 @@ def test_a_checkpoint_without_tensors_is_saved(tmp_path: Path) -> None:
     store.teardown()
 
 
+def test_the_pipes_of_a_process_that_has_died_are_closed(tmp_path: Path) -> None:
+    store = AsyncCheckpointIO()
+    store.start()
+    assert store._writer is not None
+    process = store._writer._process
+    process.kill()
+    store.save_checkpoint({"step": 3}, tmp_path / "a.ckpt")
+    store.wait()
+    assert store.load_checkpoint(tmp_path / "a.ckpt") == {"step": 3}
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert (process.stdin.closed, process.stdout.closed) == (True, True)
+    store.teardown()
+
+
 def test_it_can_be_pickled_and_wants_a_store() -> None:
     store = pickle.loads(pickle.dumps(AsyncCheckpointIO()))
     assert isinstance(store.checkpoint_io, TorchCheckpointIO)

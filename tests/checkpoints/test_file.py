@@ -552,3 +552,14 @@ def test_an_open_file_that_cannot_be_read(path: Path, tmp_path: Path) -> None:
         for file in (closed, written, pipe):
             with pytest.raises(ConfigurationError, match=r"cannot be read from any place in it .*Pass its path"):
                 TorchCheckpointIO().load_checkpoint(file)
+
+
+def test_a_checkpoint_that_cannot_be_removed_is_an_error_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(os, "unlink", broken)
+    with pytest.raises(CheckpointError, match=r"a\.ckpt could not be removed: read-only file system \(EROFS"):
+        TorchCheckpointIO().remove_checkpoint(tmp_path / "a.ckpt")

@@ -281,3 +281,15 @@ def test_a_save_at_an_address_that_fails_leaves_the_earlier_one() -> None:
     sharded.discard(folder, "0000000b")
     same(sharded.read(folder), expected)
     assert not any(name.startswith("0000000b") for name in remote.names(folder))
+
+
+def test_the_files_of_a_manifest_stay_if_the_save_fails_after_it(tmp_path: Path) -> None:
+    save_id, parts = "0123abcd", [("w", torch.ones(3), (3,), ((0,), (3,)))]
+    written = sharded.write_tensors(tmp_path, f"{save_id}.rank0.bin", parts)
+    sharded.commit(tmp_path, save_id, {"step": 1}, [written])
+    sharded.discard(tmp_path, save_id)  # as when the sync of the folder fails
+    assert TorchCheckpointIO().is_complete(tmp_path)
+    sharded.write_tensors(tmp_path, "4567abcd.rank0.bin", parts)
+    sharded.discard(tmp_path, "4567abcd")
+    assert TorchCheckpointIO().is_complete(tmp_path)
+    assert not list(tmp_path.glob("4567abcd.*"))

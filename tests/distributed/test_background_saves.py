@@ -105,7 +105,9 @@ class Fails(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         if trainer.global_rank == self.rank and trainer.current_epoch == 1:
-            trainer.strategy.checkpoint_io.write_records = self.full
+            store = trainer.strategy.checkpoint_io
+            store._settle()  # on a slow machine the first checkpoint may still be being written
+            store.write_records = self.full
 
     def full(self, path: Path, records: Any, **options: Any) -> None:
         raise OSError(errno.ENOSPC, "the disk is full", str(path))

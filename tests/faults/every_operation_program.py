@@ -39,7 +39,7 @@ _BECOME_PARENT_OF_ORPHANS = 36  # prctl's PR_SET_CHILD_SUBREAPER
 _STEP = re.compile(r"step=(\d+)")
 _UNTIDY = ("!unlink", "!rmdir", "!remove")  # operations without which a save cannot tidy up
 
-Say = Callable[..., None]
+Say = Callable[..., Any]
 log = logging.getLogger("drivetrain")
 
 

@@ -183,5 +183,5 @@ def test_this_sweep_finds_a_rank_file_that_is_removed_too_early(pool: Any, tmp_p
     """The negative control."""
     if not long_form:
         pytest.skip("make test-faults runs it")
-    for rank in pool.run(sweep, "ddp", tmp_path, False, ["EIO"], 0, True, group=False):
+    for rank in pool.run(sweep, "ddp", tmp_path, False, ["EIO"], 0, True, group=False, timeout=600):
         assert any("rank1 is missing" in problem for problem in rank["problems"]), rank

@@ -117,3 +117,14 @@ def test_what_may_not_be_replaced_keeps_its_files(tmp_path: Path) -> None:
     store = TorchCheckpointIO()
     assert not rank_files.copy(store, str(tmp_path / "m.ckpt"), str(tmp_path / "last.ckpt"), link=True, replaces=False)
     assert sorted(os.listdir(tmp_path)) == names
+
+
+def test_a_rank_file_that_the_main_file_lists_is_known_after_a_failed_save(tmp_path: Path) -> None:
+    store, path = TorchCheckpointIO(), tmp_path / "a.ckpt"
+    own, other = {"name": "a.ckpt.0123abcd.rank1"}, {"name": "a.ckpt.4567abcd.rank1"}
+    assert not rank_files.is_listed(store, path, own, rank_files.LISTED)
+    store.save_checkpoint({rank_files.LISTED: [own]}, path)
+    assert rank_files.is_listed(store, path, own, rank_files.LISTED)
+    assert not rank_files.is_listed(store, path, other, rank_files.LISTED)
+    path.write_bytes(b"damaged")
+    assert rank_files.is_listed(store, path, own, rank_files.LISTED)

@@ -216,13 +216,10 @@ def commit(
 
 
 def discard(folder: Folder, save: str) -> None:
-    """Remove the files of a failed save, and the folder if it is then empty.
-
-    They stay if the manifest names them: what failed is only what follows its rename, such as the sync of the folder.
-    """
+    """Remove the files of a failed save, and the folder if it is then empty; they stay if the manifest names them."""
     with contextlib.suppress(OSError, CheckpointError):
         if is_checkpoint(folder) and str(_manifest(folder).get("state")).startswith(f"{save}."):
-            return
+            return  # only what follows its rename has failed, such as the sync of the folder
         for name in files.names(folder):
             if name.startswith(f"{save}."):
                 files.remove(_in(folder, name))
