@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import subprocess
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -59,6 +62,47 @@ def test_a_copy_is_equal_and_apart(memory: Arena, shared: bool) -> None:
     assert type(held["parameter"]) is nn.Parameter
     assert not held["parameter"].requires_grad
     assert held["rest"][1]["name"][0] == "x"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_tensors_are_copied(memory: Arena, layout: torch.layout) -> None:
+    tensor = (2 * torch.eye(3).requires_grad_()).to_sparse(layout=layout)  # with a graph, which deepcopy refuses
+    held = copied({"a": tensor}, memory.hold)["a"]
+    tensor.detach().values().zero_()
+    assert held.layout is layout
+    assert torch.equal(held.to_dense(), 2 * torch.eye(3))
+
+
+def test_a_copy_requires_a_gradient_as_the_tensor_does(memory: Arena) -> None:
+    for wanted in (True, False, True):  # the memory is the same
+        memory.clear()
+        held = copied({"a": torch.ones(2, requires_grad=wanted)}, memory.hold)["a"]
+        assert held.requires_grad is wanted
+
+
+def test_states_of_changing_sizes_leave_nothing_behind(memory: Arena) -> None:
+    memory.hold([torch.ones(10_000)])
+    counts = []
+    for size in range(1, 1000, 100):
+        memory.clear()
+        memory.hold([torch.ones(size), torch.ones(3), torch.ones(5)])
+        gc.collect()
+        counts.append(sum(type(each) is Tensor for each in gc.get_objects()))
+    assert counts[-1] == counts[2]
+
+
+CLOSED = """
+import os
+os.close(0)
+from drivetrain.checkpoints.arena import Arena
+print(Arena().descriptor > 2)
+"""
+
+
+def test_the_memory_is_no_standard_stream() -> None:
+    done = subprocess.run([sys.executable, "-c", CLOSED], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_the_next_checkpoint_uses_the_same_memory(memory: Arena) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,17 @@ class Slow(TorchCheckpointIO):
         if self.fails:
             raise ValueError("out of tape")
         super().save_checkpoint(checkpoint, path, storage_options)
+
+
+class Keeps(TorchCheckpointIO):
+    """Writes nothing, and keeps what it should write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Any] = []
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        self.kept.append(checkpoint)
 
 
 class Net(LightningModule):
@@ -214,6 +227,45 @@ def test_without_room_for_a_copy_the_save_waits_and_a_line_says_so(
     store.teardown()
 
 
+@pytest.mark.parametrize("inner", [None, Keeps])
+def test_an_object_that_cannot_be_copied_is_written_before_training_continues(
+    tmp_path: Path, caplog: Any, inner: Any
+) -> None:
+    caplog.set_level("INFO")
+    store, path = AsyncCheckpointIO(inner and inner()), tmp_path / "a.ckpt"
+    result = 2 * torch.ones(2, requires_grad=True)  # with a graph, which deepcopy refuses
+    store.save_checkpoint({"results": deque([result])}, path)
+    assert store.is_durable(path)
+    assert f"Training waits until {path} is written: an object in it cannot be copied: Only Tensors" in caplog.text
+    store.teardown()
+
+
+def test_an_object_that_cannot_be_pickled_is_the_error_of_other_stores(tmp_path: Path) -> None:
+    store, path = AsyncCheckpointIO(), tmp_path / "a.ckpt"
+    store.save_checkpoint({"lock": threading.Lock()}, path)
+    with pytest.raises(CheckpointError, match=r"a\.ckpt was not written, because an object in it cannot be pickled"):
+        store.wait(path)
+    store.teardown()
+
+
+def test_a_forked_process_writes_with_a_thread_and_a_process_of_its_own(tmp_path: Path) -> None:
+    store = AsyncCheckpointIO()
+    saved(store, tmp_path / "a.ckpt", 1.0)
+    child = multiprocessing.get_context("fork").Process(target=saved_and_ended, args=(store, tmp_path / "b.ckpt", 2.0))
+    child.start()
+    child.join(60)
+    exitcode = child.exitcode
+    child.kill()
+    assert exitcode == 0
+    saved(store, tmp_path / "c.ckpt", 3.0)
+    store.teardown()
+
+
+def saved_and_ended(store: AsyncCheckpointIO, path: Path, value: float) -> None:
+    saved(store, path, value)
+    store.teardown()
+
+
 def test_a_save_uses_few_descriptors_however_many_tensors(tmp_path: Path) -> None:
     gc.collect()  # of what other tests have left open
     store, before = AsyncCheckpointIO(), len(os.listdir("/proc/self/fd"))
@@ -236,21 +288,13 @@ def test_the_next_save_raises_the_error_of_the_last(tmp_path: Path) -> None:
 
 
 def test_a_store_that_keeps_tensors_keeps_those_of_each_save() -> None:
-    class Keeps(Slow):
-        def __init__(self) -> None:
-            super().__init__()
-            self.kept: list[Any] = []
-
-        def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
-            self.kept.append(checkpoint["weight"])
-
     inner = Keeps()
     store, weight = AsyncCheckpointIO(inner), torch.ones(2)
     for _ in range(2):
         store.save_checkpoint({"weight": weight}, "a")
         weight.zero_()
     store.wait()
-    assert [each.tolist() for each in inner.kept] == [[1.0, 1.0], [0.0, 0.0]]
+    assert [each["weight"].tolist() for each in inner.kept] == [[1.0, 1.0], [0.0, 0.0]]
     store.teardown()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
@@ -101,6 +102,32 @@ def test_a_process_that_does_not_start_is_an_error_that_says_how(
     monkeypatch.setattr(writer, "_PROGRAM", ["-c", program])
     with pytest.raises(WriterEndedError, match=message):
         Writer(memory)
+
+
+def test_without_a_known_python_it_does_not_start(memory: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", None)  # as in a program that embeds Python
+    with pytest.raises(WriterEndedError, match="does not know its Python"):
+        Writer(memory)
+
+
+def test_descriptors_beyond_those_of_select_work(memory: Arena, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        while stack.enter_context(open(os.devnull)).fileno() < 1024:  # FD_SETSIZE
+            pass
+        process = Writer(memory)
+        process.write(tmp_path / "a", [("", b"x")], zipped=False)
+        process.close()
+    assert (tmp_path / "a").read_bytes() == b"x"
+
+
+def test_what_python_prints_when_it_starts_is_no_answer(
+    memory: Arena, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('a line that nobody has asked for')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = Writer(memory)
+    process.write(tmp_path / "a", [("", b"x")], zipped=False)
+    process.close()
 
 
 def test_a_process_that_dies_is_an_error(process: Writer, tmp_path: Path) -> None:

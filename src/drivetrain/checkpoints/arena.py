@@ -36,26 +36,25 @@ class Arena:
     """
 
     def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
-            self.descriptor = os.memfd_create("drivetrain-checkpoint")
-        else:
-            with tempfile.TemporaryFile() as file:
-                self.descriptor = os.dup(file.fileno())
+        self.descriptor = _new_memory()
         self.size, self._used = 0, CONTROL
         self._map: Any = None
         self._mapped: list[tuple[int, int]] = []  # address and size of each map that tensors may still use
-        self._views: dict[Any, Tensor] = {}  # tensors over the memory, kept because the next checkpoint has the same
+        # tensors over the memory, kept because the next checkpoint has the same: those of this one, and the one before
+        self._views: dict[Any, Tensor] = {}
+        self._views_before: dict[Any, Tensor] = {}
         self._grow(CONTROL)
 
     def close(self) -> None:
         """Free the memory, once no tensor uses it."""
-        self._views.clear()
+        self._forget_views()
         self._map, self._mapped = None, []
         os.close(self.descriptor)
 
     def clear(self) -> None:
         """Use the memory again from its start: the copies that were made before are not needed any more."""
         self._used = CONTROL
+        self._views_before, self._views = self._views, {}
         del self._mapped[:-1]
 
     def hurry(self, now: bool) -> None:
@@ -100,13 +99,19 @@ class Arena:
             grown = mmap.mmap(self.descriptor, size)  # an earlier map lives as long as the tensors of this save need it
         except OSError as error:  # such as a limit of the size of files, which counts for this one too
             raise NoRoomError(f"memory for a copy of it, {size} bytes, cannot be had: {error}") from error
-        self._views.clear()
+        self._forget_views()
         self._map, self.size = grown, size
         self._mapped.append((torch.frombuffer(grown, dtype=torch.uint8).data_ptr(), size))
 
+    def _forget_views(self) -> None:
+        self._views.clear()
+        self._views_before.clear()
+
     def _view(self, tensor: Tensor, at: int) -> Tensor:
         key = at, tensor.dtype, tensor.shape, tensor.stride()
-        if key not in self._views:
+        if key in self._views_before:
+            self._views[key] = self._views_before.pop(key)
+        elif key not in self._views:
             if not tensor.numel():
                 return torch.empty_like(tensor, device="cpu")
             flat = torch.frombuffer(self._map, dtype=tensor.dtype, count=tensor.numel(), offset=at)
@@ -114,6 +119,18 @@ class Arena:
             strides = torch.empty_like(tensor, device="meta").stride()
             self._views[key] = flat.as_strided(tensor.shape, strides)
         return self._views[key]
+
+
+def _new_memory() -> int:
+    """Return the descriptor of a new file in memory; never a standard stream's, which the other process has itself."""
+    import fcntl  # not on Windows, where nothing needs the memory
+
+    with contextlib.ExitStack() as stack:
+        if hasattr(os, "memfd_create"):
+            stack.callback(os.close, descriptor := os.memfd_create("drivetrain-checkpoint"))
+        else:
+            descriptor = stack.enter_context(tempfile.TemporaryFile()).fileno()
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
 
 
 def copied(tree: Any, hold: Callable[[Sequence[Tensor]], list[Tensor]]) -> Any:
@@ -129,7 +146,7 @@ def copied(tree: Any, hold: Callable[[Sequence[Tensor]], list[Tensor]]) -> Any:
     found: dict[Any, Tensor] = {}
     _map_tensors(lambda tensor: found.setdefault(_key(tensor), tensor), tree, lambda other: other)
     copies = dict(zip(found, hold(list(found.values())), strict=True))
-    return _map_tensors(lambda tensor: _like(tensor, copies[_key(tensor)]), tree, copy.deepcopy)
+    return _map_tensors(lambda tensor: _like(tensor, copies[_key(tensor)]), tree, _copied_other)
 
 
 def fresh(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -145,7 +162,15 @@ def _key(tensor: Tensor) -> Any:
 
 
 def _like(tensor: Tensor, made: Tensor) -> Tensor:
-    return nn.Parameter(made, tensor.requires_grad) if type(tensor) is nn.Parameter else made
+    if type(tensor) is nn.Parameter:
+        return nn.Parameter(made, tensor.requires_grad)
+    return made.detach().requires_grad_() if tensor.requires_grad else made
+
+
+def _copied_other(value: Any) -> Any:
+    if type(value) is Tensor and value.layout is not torch.strided:  # deepcopy refuses most of these
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return copy.deepcopy(value)
 
 
 def _is_dense(value: Any) -> bool:

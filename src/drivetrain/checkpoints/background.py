@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import any_rank_info
+from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints import file
 from drivetrain.checkpoints.arena import Arena, NoRoomError, copied, fresh
 from drivetrain.checkpoints.container import pickled
@@ -61,6 +63,7 @@ class AsyncCheckpointIO(CheckpointIO):
         self._forget()
 
     def _forget(self) -> None:
+        _stores.add(self)
         self._thread: ThreadPoolExecutor | None = None
         self._arena: Arena | None = None
         self._writer: Writer | None = None
@@ -69,7 +72,7 @@ class AsyncCheckpointIO(CheckpointIO):
         self._writes: dict[str, Future[Any]] = {}
         self._running: list[Future[Any]] = []  # the writes of the last save
         self._saving = 0  # how many contexts of one_save() are open
-        self._in_place = False  # whether the running save has no copy, because the host has no room for it
+        self._in_place = False  # whether the running save has no copy, see hold()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"checkpoint_io": self.checkpoint_io}  # a thread and a process cannot be pickled
@@ -138,16 +141,19 @@ class AsyncCheckpointIO(CheckpointIO):
     def hold(self, tree: Any, path: str | Path) -> Any:
         """Return a copy of ``tree`` for :meth:`begin`, in a context of :meth:`one_save`.
 
-        If the host has no room for a copy, it is ``tree`` itself, the context waits for the write, and a line says so.
+        If the host has no room for a copy, or an object cannot be copied, it is ``tree`` itself, the context waits for
+        the write, and a line says so.
         """
-        if not self._is_for_process(path):
-            return copied(tree, fresh)  # another store may keep the tensors, so each save needs memory of its own
-        self.start()
-        assert self._arena is not None  # made by start()
+        hold = fresh  # another store may keep the tensors, so each save needs memory of its own
+        if self._is_for_process(path):
+            self.start()
+            assert self._arena is not None  # made by start()
+            hold = self._arena.hold
         try:
-            return copied(tree, self._arena.hold)
-        except NoRoomError as error:
-            any_rank_info(f"Training waits until {path} is written: {error}.")
+            return copied(tree, hold)
+        except Exception as error:
+            why = error if isinstance(error, NoRoomError) else f"an object in it cannot be copied: {shown_error(error)}"
+            any_rank_info(f"Training waits until {path} is written: {why}.")
             self._in_place = True
             return tree
 
@@ -290,3 +296,16 @@ class AsyncCheckpointIO(CheckpointIO):
             self._arena.close()
         self._thread = self._writer = self._arena = None
         self.checkpoint_io.teardown()
+
+
+_stores: weakref.WeakSet[AsyncCheckpointIO] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    """Give each store of a forked process a thread and a process of its own: it has no thread of its parent's."""
+    for store in list(_stores):
+        store._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

@@ -20,7 +20,7 @@ import drivetrain
 from drivetrain.checkpoints import writer_process
 from drivetrain.checkpoints.arena import Arena
 
-_PROGRAM = [writer_process.__file__]
+_PROGRAM = ["-S", writer_process.__file__]  # -S: a sitecustomize that prints would print into the answers
 _START_S = 60.0  # seconds within which the process must answer that it has started
 
 
@@ -40,6 +40,8 @@ class Writer:
 
     def __init__(self, arena: Arena) -> None:
         self._arena, self._lock = arena, threading.Lock()
+        if not sys.executable:
+            raise WriterEndedError("it could not be started: this program does not know its Python (sys.executable)")
         root = str(Path(drivetrain.__file__).parent.parent)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
         try:
@@ -106,7 +108,9 @@ class Writer:
 
     def _answer(self) -> dict[str, Any]:
         answers: Any = self._process.stdout
-        while not select.select([answers], [], [], 1.0)[0]:
+        poll = select.poll()  # unlike select(), for descriptors of any number
+        poll.register(answers, select.POLLIN)
+        while not poll.poll(1000):
             if not threading.main_thread().is_alive():  # the program has ended, and waits for this thread
                 self._arena.hurry(True)
         try:
