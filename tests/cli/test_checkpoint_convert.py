@@ -101,9 +101,9 @@ def test_rank_files_are_copied_under_the_new_name(model: Path, tmp_path: Path, c
     beside = tmp_path / "folder.0000000b.rank1"
     with beside.open("wb") as stream:
         write({"rng": {}}, stream)
-    from drivetrain.strategies.rank_files import _entry_of
+    from drivetrain.strategies.rank_files import entry_of
 
-    tree["rank_files"] = [_entry_of(str(beside))]
+    tree["rank_files"] = [entry_of(str(beside))]
     folder = shards_of(tree, tmp_path / "folder")
     for to in ("dcp", "drivetrain"):
         assert run(capsys, "convert", folder, tmp_path / to, "--to", to)[0] == 0

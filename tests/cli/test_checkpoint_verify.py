@@ -12,7 +12,7 @@ import torch
 from tests.cli.checkpoints import answer, bytes_of, flipped, loaded, run, shards_of, trained
 
 from drivetrain.checkpoints.container import write
-from drivetrain.strategies.rank_files import _entry_of
+from drivetrain.strategies.rank_files import entry_of
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_rank_files_belong_to_the_checkpoint(model: Path, tmp_path: Path, capsys
     with beside.open("wb") as stream:
         write({"rng": torch.ones(3)}, stream)
     with (tmp_path / "model.ckpt").open("wb") as stream:
-        write({**loaded(model), "rank_files": [_entry_of(str(beside))]}, stream)
+        write({**loaded(model), "rank_files": [entry_of(str(beside))]}, stream)
     assert run(capsys, "verify", tmp_path / "model.ckpt")[0] == 0
     assert answer(capsys, "inspect", tmp_path / "model.ckpt")["processes"] == 2
     content = beside.read_bytes()

@@ -91,8 +91,10 @@ def save(
         if all(is_durable for *_, is_durable in outcomes):
             commit(strategy, path, entries)
         return
-    if entries and not (strategy.global_rank and is_listed(store, path, entries[strategy.global_rank - 1], listed)):
-        discard(strategy, path, entries)
+    if entries and strategy.global_rank:
+        taken = any(refused for _, refused, _ in outcomes)  # the file there is of another program
+        if taken or not is_listed(store, path, entries[strategy.global_rank - 1], listed):
+            discard(strategy, path, entries)
     if failure is not None:
         raise failure
     for rank, (text, *_) in enumerate(outcomes):
