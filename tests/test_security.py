@@ -93,6 +93,7 @@ RUNS_CODE = {
     "checkpoints/file.py": {"torch.load": 1},  # restricted unless the caller passes weights_only=False
     "checkpoints/foreign.py": {"torch.load": 1},  # with a reader of its own in place of pickle, which calls nothing
     "cli/program.py": {"compile": 1, "exec": 1, "runpy._run_module_as_main": 2},  # the program that the user names
+    "checkpoints/writer.py": {"subprocess.Popen": 1},  # this Python with a file of this package, as a list
     "clusters/slurm.py": {"subprocess.run": 1},  # scontrol requeue, as a list
     "compat/demo_language.py": {"torch.hub.download_url_to_file": 1},  # a text, which is read as words
     "compat/demo_mnist.py": {"torch.hub.download_url_to_file": 1},  # tensors, which are read as plain data only

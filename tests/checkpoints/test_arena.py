@@ -6,8 +6,10 @@ import gc
 import os
 import subprocess
 import sys
+import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -138,3 +140,14 @@ def test_the_memory_that_is_left_is_that_of_the_system() -> None:
     found = arena.available_memory()
     assert found is not None
     assert 2**20 < found < 2**50
+
+
+def test_where_the_system_has_no_files_in_memory_a_temporary_one_without_a_name_serves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = Arena()
+    assert made.hold([torch.arange(1000)])[0].tolist() == list(range(1000))
+    assert os.listdir(tmp_path) == []
+    made.close()
