@@ -68,7 +68,7 @@ class Arena:
         Raises:
             NoRoomError: the host has too little memory; nothing was copied.
         """
-        if not tensors:  # torch's copy of several wants at least one
+        if not tensors:  # torch._foreach_copy_ requires at least one tensor
             return []
         places, end = [], self._used
         for tensor in tensors:
@@ -151,7 +151,7 @@ def copied(tree: Any, hold: Callable[[Sequence[Tensor]], list[Tensor]]) -> Any:
 
 
 def fresh(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return copies in host memory that belong to nobody else."""
+    """Return copies in new host memory."""
     return [tensor.detach().to("cpu", copy=True) for tensor in tensors]
 
 

@@ -40,7 +40,7 @@ class AsyncCheckpointIO(CheckpointIO):
     """Writes checkpoints one after the other while training continues.
 
     :meth:`save_checkpoint` returns when the checkpoint's tensors are copied to host memory, which must have room for
-    two copies; if it has not, the save waits until the checkpoint is written, and a line says so. Local files are
+    two copies; if it has not, the save waits until the checkpoint is written, and logs that. Local files are
     written by a process of its own, which starts when a fit starts, and which gets only the processor time that
     training leaves; other stores and addresses write in a thread. A ModelCheckpoint removes and ranks files when they
     are written, and the end of a run waits for them. If a write fails, the next save or the end of the run raises its
@@ -84,7 +84,7 @@ class AsyncCheckpointIO(CheckpointIO):
     # ---- saving --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the process that writes, before training: if that fails, a warning says so, and a thread writes."""
+        """Start the writing process before training; if that fails, log the reason, and a thread writes."""
         if self._writer is not None or os.name != "posix" or not file.writes_files(self.checkpoint_io):
             return
         self._arena = self._arena or Arena()
@@ -142,7 +142,7 @@ class AsyncCheckpointIO(CheckpointIO):
         """Return a copy of ``tree`` for :meth:`begin`, in a context of :meth:`one_save`.
 
         If the host has no room for a copy, or an object cannot be copied, it is ``tree`` itself, the context waits for
-        the write, and a line says so.
+        the write, and a log line gives the reason.
         """
         hold = fresh  # another store may keep the tensors, so each save needs memory of its own
         if self._is_for_process(path):
