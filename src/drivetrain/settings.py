@@ -134,6 +134,8 @@ class Settings:
             None: none.
         save_trainable_only: checkpoints leave out frozen weights, and keep their fingerprints.
         sample_seeds: the random numbers of a training sample depend only on seed, epoch and index.
+        replica_check_every: compare parameters, buffers and optimizer state of all replicas of the model every n
+            optimizer steps and before each checkpoint; None: never.
 
     Raises:
         ConfigurationError: an argument does not accept its value.
@@ -199,6 +201,7 @@ class Settings:
     optimizer_kernels: Literal["equal", "fastest"] | None = "equal"
     save_trainable_only: bool = False
     sample_seeds: bool = False
+    replica_check_every: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.logger, Iterator):  # converted so that it can be iterated more than once
@@ -431,6 +434,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "default_root_dir": _folder,
     "compile": _compile,
     "cuda_graphs": _one_of("auto", True, False),
+    "replica_check_every": _count(1, optional=True),
     "optimizer_kernels": _one_of("equal", "fastest", None),
 }
 

@@ -169,6 +169,7 @@ class Trainer(TrainerView):
         optimizer_kernels: Literal["equal", "fastest"] | None = "equal",
         save_trainable_only: bool = False,
         sample_seeds: bool = False,
+        replica_check_every: int | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = Settings(**_without_configs(arguments))
