@@ -14,6 +14,7 @@ ROW = 1 << 14
 _AT_ONCE = 1 << 20  # values that are widened to 64 bits at a time
 # Values of 64 bits are read as two of 32: a swap or two flips of a highest bit would cancel modulo 2**64.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+_HOST = torch.device("cpu")
 _INDICES = {  # by layout, the members that hold the places of a sparse tensor's values
     torch.sparse_coo: ("_indices", "_values"),
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -52,7 +53,7 @@ def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
     """
     bits = [_as_integers(tensor) for tensor in tensors]
     devices = list(dict.fromkeys(flat.device for flat in bits))
-    target = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+    target = next((device for device in devices if device != _HOST), _HOST)
     found: dict[int, Tensor] = {}
     for device in devices:
         places = [place for place, flat in enumerate(bits) if flat.device == device]

@@ -40,8 +40,8 @@ class ReplicaCheck(Callback):
     """Compares the parameters, the buffers and the optimizer state of all replicas of the model, bit by bit.
 
     Each rank computes 64-bit fingerprints of its tensors, and the ranks exchange them as one tensor. They do so when
-    training starts and ends, every ``every_n_steps`` optimizer steps, and before each checkpoint, so that no checkpoint
-    holds a state that was not compared. See docs/replicas.md for what is compared, and what is not.
+    training starts and ends, after its first optimizer step, every ``every_n_steps`` steps, and before each checkpoint, so
+    that no checkpoint holds a state that was not compared. See docs/replicas.md for what is compared, and what is not.
 
     Args:
         every_n_steps: compare after every n optimizer steps; ``Trainer(replica_check_every=n)`` does the same.
@@ -71,7 +71,7 @@ class ReplicaCheck(Callback):
         self._own: set[str] = set()  # buffers that each rank fills from its own batches
         self._buffers: dict[str, int] = {}  # fingerprints of the other buffers at the last comparison
         self._agreed: set[str] = set()  # those of them that have changed, and were then equal on all ranks
-        self._seen_step, self._equal_at_step = 0, -1
+        self._next_step, self._equal_at_step = 0, -1
         self._failure = ""
 
     @property
@@ -104,13 +104,13 @@ class ReplicaCheck(Callback):
             )
             return
         trainer.hooks.observers.append(SimpleNamespace(before_save=lambda: self._before_save(trainer)))
-        self._seen_step = trainer.global_step
+        # After the first step, buffers that change alike on all ranks can be told from those that differ.
+        self._next_step = trainer.global_step + 1
         self._check(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        step = trainer.global_step
-        if step // self.every_n_steps != self._seen_step // self.every_n_steps:
-            self._seen_step = step
+        if (step := trainer.global_step) >= self._next_step:
+            self._next_step = (step // self.every_n_steps + 1) * self.every_n_steps
             self._check(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -189,16 +189,18 @@ class ReplicaCheck(Callback):
                 details = [each.get(name) for each in members.values()]
                 values = {rank: detail and detail[0] for rank, detail in zip(ranks, details, strict=True)}
                 if len(set(values.values())) > 1:
-                    is_local = all(detail is not None and detail[1] for detail in details)
+                    difference = _Difference(name, ranks, values)
+                    is_local = not difference.right and all(detail is not None and detail[1] for detail in details)
                     local += [name] if is_local else []
-                    wrong += [] if is_local else [_Difference(name, ranks, values)]
+                    wrong += [] if is_local else [difference]
         if local:
             self._own.update(local)
             rank_zero_info(
-                f"The replicas are compared without {some(local)}: each rank computes these buffers from its own batches."
+                f"The replicas are compared without {some(local)}: each rank computes these buffers from its batches."
             )
         if not wrong:
-            self._check(trainer, heals)
+            if local:
+                self._check(trainer, heals)
             return
         step, text = trainer.global_step, _text(wrong, places)
         start = f"After optimizer step {step}, the replicas of the model differ: {text}"
@@ -206,9 +208,8 @@ class ReplicaCheck(Callback):
             equal = f" They were equal after step {self._equal_at_step}." if self._equal_at_step >= 0 else ""
             why = " More than half of the replicas must agree to heal the others." if self.on_mismatch == "heal" else ""
             self._failure = (
-                f"{start}{equal}{why} {_RESUME} If the same rank differs again, replace its device. If each rank should "
-                "have its own values there, write "
-                f"ReplicaCheck(ignore=[{wrong[0].name.split(' of ')[-1]!r}])."
+                f"{start}{equal}{why} {_RESUME} If the same rank differs again, replace its device. If each rank is to "
+                f"have its own values there, write ReplicaCheck(ignore=[{wrong[0].owner!r}])."
             )
             raise ReplicaMismatchError(self._failure)
         for each in wrong:
@@ -238,7 +239,8 @@ class _Prints:
         """Yield the name and the fingerprint of each buffer."""
         if self.buffers:
             start = list(self.tensors).index(self.buffers[0])
-            yield from zip(self.buffers, self.values[start:].split(1)[: len(self.buffers)], strict=True)
+            end = start + len(self.buffers)
+            yield from zip(self.buffers, self.values[start:end].view(-1, 1).unbind(), strict=True)
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,11 @@ class _Difference:
     name: str
     ranks: Ranks
     values: Mapping[int, int | None]
+
+    @property
+    def owner(self) -> str:
+        """The name of the parameter or the buffer."""
+        return self.name.split(" of ")[-1].split(" in ")[0]
 
     @cached_property
     def right(self) -> Ranks:

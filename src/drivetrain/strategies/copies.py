@@ -33,7 +33,7 @@ def ranks_with_copies(strategy: Strategy, tensor: Tensor) -> tuple[int, ...]:
 
 
 def named_state(module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield the parameters, the buffers and the optimizers' tensors with values, in an order that is equal on all ranks.
+    """Yield the parameters, the buffers and the optimizers' tensors that have values, in the same order on all ranks.
 
     Yields:
         A name such as "layer.weight" or "exp_avg of layer.weight"; the name of the parameter or buffer in it, "" for a
@@ -47,7 +47,7 @@ def named_state(module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[
         for place, parameter in enumerate(each for group in optimizer.param_groups for each in group["params"]):
             name = names.get(id(parameter), "")
             of = f"{name or f'parameter {place}'}{f' in optimizer {number}' if number else ''}"
-            for key, value in kept[parameter].items() if parameter in kept else ():
+            for key, value in sorted(kept[parameter].items()) if parameter in kept else ():
                 if isinstance(value, Tensor) and _has_values(value):
                     yield f"{key} of {of}", name, value
 
