@@ -34,6 +34,9 @@ STEPS = 9
 class Small(LightningModule):
     """Has a constant buffer, one that each step changes alike on all ranks, and the statistics of batch norm."""
 
+    table: Tensor
+    passes: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)
@@ -43,7 +46,8 @@ class Small(LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         self.passes += torch.tensor([1.0, 2.0, 4.0])
-        return self.last(torch.tanh(self.norm(self.first(batch[0])) + self.table)).square().mean()
+        x = torch.tanh(self.norm(self.first(batch[0])) + self.table)
+        return self.last(x).square().mean()  # type: ignore[no-any-return]
 
     def configure_optimizers(self) -> Any:
         return torch.optim.Adam(self.parameters(), lr=0.01)

@@ -39,9 +39,9 @@ class ReplicaMismatchError(DrivetrainError, RuntimeError):
 class ReplicaCheck(Callback):
     """Compares the parameters, the buffers and the optimizer state of all replicas of the model, bit by bit.
 
-    Each rank computes 64-bit fingerprints of its tensors, and the ranks exchange them as one tensor. They do so when
-    training starts and ends, after its first optimizer step, every ``every_n_steps`` steps, and before each checkpoint, so
-    that no checkpoint holds a state that was not compared. See docs/replicas.md for what is compared, and what is not.
+    Each rank computes 64-bit fingerprints of its tensors, and the ranks exchange them as one tensor: when training
+    starts and ends, after its first optimizer step, every ``every_n_steps`` steps, and before each checkpoint. So no
+    checkpoint holds a state that was not compared. See docs/replicas.md for what is compared, and what is not.
 
     Args:
         every_n_steps: compare after every n optimizer steps; ``Trainer(replica_check_every=n)`` does the same.
