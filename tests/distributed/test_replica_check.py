@@ -11,19 +11,24 @@ import platform
 import random
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.distributed import test_model_parallel, test_pipeline
+from tests.distributed.sharded import token_data
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint, OnExceptionCheckpoint, ReplicaCheck
 from drivetrain.callbacks.replica_check import ReplicaMismatchError
-from drivetrain.strategies import DDPStrategy, FSDPStrategy
-from drivetrain.strategies.copies import named_state
+from drivetrain.errors import ConfigurationError
+from drivetrain.strategies import DDPStrategy, FSDPStrategy, HorovodStrategy, ModelParallelStrategy, PipelineStrategy
+from drivetrain.strategies.copies import named_state, ranks_with_copies
 from drivetrain.strategies.sharded_state import local_shard
 from drivetrain.testing import FakeAccelerator
 
@@ -158,6 +163,7 @@ def test_each_fault_is_found_at_the_next_comparison_and_nothing_is_saved_after_i
 
 @pytest.mark.skipif(not LONG, reason="make test-faults")
 @pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.timeout(600)
 def test_200_faults_are_found(pool: Any, tmp_path: Path, ranks: int) -> None:
     seeds = list(range(100, 300))[ranks - 2 :: 3]
     for start in range(0, len(seeds), 10):
@@ -206,6 +212,7 @@ def test_equal_replicas_train_on_and_buffers_that_each_rank_fills_are_named_once
 
 
 @pytest.mark.skipif(not LONG, reason="make test-faults")
+@pytest.mark.timeout(3600)
 def test_no_false_alarm_in_100_000_steps(pool: Any) -> None:
     first, *_ = pool.run(undisturbed, 2, 100_000, None, group=False, timeout=3600)
     assert first[0] == 100_000
@@ -416,3 +423,71 @@ class Plain(LightningModule):
 def test_a_comparison_waits_for_the_device_once_and_other_steps_do_not(pool: Any) -> None:
     assert pool.run(waits, None, group=False) == [[], []]
     assert pool.run(waits, 3, group=False) == [[3, 6], [3, 6]]
+
+
+# ---- other strategies ------------------------------------------------------------------------------------------------
+
+
+class Zero(Small):
+    def configure_optimizers(self) -> Any:
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # importing it warns
+
+        return ZeroRedundancyOptimizer(self.parameters(), torch.optim.Adam, lr=0.01)
+
+
+STRATEGIES: dict[str, tuple[Callable[[], Any], Callable[[], LightningModule], str]] = {
+    "pipeline": (lambda: PipelineStrategy(pipeline_parallel_size=2), test_pipeline.Net, ""),
+    "tensor and data": (lambda: ModelParallelStrategy(2, 2), test_model_parallel.Planned, ""),
+    "horovod": (HorovodStrategy, Small, "first.bias"),
+    "a sharded optimizer": (lambda: "ddp", Zero, "first.bias"),
+}
+
+
+def on_strategy(kind: str, damaged: bool) -> str:
+    """The text of the error; with no ``name``, the damaged parameter is the first that has a copy on another rank."""
+    strategy, make, name = STRATEGIES[kind]
+    fault = [FirstCopy(name)] if damaged else []
+    loop = trainer(4, *fault, strategy=strategy(), replica_check_every=1, max_steps=6)
+    loader = data(4) if name else DataLoader(token_data(), batch_size=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            loop.fit(make(), loader)
+        except ReplicaMismatchError as error:
+            return str(error)
+    return ""
+
+
+class FirstCopy(Fault):
+    """Damages, on rank 1 after step 3, the first parameter that another rank holds too."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("bit", name, 1, 3)
+
+    def tensor(self, trainer: Any, module: Any) -> Tensor:
+        for _, name, tensor in named_state(module, []):
+            if len(ranks_with_copies(trainer.strategy, tensor)) > 1 and name.startswith(self.name):
+                return local_shard(tensor.detach())
+        raise AssertionError("nothing is replicated")
+
+
+@pytest.mark.parametrize("kind", list(STRATEGIES))
+def test_each_strategy_says_which_ranks_hold_the_same(pool: Any, kind: str) -> None:
+    assert pool.run(on_strategy, kind, False, group=False, world_size=4) == [""] * 4
+    for message in pool.run(on_strategy, kind, True, group=False, world_size=4):
+        assert "After optimizer step 3, the replicas of the model differ: rank" in message
+
+
+def refused() -> str:
+    state = PostLocalSGDState(process_group=None, subgroup=None, start_localSGD_iter=2)
+    strategy = DDPStrategy(ddp_comm_hook=post_localSGD_hook, ddp_comm_state=state, model_averaging_period=2)
+    with pytest.raises(ConfigurationError) as caught:
+        trainer(2, strategy=strategy, replica_check_every=5).fit(Small(), data(2))
+    return str(caught.value)
+
+
+def test_ranks_whose_parameters_are_to_differ_are_refused(pool: Any) -> None:
+    assert pool.run(refused, group=False)[0].startswith(
+        "Trainer(replica_check_every=5) compares the tensors of all ranks, and DDPStrategy lets their parameters "
+        "differ between two averages. Leave replica_check_every out."
+    )
