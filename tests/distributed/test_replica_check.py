@@ -361,19 +361,25 @@ def test_a_save_compares_first(pool: Any, tmp_path: Path, weights_only: bool) ->
 # ---- shards ----------------------------------------------------------------------------------------------------------
 
 
-def of_shards(mesh: tuple[int, int] | None, name: str) -> str:
-    """Two replicas of shards on four ranks; a rank that is damaged has one copy of its shard."""
-    strategy = FSDPStrategy(device_mesh=mesh)
+def of_shards(options: Any, name: str) -> str:
+    strategy = FSDPStrategy(**options)
     loop = trainer(4, Fault("bit", name, 1, 4), strategy=strategy, replica_check_every=2)
     with pytest.raises(ReplicaMismatchError) as caught:
         loop.fit(Small(), data(4))
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["first.weight", "exp_avg of first.weight", "table"])
-def test_replicated_shards_are_compared_with_their_copies(pool: Any, name: str) -> None:
-    for message in pool.run(of_shards, (2, 2), name, group=False, world_size=4):
-        ranks = "ranks 1 and 3 (" if name != "table" else "rank 1 ("
+@pytest.mark.parametrize(
+    ("options", "name", "ranks"),
+    [
+        ({"device_mesh": (2, 2)}, "first.weight", "ranks 1 and 3 ("),
+        ({"device_mesh": (2, 2)}, "exp_avg of first.weight", "ranks 1 and 3 ("),
+        ({"device_mesh": (2, 2)}, "table", "rank 1 ("),
+        ({"sharding_strategy": "NO_SHARD"}, "first.weight", "rank 1 ("),
+    ],
+)
+def test_replicated_shards_are_compared_with_their_copies(pool: Any, options: Any, name: str, ranks: str) -> None:
+    for message in pool.run(of_shards, options, name, group=False, world_size=4):
         assert ranks in message
         assert repr(name) in message
 

@@ -67,7 +67,7 @@ class ReplicaCheck(Callback):
         self._begin()
 
     def _begin(self) -> None:
-        self._groups: list[list[Ranks]] = []  # by rank: the groups of ranks that hold the same values of some tensors
+        self._groups: list[Ranks] = []  # of ranks that hold the same values of some tensors
         self._own: set[str] = set()  # buffers that each rank fills from its own batches
         self._buffers: dict[str, int] = {}  # fingerprints of the other buffers at the last comparison
         self._agreed: set[str] = set()  # those of them that have changed, and were then equal on all ranks
@@ -91,13 +91,12 @@ class ReplicaCheck(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         strategy = trainer.strategy
-        data = tuple(strategy.data.ranks)
         groups = {ranks_with_copies(strategy, parameter) for parameter in pl_module.parameters()}
-        replicated = any(len(ranks) > 1 for ranks in groups)
-        groups = {ranks for ranks in {data, *groups} if replicated and len(ranks) > 1}
-        self._groups = strategy.world.gather_objects(sorted(groups))
-        self.idle_hooks = frozenset() if any(self._groups) else frozenset({"on_train_batch_end", "on_train_end"})
-        if self.idle_hooks:
+        if groups := {ranks for ranks in groups if len(ranks) > 1}:
+            groups.add(tuple(strategy.data.ranks))  # of buffers
+        self._groups = sorted({ranks for theirs in strategy.world.gather_objects(groups) for ranks in theirs})
+        self.idle_hooks = frozenset() if self._groups else frozenset({"on_train_batch_end", "on_train_end"})
+        if not self._groups:
             rank_zero_warn(
                 f"replica_check_every={self.every_n_steps} has no effect in this run: {type(strategy).__name__} on "
                 f"{trainer.world_size} device(s) holds each parameter once, so there is no replica to compare."
@@ -120,7 +119,7 @@ class ReplicaCheck(Callback):
         if self._failure:
             raise ReplicaMismatchError(f"Nothing is saved, because the replicas differ. {self._failure}")
         # After an exception, each rank saves alone: another one may be dead.
-        if trainer.strategy.world.size == len(self._groups):
+        if trainer.strategy.world.size > 1:
             self._check(trainer)
 
     # ---- one comparison ------------------------------------------------------------------------------------------
@@ -133,18 +132,15 @@ class ReplicaCheck(Callback):
         """
         world = trainer.strategy.world
         prints = self._prints(trainer)
-        own, width = self._groups[world.index], max(map(len, self._groups))
         none = torch.empty(0, dtype=torch.int64)
-        sums = [prints[ranks].values if ranks in prints else none for ranks in own] + [none] * (width - len(own))
-        gathered = world.all_gather(fingerprints(sums))
-        buffers = {name: each for prints_here in prints.values() for name, each in prints_here.of_buffers()}
-        here = [each.to(gathered.device, non_blocking=True) for each in buffers.values()]
+        sums = fingerprints(prints[ranks].values if ranks in prints else none for ranks in self._groups)
+        gathered = world.all_gather(sums)
+        buffers = {name: value for each in prints.values() for name, value in each.of_buffers()}
+        here = [value.to(gathered.device, non_blocking=True) for value in buffers.values()]
         read = torch.cat([gathered.flatten(), *here]).tolist()
-        found: dict[Ranks, set[int]] = {}
-        for rank, groups in enumerate(self._groups):
-            for ranks, value in zip(groups, read[rank * width :], strict=False):
-                found.setdefault(ranks, set()).add(value)
-        if differ := sorted(ranks for ranks, values in found.items() if len(values) > 1):
+        width, groups = len(self._groups), enumerate(self._groups)
+        differ = [ranks for place, ranks in groups if len({read[rank * width + place] for rank in ranks}) > 1]
+        if differ:
             self._resolve(trainer, prints, differ, heals)
             return
         now = dict(zip(buffers, read[gathered.numel() :], strict=True))
@@ -204,7 +200,7 @@ class ReplicaCheck(Callback):
             return
         step, text = trainer.global_step, _text(wrong, places)
         start = f"After optimizer step {step}, the replicas of the model differ: {text}"
-        if not (heals and self.on_mismatch == "heal" and all(each.right for each in wrong)):
+        if not (heals and self.on_mismatch == "heal" and all(each.curable for each in wrong)):
             equal = f" They were equal after step {self._equal_at_step}." if self._equal_at_step >= 0 else ""
             why = " More than half of the replicas must agree to heal the others." if self.on_mismatch == "heal" else ""
             self._failure = (
@@ -263,6 +259,11 @@ class _Difference:
         common = max(set(everyones), key=everyones.count)
         has_most = common is not None and 2 * everyones.count(common) > len(everyones)
         return tuple(rank for rank, value in self.values.items() if value == common) if has_most else ()
+
+    @property
+    def curable(self) -> bool:
+        """Whether there is a value to copy, and each rank has the tensor."""
+        return bool(self.right) and None not in self.values.values()
 
     @property
     def wrong(self) -> Ranks:
