@@ -176,8 +176,7 @@ class Trainer(TrainerView):
         plan = resolve(self.settings)
         if (verbs := plan.strategy_class.facts.engine_verbs) is not None:
             verbs.refuse_trainer(plan.strategy_class)
-        self.limits = Limits.of(self.settings)
-        self.progress = Progress()
+        self.limits, self.progress = Limits.of(self.settings), Progress()
         self.default_root_dir = spelled(self.settings.default_root_dir or Path.cwd())
         # Checked before the engine is built, because the engine changes the caller's strategy.
         self._callbacks: list[Callback] = attach.callbacks_of(self.settings, plan.environment)
