@@ -39,7 +39,8 @@ PARALLEL ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 # The random sweeps, and what `make test` leaves out of runs that are equal.
 LONG_TESTS := tests/faults tests/conformance tests/test_examples.py tests/distributed/test_fsdp*.py \
 	tests/distributed/test_model_parallel.py tests/distributed/test_pipeline.py tests/distributed/test_precisions.py \
-	tests/distributed/test_parity.py tests/distributed/test_context_parallel.py tests/legacy/v1_1/test_started.py \
+	tests/distributed/test_parity.py tests/distributed/test_context_parallel.py \
+	tests/distributed/test_replica_check.py tests/legacy/v1_1/test_started.py \
 	tests/trainer/test_shown.py tests/trainer/test_other_ranks.py
 
 # Many tests start programs: they should not compile the package anew each time.

@@ -138,6 +138,7 @@ TESTS_OF = {
     "strategies/_xla_group.py": "strategies/test_xla.py",
     "strategies/_xla_loader.py": "strategies/test_xla.py",
     "strategies/alone.py": "callbacks/test_on_exception_checkpoint.py faults/test_saved_shards.py",
+    "strategies/copies.py": "distributed/test_replica_check.py",
     "strategies/failing.py": "trainer/test_shown.py trainer/test_votes.py faults/test_faults.py",
     "strategies/familiar.py": "strategies/test_members.py",
     "strategies/fsdp_options.py": "distributed/test_fsdp_policies.py engine/test_wrappers.py",

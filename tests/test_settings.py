@@ -314,6 +314,7 @@ def test_the_surface_of_spec_3_1_is_complete() -> None:
         "optimizer_kernels",
         "save_trainable_only",
         "sample_seeds",
+        "replica_check_every",
     ]
 
 

@@ -97,8 +97,7 @@ class Settings:
         limit_test_batches: batches per test loader: a count or a fraction.
         limit_predict_batches: batches per prediction loader: a count or a fraction.
         overfit_batches: train and validate on the same few batches: a number or a fraction; 0.0: off.
-        val_check_interval: validate every n batches, after a fraction of the epoch, or after a time; None: at the end
-            of the epoch.
+        val_check_interval: validate every n batches, after a fraction of the epoch, or after a time; None: at its end.
         check_val_every_n_epoch: validate in every n-th epoch; None: count batches across epochs.
         num_sanity_val_steps: validation batches that the sanity check runs before training; None: 2; -1: all.
         log_every_n_steps: log values per step every n optimizer steps; None: 50.
@@ -113,8 +112,7 @@ class Settings:
         inference_mode: validate and test under torch.inference_mode instead of no_grad.
         use_distributed_sampler: split the data over the processes; no effect with one process.
         split_batches: a loader's batch_size is that of all processes together, not of each.
-        profiler: what measures the run: a profiler, or "simple", "advanced", "pytorch", "memory" or "xla"; None:
-            nothing.
+        profiler: what measures the run: a profiler, "simple", "advanced", "pytorch", "memory" or "xla"; None: nothing.
         detect_anomaly: torch.autograd.set_detect_anomaly during training.
         barebones: switch off logging, checkpoints, progress bar, summary and sanity check.
         plugins: a Precision, CheckpointIO, ClusterEnvironment or LayerSync of your own, or their names.
@@ -125,8 +123,7 @@ class Settings:
         default_root_dir: folder of logs and checkpoints; None: the working directory.
         enable_autolog_hparams: log the hyperparameters of module and datamodule.
         model_registry: name of a model registry.
-        compile: torch.compile: True: the model; "blocks" or classes: these layers; a dict: its arguments; None:
-            nothing.
+        compile: torch.compile: True: the model; "blocks" or classes: these layers; a dict: its arguments; None: off.
         split_on_oom: run batches that do not fit into memory again, in parts, with the gradients of the whole batch.
         cuda_graphs: replay training steps as graphs of the device: "auto": where that is possible and faster; True:
             always.
@@ -134,6 +131,7 @@ class Settings:
             None: none.
         save_trainable_only: checkpoints leave out frozen weights, and keep their fingerprints.
         sample_seeds: the random numbers of a training sample depend only on seed, epoch and index.
+        replica_check_every: compare the model's replicas every n optimizer steps and before each save; None: never.
 
     Raises:
         ConfigurationError: an argument does not accept its value.
@@ -199,6 +197,7 @@ class Settings:
     optimizer_kernels: Literal["equal", "fastest"] | None = "equal"
     save_trainable_only: bool = False
     sample_seeds: bool = False
+    replica_check_every: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.logger, Iterator):  # converted so that it can be iterated more than once
@@ -431,6 +430,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "default_root_dir": _folder,
     "compile": _compile,
     "cuda_graphs": _one_of("auto", True, False),
+    "replica_check_every": _count(1, optional=True),
     "optimizer_kernels": _one_of("equal", "fastest", None),
 }
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from drivetrain.callbacks.prediction_writer import BasePredictionWriter as BasePredictionWriter
     from drivetrain.callbacks.progress_bar import ProgressBar as ProgressBar
     from drivetrain.callbacks.pruning import ModelPruning as ModelPruning
+    from drivetrain.callbacks.replica_check import ReplicaCheck as ReplicaCheck
     from drivetrain.callbacks.rich_model_summary import RichModelSummary as RichModelSummary
     from drivetrain.callbacks.rich_progress import RichProgressBar as RichProgressBar
     from drivetrain.callbacks.spike import SpikeDetection as SpikeDetection
@@ -61,6 +62,7 @@ _FILES = {
     "OnExceptionCheckpoint": "on_exception_checkpoint",
     "PlainProgressBar": "plain_progress",
     "ProgressBar": "progress_bar",
+    "ReplicaCheck": "replica_check",
     "RichModelSummary": "rich_model_summary",
     "RichProgressBar": "rich_progress",
     "SpikeDetection": "spike",

@@ -38,6 +38,15 @@ def with_defaults(given: Sequence[Callback], settings: Settings, environment: Cl
                 f"Trainer(max_time={settings.max_time!r}) and the Timer in callbacks both limit the time. Keep one."
             )
         found.append(Timer(duration=settings.max_time))
+    if settings.replica_check_every is not None:
+        from drivetrain.callbacks.replica_check import ReplicaCheck
+
+        if any(isinstance(callback, ReplicaCheck) for callback in found):
+            raise ConfigurationError(
+                f"Trainer(replica_check_every={settings.replica_check_every!r}) and the ReplicaCheck in callbacks both "
+                "compare the replicas. Keep one."
+            )
+        found.append(ReplicaCheck(settings.replica_check_every))
     for argument, kind, make in _DEFAULTS:
         wanted = False if settings.barebones else getattr(settings, argument)
         own = next((callback for callback in found if isinstance(callback, kind)), None)

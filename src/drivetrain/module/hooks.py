@@ -253,7 +253,8 @@ class HookTable:
             arguments, after all overrides of that hook, outside steps. Observers are also called in phases without a
             hook: ``nothing_trained``, ``window_without_step(output)``, ``before_validation`` (in a fit),
             ``batches_ended`` and ``epoch_closed`` (before a training epoch's end hooks, and after the epoch is
-            complete), ``values_left(rows)`` and ``logged_nan(names, step)`` (of the log), ``results_agreed(stage)``.
+            complete), ``values_left(rows)`` and ``logged_nan(names, step)`` (of the log), ``results_agreed(stage)``,
+            ``before_save`` (of a checkpoint; it may raise, so that nothing is saved).
 
     Args:
         trainer, module, callbacks, strategy: the parties; callbacks get ``(trainer, module)`` first.

@@ -40,7 +40,10 @@ class XLAExecution(Strategy):
     """
 
     facts = Strategy.facts.but(
-        refuses={"compile": "torch_xla compiles what it records by itself."},
+        refuses={
+            "compile": "torch_xla compiles what it records by itself.",
+            "replica_check_every": "is not tested with it.",
+        },
         accelerators=frozenset({"xla"}),
         allows_inference_mode=False,  # an inference tensor cannot be recorded together with other tensors
     )

@@ -127,7 +127,10 @@ class DDPStrategy(ParallelStrategy):
     def _refused(self) -> dict[str, str]:
         name = type(self).__name__
         if self.comm[1] is not None:
-            return {"split_on_oom": f"exchanges gradients itself, and {name} has a ddp_comm_hook."}
+            refused = {"split_on_oom": f"exchanges gradients itself, and {name} has a ddp_comm_hook."}
+            if self._averaging is not None:
+                refused["replica_check_every"] = "lets their parameters differ between two averages."
+            return refused
         if self.ddp_arguments.get("static_graph"):
             return {"split_on_oom": f"exchanges gradients itself, which static_graph=True of {name} rules out."}
         return {}

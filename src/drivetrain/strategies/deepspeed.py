@@ -76,7 +76,9 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     strategy_name = "deepspeed"
     facts = ParallelStrategy.facts.but(
-        honoured_hooks=StepParts.HOOKS, engine_class="drivetrain.compat.fabric_deepspeed:FabricDeepSpeedStrategy"
+        honoured_hooks=StepParts.HOOKS,
+        engine_class="drivetrain.compat.fabric_deepspeed:FabricDeepSpeedStrategy",
+        refuses={"replica_check_every": "spreads the optimizer's state over them."},
     )
 
     def __init__(

@@ -155,6 +155,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
 
     if not weights_only:
         _check_set_up(trainer)
+    trainer.hooks.notify("before_save")
     progress, strategy = trainer.progress, trainer.strategy
     checkpoint: dict[str, Any] = {
         "epoch": progress.current_epoch,

@@ -169,14 +169,14 @@ class Trainer(TrainerView):
         optimizer_kernels: Literal["equal", "fastest"] | None = "equal",
         save_trainable_only: bool = False,
         sample_seeds: bool = False,
+        replica_check_every: int | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = Settings(**_without_configs(arguments))
         plan = resolve(self.settings)
         if (verbs := plan.strategy_class.facts.engine_verbs) is not None:
             verbs.refuse_trainer(plan.strategy_class)
-        self.limits = Limits.of(self.settings)
-        self.progress = Progress()
+        self.limits, self.progress = Limits.of(self.settings), Progress()
         self.default_root_dir = spelled(self.settings.default_root_dir or Path.cwd())
         # Checked before the engine is built, because the engine changes the caller's strategy.
         self._callbacks: list[Callback] = attach.callbacks_of(self.settings, plan.environment)

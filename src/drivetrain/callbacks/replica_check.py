@@ -1,0 +1,298 @@
+"""Compare the replicas of a model during training, and stop or heal when they differ."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from drivetrain.base.fingerprint import fingerprints
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.callback import Callback
+from drivetrain.errors import ConfigurationError, DrivetrainError, check_choice, check_count
+from drivetrain.strategies.copies import named_state, ranks_with_copies
+from drivetrain.strategies.peers import some
+from drivetrain.strategies.sharded_state import local_shard
+
+if TYPE_CHECKING:
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
+
+Ranks = tuple[int, ...]
+_RESUME = (
+    'Run the program again with ckpt_path="last": it resumes from the newest checkpoint, which was saved before the '
+    "difference."
+)
+
+
+class ReplicaMismatchError(DrivetrainError, RuntimeError):
+    """Ranks that should hold the same parameters, buffers or optimizer state hold different values."""
+
+
+class ReplicaCheck(Callback):
+    """Compares the parameters, the buffers and the optimizer state of all replicas of the model, bit by bit.
+
+    Each rank computes 64-bit fingerprints of its tensors, and the ranks exchange them as one tensor: when training
+    starts and ends, after its first optimizer step, every ``every_n_steps`` steps, and before each checkpoint. So no
+    checkpoint holds a state that was not compared. See docs/replicas.md for what is compared, and what is not.
+
+    Args:
+        every_n_steps: compare after every n optimizer steps; ``Trainer(replica_check_every=n)`` does the same.
+        on_mismatch: "stop" raises an error on all ranks; "heal" copies the values that more than half of the replicas
+            hold to the others, logs a warning and continues, and raises the error if there are no such values.
+        ignore: names of parameters and buffers that each rank has of its own, with wildcards: ``["codebook.*"]``.
+
+    Raises:
+        ConfigurationError: an argument has a wrong value, or the strategy's ranks do not hold equal values.
+        ReplicaMismatchError: during training, on all ranks.
+    """
+
+    needs_every_rank = True
+    changes_in_validation = False
+
+    def __init__(
+        self, every_n_steps: int = 100, on_mismatch: Literal["stop", "heal"] = "stop", ignore: Sequence[str] = ()
+    ) -> None:
+        super().__init__()
+        check_count("ReplicaCheck", "every_n_steps", every_n_steps, lowest=1)
+        check_choice("ReplicaCheck", "on_mismatch", on_mismatch, ["stop", "heal"])
+        self.every_n_steps, self.on_mismatch, self.ignore = every_n_steps, on_mismatch, tuple(ignore)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._groups: list[Ranks] = []  # of ranks that hold the same values of some tensors
+        self._own: set[str] = set()  # buffers that each rank fills from its own batches
+        self._buffers: dict[str, int] = {}  # fingerprints of the other buffers at the last comparison
+        self._agreed: set[str] = set()  # those of them that have changed, and were then equal on all ranks
+        self._next_step, self._equal_at_step = 0, -1
+        self._failure = ""
+
+    @property
+    def state_key(self) -> str:
+        """A key that contains the options: all ranks need equal ones."""
+        options = {"every_n_steps": self.every_n_steps, "on_mismatch": self.on_mismatch, "ignore": self.ignore}
+        return self._generate_state_key(**options)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._begin()
+        refused = trainer.strategy.facts.refuses.get("replica_check_every")
+        if stage == "fit" and refused and trainer.world_size > 1:
+            raise ConfigurationError(
+                f"Trainer(replica_check_every={self.every_n_steps}) compares the tensors of all ranks, and "
+                f"{type(trainer.strategy).__name__} {refused} Leave replica_check_every out."
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        strategy = trainer.strategy
+        groups = {ranks_with_copies(strategy, parameter) for parameter in pl_module.parameters()}
+        if groups := {ranks for ranks in groups if len(ranks) > 1}:
+            groups.add(tuple(strategy.data.ranks))  # of buffers
+        self._groups = sorted({ranks for theirs in strategy.world.gather_objects(groups) for ranks in theirs})
+        self.idle_hooks = frozenset() if self._groups else frozenset({"on_train_batch_end", "on_train_end"})
+        if not self._groups:
+            rank_zero_warn(
+                f"replica_check_every={self.every_n_steps} has no effect in this run: {type(strategy).__name__} on "
+                f"{trainer.world_size} device(s) holds each parameter once, so there is no replica to compare."
+            )
+            return
+        trainer.hooks.observers.append(SimpleNamespace(before_save=lambda: self._before_save(trainer)))
+        # After the first step, buffers that change alike on all ranks can be told from those that differ.
+        self._next_step = trainer.global_step + 1
+        self._check(trainer)
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if (step := trainer.global_step) >= self._next_step:
+            self._next_step = (step // self.every_n_steps + 1) * self.every_n_steps
+            self._check(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._check(trainer)
+
+    def _before_save(self, trainer: Trainer) -> None:
+        if self._failure:
+            raise ReplicaMismatchError(f"Nothing is saved, because the replicas differ. {self._failure}")
+        # After an exception, each rank saves alone: another one may be dead.
+        if trainer.strategy.world.size > 1:
+            self._check(trainer)
+
+    # ---- one comparison ------------------------------------------------------------------------------------------
+
+    def _check(self, trainer: Trainer, heals: bool = True) -> None:
+        """Compare the replicas once; the host waits for the device once.
+
+        Raises:
+            ReplicaMismatchError: they differ, and were not healed.
+        """
+        world = trainer.strategy.world
+        prints = self._prints(trainer)
+        none = torch.empty(0, dtype=torch.int64)
+        sums = fingerprints(prints[ranks].values if ranks in prints else none for ranks in self._groups)
+        gathered = world.all_gather(sums)
+        buffers = {name: value for each in prints.values() for name, value in each.of_buffers()}
+        here = [value.to(gathered.device, non_blocking=True) for value in buffers.values()]
+        read = torch.cat([gathered.flatten(), *here]).tolist()
+        width, groups = len(self._groups), enumerate(self._groups)
+        differ = [ranks for place, ranks in groups if len({read[rank * width + place] for rank in ranks}) > 1]
+        if differ:
+            self._resolve(trainer, prints, differ, heals)
+            return
+        now = dict(zip(buffers, read[gathered.numel() :], strict=True))
+        self._agreed |= {name for name, value in now.items() if value != self._buffers.get(name, value)}
+        self._buffers, self._equal_at_step = now, trainer.global_step
+
+    def _prints(self, trainer: Trainer) -> dict[Ranks, _Prints]:
+        """Return this rank's fingerprints, by the ranks that should have the same."""
+        strategy, module = trainer.strategy, trainer.lightning_module
+        # names that a program gives to DistributedDataParallel, which then does not synchronise these tensors either
+        ignored = (*self.ignore, *getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        buffers = {id(buffer) for buffer in module.buffers()}
+        found: dict[Ranks, _Prints] = {}
+        for name, owner, tensor in named_state(module, strategy.optimizers):
+            if owner and name not in self._own and not any(fnmatchcase(owner, pattern) for pattern in ignored):
+                of = found.setdefault(ranks_with_copies(strategy, tensor), _Prints({}, []))
+                of.tensors[name] = tensor
+                of.buffers += [name] if id(tensor) in buffers else []
+        return {ranks: each for ranks, each in found.items() if len(ranks) > 1}
+
+    def _details(self, prints: _Prints) -> dict[str, tuple[int, bool]]:
+        """Return by name the fingerprint, and whether the tensor may be a buffer that each rank fills for itself: it
+        has changed here since the last comparison, and no change of it was ever equal on all ranks.
+        """
+        own = {name for name in prints.buffers if name not in self._agreed}
+        return {
+            name: (value, name in own and value != self._buffers.get(name))
+            for name, value in zip(prints.tensors, prints.values.tolist(), strict=True)
+        }
+
+    def _resolve(self, trainer: Trainer, prints: Mapping[Ranks, _Prints], differ: list[Ranks], heals: bool) -> None:
+        """Find out which tensors differ, and forget, heal or report them; every rank decides the same."""
+        world = trainer.strategy.world
+        own = {ranks: self._details(prints[ranks]) for ranks in differ if ranks in prints}
+        place = f"{platform.node()}, {trainer.strategy.root_device}"
+        everyones, places = zip(*world.gather_objects((own, place)), strict=True)
+        wrong: list[_Difference] = []
+        local: list[str] = []
+        for ranks in differ:
+            members = {rank: everyones[rank].get(ranks, {}) for rank in ranks}
+            for name in dict.fromkeys(name for details in members.values() for name in details):
+                details = [each.get(name) for each in members.values()]
+                values = {rank: detail and detail[0] for rank, detail in zip(ranks, details, strict=True)}
+                if len(set(values.values())) > 1:
+                    difference = _Difference(name, ranks, values)
+                    is_local = not difference.right and all(detail is not None and detail[1] for detail in details)
+                    local += [name] if is_local else []
+                    wrong += [] if is_local else [difference]
+        if local:
+            self._own.update(local)
+            rank_zero_info(
+                f"The replicas are compared without {some(local)}: each rank computes these buffers from its batches."
+            )
+        if not wrong:
+            if local:
+                self._check(trainer, heals)
+            return
+        step, text = trainer.global_step, _text(wrong, places)
+        start = f"After optimizer step {step}, the replicas of the model differ: {text}"
+        if not (heals and self.on_mismatch == "heal" and all(each.curable for each in wrong)):
+            equal = f" They were equal after step {self._equal_at_step}." if self._equal_at_step >= 0 else ""
+            why = " More than half of the replicas must agree to heal the others." if self.on_mismatch == "heal" else ""
+            self._failure = (
+                f"{start}{equal}{why} {_RESUME} If the same rank differs again, replace its device. If each rank is to "
+                f"have its own values there, write ReplicaCheck(ignore=[{wrong[0].owner!r}])."
+            )
+            raise ReplicaMismatchError(self._failure)
+        for each in wrong:
+            each.heal(world, prints)
+        self._check(trainer, heals=False)
+        rank_zero_warn(f"{start} ReplicaCheck has copied the values of most ranks to the others. Training continues.")
+
+
+@dataclass
+class _Prints:
+    """Tensors of this rank that some ranks have in common, by name, with their fingerprints.
+
+    Attributes:
+        tensors: by name; buffers follow each other.
+        buffers: the names of the buffers among them.
+    """
+
+    tensors: dict[str, Tensor]
+    buffers: list[str]
+
+    @cached_property
+    def values(self) -> Tensor:
+        """The fingerprints, in the order of ``tensors``."""
+        return fingerprints(self.tensors.values())
+
+    def of_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name and the fingerprint of each buffer."""
+        if self.buffers:
+            start = list(self.tensors).index(self.buffers[0])
+            end = start + len(self.buffers)
+            yield from zip(self.buffers, self.values[start:end].view(-1, 1).unbind(), strict=True)
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """A tensor that is not equal on ``ranks``; ``values``: its fingerprint on each; ``None``: the rank lacks it."""
+
+    name: str
+    ranks: Ranks
+    values: Mapping[int, int | None]
+
+    @property
+    def owner(self) -> str:
+        """The name of the parameter or the buffer."""
+        return self.name.split(" of ")[-1].split(" in ")[0]
+
+    @cached_property
+    def right(self) -> Ranks:
+        """The ranks that have the value of more than half of all; empty if there is no such value."""
+        everyones = list(self.values.values())
+        common = max(set(everyones), key=everyones.count)
+        has_most = common is not None and 2 * everyones.count(common) > len(everyones)
+        return tuple(rank for rank, value in self.values.items() if value == common) if has_most else ()
+
+    @property
+    def curable(self) -> bool:
+        """Whether there is a value to copy, and each rank has the tensor."""
+        return bool(self.right) and None not in self.values.values()
+
+    @property
+    def wrong(self) -> Ranks:
+        """The other ranks; without a majority, all."""
+        return tuple(rank for rank in self.ranks if rank not in self.right)
+
+    @torch.no_grad()
+    def heal(self, world: Any, prints: Mapping[Ranks, _Prints]) -> None:
+        """Copy the tensor of a right rank to the wrong ones; every rank of ``world`` calls it."""
+        mine = prints[self.ranks].tensors[self.name] if world.rank in self.ranks else None
+        source = self.right[0]
+        value = world.broadcast(None if mine is None or world.rank != source else local_shard(mine).cpu(), source)
+        if mine is not None and world.rank in self.wrong:
+            local_shard(mine).copy_(value)
+
+
+def _text(wrong: Sequence[_Difference], places: Sequence[str]) -> str:
+    """Return which ranks differ, and in which tensors."""
+    names: dict[tuple[Ranks, Ranks], list[str]] = {}
+    for each in wrong:
+        names.setdefault((each.wrong, each.right), []).append(each.name)
+    return " ".join(
+        f"{_ranks(bad)} ({'; '.join(places[rank] for rank in bad)}) "
+        f"differ{'s' if len(bad) == 1 else ''}{f' from {_ranks(good)}' if good else ''} in {some(each)}."
+        for (bad, good), each in names.items()
+    )
+
+
+def _ranks(ranks: Ranks) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -1,0 +1,56 @@
+"""Which ranks hold the same values of a tensor; the tensors that make up the state of a model and its optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.base.compiled import plain_names
+from drivetrain.strategies.sharded_state import is_dtensor
+
+if TYPE_CHECKING:
+    from drivetrain.strategies.strategy import Strategy
+
+
+def ranks_with_copies(strategy: Strategy, tensor: Tensor) -> tuple[int, ...]:
+    """Return the ranks, this one among them, that hold the same values of ``tensor`` as this rank.
+
+    A plain tensor is on all ranks of the data group. A DTensor says by its placements along which dimensions of its
+    mesh it is replicated.
+    """
+    if not is_dtensor(tensor):
+        return tuple(strategy.data.ranks)
+    sharded: Any = tensor
+    mesh = sharded.device_mesh
+    index = tuple(
+        slice(None) if placement.is_replicate() else place
+        for placement, place in zip(sharded.placements, mesh.get_coordinate(), strict=True)
+    )
+    return tuple(sorted(mesh.mesh[index].flatten().tolist()))
+
+
+def named_state(module: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[tuple[str, str, Tensor]]:
+    """Yield the parameters, the buffers and the optimizers' tensors that have values, in the same order on all ranks.
+
+    Yields:
+        A name such as "layer.weight" or "exp_avg of layer.weight"; the name of the parameter or buffer in it, "" for a
+        parameter that the module does not have; the tensor.
+    """
+    named = plain_names({**dict(module.named_parameters()), **dict(module.named_buffers())})
+    names = {id(tensor): name for name, tensor in named.items()}
+    yield from ((name, name, tensor) for name, tensor in named.items() if _has_values(tensor))
+    for number, optimizer in enumerate(optimizers):
+        kept = optimizer.state
+        for place, parameter in enumerate(each for group in optimizer.param_groups for each in group["params"]):
+            name = names.get(id(parameter), "")
+            of = f"{name or f'parameter {place}'}{f' in optimizer {number}' if number else ''}"
+            for key, value in sorted(kept[parameter].items()) if parameter in kept else ():
+                if isinstance(value, Tensor) and _has_values(value):
+                    yield f"{key} of {of}", name, value
+
+
+def _has_values(tensor: Tensor) -> bool:
+    return not (tensor.is_meta or tensor.is_quantized)
