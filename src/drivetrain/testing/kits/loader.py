@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.callback import Callback
 from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.stateful import is_stateful
 from drivetrain.module.module import LightningModule
 from drivetrain.testing.checks import CannotTryError, Part, Skipped, is_true, same
@@ -48,6 +49,8 @@ def _pass(loader: Any) -> list[Any]:
 def _needs_state(loader: Any) -> None:
     if not is_stateful(loader):
         raise Skipped("it has no state_dict and load_state_dict")
+    if isinstance(loader, CombinedLoader):
+        raise Skipped("its state_dict holds the states of its loaders; the Trainer resumes it in another way")
 
 
 def try_it(part: Part) -> None:
