@@ -62,7 +62,10 @@ def test_a_table_shows_each_check_and_what_was_seen(file: Path, capfd: pytest.Ca
     assert command.main(["conformance", "cluster", f"{file}:Right", "--args", '{"first": 1}']) == 1
     rows = capfd.readouterr().out.splitlines()
     failed = next(number for number, row in enumerate(rows) if row.startswith("fails   each_rank_is_there_once"))
-    assert rows[failed + 1].split(maxsplit=1) == ["seen:", "global_rank() of the processes: [1, 2], and [0, 1] is right"]
+    assert rows[failed + 1].split(maxsplit=1) == [
+        "seen:",
+        "global_rank() of the processes: [1, 2], and [0, 1] is right",
+    ]
     assert rows[failed + 2].split(maxsplit=1)[1].startswith("The global ranks of all processes are 0, 1, ...")
 
 
@@ -119,6 +122,13 @@ def test_nothing_is_left_behind(file: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_help_imports_no_torch() -> None:
-    code = "import sys; from drivetrain.cli.conformance import main\ntry: main(['--help'])\nfinally: print('torch' in sys.modules)"
+    code = """
+import sys
+from drivetrain.cli.conformance import main
+try:
+    main(["--help"])
+finally:
+    print("torch" in sys.modules)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"

@@ -315,10 +315,7 @@ class Memory(CheckpointIO):
 
     def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
         stream = io.BytesIO()
-        try:
-            torch.save(dict(checkpoint), stream)
-        except TypeError as error:
-            raise CheckpointError(f"The checkpoint {path} cannot be written: {error}") from error
+        torch.save(dict(checkpoint), stream)
         self.remove_checkpoint(path)
         self.kept[str(path)] = stream.getvalue()
 
@@ -326,15 +323,7 @@ class Memory(CheckpointIO):
         if not self.exists(path):
             raise CheckpointError(f"There is no checkpoint at {path}. Check the path.")
         stream = io.BytesIO(self.kept[str(path)])
-        with self.readable():
-            return torch.load(stream, map_location=map_location, weights_only=weights_only is not False)
-
-    @contextlib.contextmanager
-    def readable(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            raise CheckpointError(f"The checkpoint cannot be read: {error}") from error
+        return torch.load(stream, map_location=map_location, weights_only=weights_only is not False)
 
     def remove_checkpoint(self, path: Any) -> None:
         self.kept.pop(str(path), None)

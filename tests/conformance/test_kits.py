@@ -62,7 +62,9 @@ def test_a_part_without_a_defect_passes_all_checks(kind: str, twin: type) -> Non
 
 # ---- drivetrain's own parts ------------------------------------------------------------------------------------------
 
-ARGUMENTS = {"model_parallel": {"data_parallel_size": 2, "tensor_parallel_size": 1, "save_distributed_checkpoint": False}}
+ARGUMENTS = {
+    "model_parallel": {"data_parallel_size": 2, "tensor_parallel_size": 1, "save_distributed_checkpoint": False}
+}
 
 
 def names() -> Iterator[Any]:

@@ -90,20 +90,14 @@ _mapping.__name__ = "JSON object"  # argparse names the type in its message
 
 @contextlib.contextmanager
 def _printing_to_stderr() -> Iterator[Any]:
-    """Context in which this process and those that it starts print to stderr; yields a stream of the real output."""
+    """Context in which this process and those that it starts print to stderr; yields the real output."""
     sys.stdout.flush()
-    try:
-        real = os.dup(1)
-    except OSError:  # no output
-        yield sys.stderr
-        return
-    captured = sys.stdout
+    real = os.dup(1)
     try:
         os.dup2(2, 1)
-        with contextlib.redirect_stdout(sys.stderr):
-            yield captured if captured is not sys.__stdout__ else open(real, "w", closefd=False)
+        with open(real, "w", closefd=False) as out, contextlib.redirect_stdout(sys.stderr):
+            yield out
     finally:
-        sys.stdout.flush()
         os.dup2(real, 1)
         os.close(real)
 

@@ -125,8 +125,9 @@ def _ended(part: Part, scenario: str) -> _Ended:
     try:
         printed, _ = process.communicate(timeout=part.settings.get("timeout_s", _LIMIT_S))
     except subprocess.TimeoutExpired:
-        for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+        for each in psutil.Process(process.pid).children(recursive=True):
             each.kill()
+        process.kill()
         process.wait()
         raise AssertionError("the program has not ended in time; its processes were killed") from None
     if process.returncode == _MISSING:

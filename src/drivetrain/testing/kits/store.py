@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -20,7 +21,7 @@ from drivetrain.trainer.trainer import Trainer
 SETTINGS: tuple[str, ...] = ()
 
 
-def _checkpoint(value: float = 1.0) -> dict[str, Any]:
+def _checkpoint(value: float = 1.0) -> dict[Any, Any]:
     dtypes = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool)
     tensors = {str(dtype): torch.full((2, 3), value).to(dtype) for dtype in dtypes}
     return {
@@ -151,30 +152,27 @@ def a_copy_is_a_checkpoint_of_its_own(part: Part) -> None:
 
 
 def a_failed_save_leaves_the_previous_one(part: Part) -> None:
-    """If a checkpoint cannot be written, save_checkpoint or wait raises a CheckpointError, and the old one is there."""
+    """If a checkpoint cannot be written, save_checkpoint or wait raises an exception, and the previous one is there."""
     store = part.make()
     _save(store, "a.ckpt")
     try:
         store.save_checkpoint({**_checkpoint(2.0), "object": threading.Lock()}, "a.ckpt")
         store.wait("a.ckpt")
-    except CheckpointError:
-        pass
+    except Exception:
+        same(_value(store, "a.ckpt"), 1.0, "value in the previous checkpoint")
     else:
         raise Skipped("it writes objects that cannot be pickled")
-    same(_value(store, "a.ckpt"), 1.0, "value in the previous checkpoint")
 
 
 def loading_runs_no_code(part: Part) -> None:
-    """load_checkpoint(path) does not run the code that an object in the file brings with it."""
+    """load_checkpoint(path) does not run the code that an object in the file brings with it; it may raise."""
     store = part.make()
-    try:
+    with contextlib.suppress(Exception):
         store.save_checkpoint({"object": _Runs()}, "a.ckpt")
         store.wait("a.ckpt")
         if os.path.isdir("ran"):  # a copy of the object in memory, before it was written, runs it too
             os.rmdir("ran")
         store.load_checkpoint("a.ckpt")
-    except CheckpointError:
-        pass
     is_true(not Path("ran").exists(), "load_checkpoint called a function that the checkpoint names")
 
 
@@ -198,8 +196,8 @@ def a_fit_resumes_exactly(part: Part) -> None:
             accelerator="cpu", devices=1, max_epochs=epochs, logger=False, plugins=[store], callbacks=[saver],
             enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
-        loaders = [DataLoader(data(count), batch_size=8) for count in (3, 1)]
-        trainer.fit(module, *loaders, ckpt_path=ckpt_path)
+        train, val = (DataLoader(data(count), batch_size=8) for count in (3, 1))
+        trainer.fit(module, train, val, ckpt_path=ckpt_path)
         return [each.detach().clone() for each in module.parameters()]
 
     store = part.make()
