@@ -81,7 +81,7 @@ def test_json_and_badge_are_all_that_is_printed(file: Path, capfd: pytest.Captur
     assert command.main([*words, "--badge"]) == 0
     [line] = capfd.readouterr().out.splitlines()
     assert line.startswith("![drivetrain ")
-    assert line.endswith("cluster-1%20of%201%20checks-brightgreen)")
+    assert line.endswith("_cluster-1_of_1_checks-brightgreen)")
 
 
 def test_what_cannot_be_tried_is_neither_right_nor_wrong(file: Path, capfd: pytest.CaptureFixture[str]) -> None:

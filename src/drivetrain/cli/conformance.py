@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 if TYPE_CHECKING:
     from drivetrain.testing.checks import Outcome
@@ -124,5 +123,5 @@ def badge(kind: str, counts: dict[str, int]) -> str:
     passed, run = counts["ok"], counts["ok"] + counts["fails"]
     texts = f"drivetrain {drivetrain.__version__} {kind}", f"{passed} of {run} checks"
     color = "red" if counts["fails"] else "brightgreen"
-    label, message = (quote(text.replace("-", "--").replace("_", "__")) for text in texts)
+    label, message = (text.replace("-", "--").replace("_", "__").replace(" ", "_") for text in texts)
     return f"![{texts[0]}: {texts[1]}](https://img.shields.io/badge/{label}-{message}-{color})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import socket
+import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +44,7 @@ def _variables(part: Part) -> list[dict[str, str]]:
     """Return the variables of each rank: the setting ``ranks``, otherwise those of two ranks on this machine."""
     if "ranks" in part.settings:
         return [{name: str(value) for name, value in each.items()} for each in part.settings["ranks"]]
-    Path(part.folder, "hosts").write_text(f"launch\n{socket.gethostname()}\n")
+    Path(part.folder, "hosts").write_text(f"launch\n{platform.node()}\n")
     known = _OF_CLUSTERS.get(part.path, _TORCHRUN)
     return [{name: value.format(rank=rank, folder=part.folder) for name, value in known.items()} for rank in range(2)]
 
