@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from drivetrain.base.registry import load
-from drivetrain.errors import ConfigurationError, MissingPackageError, did_you_mean, shown
+from drivetrain.errors import ConfigurationError, did_you_mean, shown
 
 REGISTRIES = {
     "accelerator": "drivetrain.accelerators.accelerator:AcceleratorRegistry",
@@ -221,7 +221,7 @@ def _run(name: str, check: Callable[[Part], None], part: Part) -> Outcome:
         raise
     except Skipped as why:
         result, seen = "skipped", str(why)
-    except MissingPackageError as error:
+    except ModuleNotFoundError as error:
         raise CannotTryError(f"The {part.kind} {part.path!r} cannot be used here: {error}") from error
     except BaseException as error:  # a part may also raise SystemExit
         result, seen = "fails", _seen(error)
@@ -269,7 +269,7 @@ def _seen(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, AssertionError):
         return text or (frames[-1].line if frames else "") or "an AssertionError"
-    if isinstance(error, MissingPackageError):
+    if isinstance(error, ModuleNotFoundError):
         return text
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {text}{place}"
