@@ -16,12 +16,12 @@ RUN_S = 500
 
 @pytest.mark.timeout(RUN_S + 20)
 @pytest.mark.parametrize("strategy", ["RayDDPStrategy", "RayFSDPStrategy"])
-def test_a_strategy_of_ray_trains_passes_the_suite(strategy: str, tmp_path: Path) -> None:
+def test_a_strategy_of_ray_trains_passes_the_suite(strategy: str, variables: dict[str, str], tmp_path: Path) -> None:
     for package in ("ray", "pandas", "pyarrow"):  # ray.train needs the last two
         pytest.importorskip(package)
     done = subprocess.run(
-        [sys.executable, "-m", "drivetrain.compat", str(PROGRAM), str(tmp_path), strategy], stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=RUN_S, check=False,
+        [sys.executable, "-m", "drivetrain.compat", str(PROGRAM), str(tmp_path), strategy], env=variables,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_S, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     found = {path.name: path.read_text() for path in tmp_path.glob("test_*.txt")}
