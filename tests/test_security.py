@@ -107,6 +107,10 @@ RUNS_CODE = {
     "launchers/script.py": {"subprocess.Popen": 1},  # the program's own command, as a list
     "launchers/watcher.py": {"os.posix_spawn": 1},  # this program's Python, with a line that is written there
     "strategies/peers.py": {"pickle.loads": 1, "torch.load": 1},  # between ranks of one job
+    "testing/kits/cluster.py": {"pickle.loads": 1},  # its own copy of a part, inside a check
+    "testing/kits/launcher.py": {"pickle.loads": 1, "subprocess.Popen": 1},  # a program of its own, with what it wrote
+    "testing/kits/logger.py": {"pickle.loads": 1},
+    "testing/kits/precision.py": {"pickle.loads": 1},
     "testing/strategy_conformance.py": {"pickle.loads": 1},  # its own copy of a strategy, inside a test
 }
 

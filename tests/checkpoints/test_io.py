@@ -308,6 +308,16 @@ def test_a_copy_of_a_local_file(tmp_path: Path, link: bool) -> None:
     assert names(tmp_path.iterdir()) == ["a.ckpt", "b.ckpt", "folder"]
 
 
+def test_a_copy_without_files_replaces_nothing_unless_it_may(memory: Any) -> None:
+    for path, value in (("a.ckpt", 1), ("b.ckpt", 2)):
+        memory.save_checkpoint({"value": value}, path)
+    assert not memory.copy("a.ckpt", "b.ckpt", replaces=False)
+    assert memory.load_checkpoint("b.ckpt") == {"value": 2}
+    assert memory.copy("a.ckpt", "b.ckpt")
+    assert memory.copy("a.ckpt", "c.ckpt", replaces=False)
+    assert [memory.load_checkpoint(path)["value"] for path in ("b.ckpt", "c.ckpt")] == [1, 1]
+
+
 def test_a_copy_waits_for_what_it_copies(tmp_path: Path) -> None:
     class Late(TorchCheckpointIO):
         """Writes when somebody waits."""

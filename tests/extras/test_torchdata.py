@@ -14,6 +14,7 @@ from tests.extras.resumed import batches, on, samples
 from torch.utils.data import Dataset, IterableDataset
 
 from drivetrain.errors import CheckpointError
+from drivetrain.testing import check_part
 
 if not os.environ.get("DRIVETRAIN_EXTRAS"):
     pytest.skip("needs packages of its own: run make test-extras", allow_module_level=True)
@@ -92,3 +93,9 @@ def test_other_loaders_resume_on_as_many_ranks(pool: Any, tmp_path: Path, make: 
     assert batches(first, on(pool, 1, make, GLOBAL_BATCH, None, None, path)) == batches(on(pool, 1, make, GLOBAL_BATCH))
     with pytest.raises(CheckpointError, match=r"by 1 processes, and there are 2: its loader has stored its own"):
         on(pool, 2, make, GLOBAL_BATCH, None, None, path)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 2, "multiprocessing_context": "fork"}])
+def test_it_passes_the_checks_for_loaders(arguments: dict[str, Any]) -> None:
+    outcomes = check_part("loader", "torchdata.stateful_dataloader:StatefulDataLoader", arguments)
+    assert {each.result for each in outcomes} == {"ok"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -437,3 +438,18 @@ def digits_demo(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]
         assert (folder / "digits.png").exists()
 
     return run
+
+
+@pytest.fixture(scope="module")
+def variables() -> Iterator[dict[str, str]]:
+    """Where Ray keeps the files of a test: a short path, for its sockets, and a token of its own."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        token = Path(folder) / "token"
+        token.write_text(secrets.token_hex(32))
+        own = {
+            "RAY_TMPDIR": folder,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "OMP_NUM_THREADS": "1",
+        }
+        yield {**{name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}, **own}

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,21 +26,6 @@ SOON_S = 60  # the others would have slept for ten minutes
 PORT = 6379
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the package ray is not installed")
-
-
-@pytest.fixture(scope="module")
-def variables() -> Iterator[dict[str, str]]:
-    """Where Ray keeps its files for this test: a short path, for its sockets, and a token of its own."""
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        token = Path(folder) / "token"
-        token.write_text(secrets.token_hex(32))
-        own = {
-            "RAY_TMPDIR": folder,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(token),
-            "OMP_NUM_THREADS": "1",
-        }
-        yield {**{name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}, **own}
 
 
 def run(command: list[Any], variables: dict[str, str]) -> str:

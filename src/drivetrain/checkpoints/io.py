@@ -106,6 +106,8 @@ class FileAnswers:
                 ) from error
             return made
         if not os.path.exists(source):  # this store keeps the checkpoint elsewhere
+            if not replaces and self.exists(path):
+                return False
             self.save_checkpoint(self.load_checkpoint(source), path)
             return True
         try:

@@ -32,6 +32,9 @@ COMMANDS: dict[str, Command] = {
     "checkpoint": Command(
         "drivetrain.cli.checkpoint_command:main", "inspect, verify, compare, convert, prune checkpoints"
     ),
+    "conformance": Command(
+        "drivetrain.cli.conformance:main", "check a part of your own against the contract of its kind"
+    ),
     "devices": Command("drivetrain.cli.devices:main", "list the hardware that can be used here"),
     "exec": Command("drivetrain.compat.command:main", "run a program that was written for Lightning"),
     "goodput": Command("drivetrain.cli.goodput:main", "show where the wall time of a training went, over its restarts"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
+    from drivetrain.testing.checks import check_part as check_part
     from drivetrain.testing.equivalence import check_against_plain_loop as check_against_plain_loop
     from drivetrain.testing.fake import FakeAccelerator as FakeAccelerator
     from drivetrain.testing.fake import fake_devices as fake_devices
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "FakeAccelerator": "fake", "Move": "record", "Program": "programs", "Record": "record", "Step": "record",
-    "Sync": "record", "check_against_plain_loop": "equivalence", "check_group": "groups", "fake_devices": "fake",
+    "Sync": "record", "check_against_plain_loop": "equivalence", "check_group": "groups",
+    "check_part": "checks", "fake_devices": "fake",
     "random_program": "programs",
 }  # fmt: skip
 __all__ = list(_MODULES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import multiprocessing
@@ -9,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -27,7 +29,8 @@ class Ranks:
     The processes start with the first test and continue until a test fails; the next test then gets new processes.
 
     Args:
-        suite: the class with the tests.
+        suite: the class with the tests. If it has a function ``rebuild``, the processes call it to get the class;
+            otherwise they import it.
         size: the number of processes.
         timeout_s: seconds for one test.
     """
@@ -75,11 +78,12 @@ class Ranks:
             context.set_forkserver_preload(_PRELOADED)
         port = free_port()
         file = getattr(sys.modules[self._suite.__module__], "__file__", None)
-        address = (self._suite.__module__, file, self._suite.__qualname__)
+        by_name = functools.partial(_found, self._suite.__module__, file, self._suite.__qualname__)
+        find: Callable[[], Any] = getattr(self._suite, "rebuild", by_name)
         for rank in range(self._size):
             ours, theirs = context.Pipe()
             environ = _environ(rank, self._size, port)
-            process = context.Process(target=_serve, args=(theirs, environ, address), daemon=False)
+            process = context.Process(target=_serve, args=(theirs, environ, find), daemon=False)
             process.start()
             theirs.close()
             self._processes.append(process)
@@ -127,7 +131,7 @@ def _environ(rank: int, size: int, port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _serve(jobs: Connection, environ: dict[str, str], address: tuple[str, str | None, str]) -> None:
+def _serve(jobs: Connection, environ: dict[str, str], find: Callable[[], Any]) -> None:
     """Run tests until the connection is closed."""
     os.environ.update(environ)
     import pytest
@@ -141,7 +145,7 @@ def _serve(jobs: Connection, environ: dict[str, str], address: tuple[str, str | 
         except EOFError:
             return
         try:
-            suite = suite or _found(*address)
+            suite = suite or find()
             getattr(suite, row).row(suite(), Path(folder))
             outcome = ("passed", "")
         except pytest.skip.Exception as skipped:

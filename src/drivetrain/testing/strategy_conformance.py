@@ -33,6 +33,7 @@ from drivetrain.strategies.step_parts import HOOKS_IN_A_STEP
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.testing._ranks import Ranks
 from drivetrain.testing._regression import BATCHES, GLOBAL_BATCH, Small, data, plain_loop, stepped, trained, whole
+from drivetrain.testing.checks import same
 from drivetrain.testing.groups import check_group
 from drivetrain.trainer.trainer import Trainer
 
@@ -429,11 +430,6 @@ class Saves(Callback):
         self.batches += 1
         if self.batches == self.at:
             trainer.save_checkpoint(self.path)
-
-
-def same(found: Any, expected: Any, what: str) -> None:
-    """Compare two values, with a message, because pytest does not rewrite assertions in this module."""
-    assert found == expected, f"{what}: {found!r}, and {expected!r} is right"
 
 
 def everyones_mean(strategy: Strategy, losses: list[Tensor], replicas: int = 1) -> Tensor:

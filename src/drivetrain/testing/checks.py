@@ -1,0 +1,318 @@
+"""Conformance kits: for each kind of part, a list of checks, and the function that runs them on one part.
+
+A check is a function of a :class:`Part`. The first sentence of its docstring says what must be true. It raises an
+exception if that is not so, or :class:`Skipped`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import importlib.util
+import inspect
+import logging
+import os
+import re
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from drivetrain.base.registry import load
+from drivetrain.errors import ConfigurationError, did_you_mean, shown
+
+REGISTRIES = {
+    "accelerator": "drivetrain.accelerators.accelerator:AcceleratorRegistry",
+    "strategy": "drivetrain.strategies.strategy:StrategyRegistry",
+    "launcher": "drivetrain.launchers.launcher:LauncherRegistry",
+    "cluster": "drivetrain.clusters.environment:ClusterRegistry",
+    "logger": "drivetrain.loggers.logger:LoggerRegistry",
+    "store": "drivetrain.checkpoints.io:CheckpointRegistry",
+    "precision": "drivetrain.precision.precision:PrecisionRegistry",
+    "loader": "",
+}
+"""The kinds of parts, each with the registry of its names; loaders have no names."""
+
+
+_RAISED = re.compile(r"^([a-zA-Z_][\w.]*(?:Error|Exception|Exit|Failed|Interrupt)\b)", re.MULTILINE)
+
+
+class Skipped(Exception):
+    """The part does not claim what a check is about."""
+
+
+class CannotTryError(ConfigurationError):
+    """The part cannot be found, made or used on this machine, so there is no result."""
+
+
+class Outcome(NamedTuple):
+    """The result of one check.
+
+    Attributes:
+        name: the check.
+        sentence: what must be true.
+        result: "ok", "fails" or "skipped".
+        seen: what the check has seen instead, or why it was skipped.
+        seconds: how long it took.
+    """
+
+    name: str
+    sentence: str
+    result: str
+    seen: str
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The part that is checked, and what its checks share.
+
+    Attributes:
+        kind: one of :data:`REGISTRIES`.
+        path: a registered name, ``"package.module:Class"`` or ``"file.py:Class"``; a function instead of a class works
+            if it returns such a part.
+        arguments: keyword arguments of the class.
+        settings: settings of the kit.
+        factory: the class or function itself, for a kit that needs no other process; ``None``: what ``path`` names.
+        folder: an empty folder, which exists during one check.
+        memory: results that several checks of one run share.
+    """
+
+    kind: str
+    path: str
+    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    factory: Callable[..., Any] | None = None
+    folder: Path = Path()
+    memory: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        place, _, name = self.path.rpartition(":")
+        if place.endswith(".py"):  # checks run in folders of their own
+            object.__setattr__(self, "path", f"{os.path.abspath(place)}:{name}")
+
+    @functools.cached_property
+    def found(self) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """The class, and the arguments with which it is registered.
+
+        Raises:
+            CannotTryError: it does not exist or cannot be imported.
+        """
+        return _found(self.kind, self.path) if self.factory is None else (self.factory, {})
+
+    def for_other_process(self) -> Part:
+        """Return what another process can unpickle."""
+        return dataclasses.replace(self, factory=None, memory={})
+
+    def make(self, **more: Any) -> Any:
+        """Return a new object of the class.
+
+        Args:
+            more: arguments that the kit passes if the class has them and the user has not set them.
+        """
+        cls, registered = self.found
+        given = {**registered, **self.arguments}
+        return cls(**{**{name: more[name] for name in more if name in _parameters(cls)}, **given})
+
+
+def _parameters(cls: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(cls).parameters
+    except (TypeError, ValueError):  # written in C
+        return {}
+
+
+def _found(kind: str, path: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    place, _, name = path.rpartition(":")
+    try:
+        if place:
+            found: Any = _module(place)
+            for each in name.split("."):
+                found = getattr(found, each)
+            return found, {}
+        if not REGISTRIES[kind]:
+            raise ConfigurationError(f"A {kind} has no registered name. Write package.module:Class or file.py:Class.")
+        entry = load(REGISTRIES[kind]).entry(path)
+    except Exception as error:
+        text = str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {error}"
+        raise CannotTryError(f"The {kind} {path!r} cannot be imported: {text}") from error
+    return entry.cls, dict(entry.init_params)
+
+
+def _module(place: str) -> Any:
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    file = Path(place).resolve()
+    name = file.stem
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(file):
+        return known
+    if known is not None:
+        name = f"{name}_{abs(hash(str(file)))}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None or not file.exists():
+        raise ConfigurationError(f"There is no Python file {place}. Write the path of one.")
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))  # as for a program, so that it can import what is beside it
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def path_of(part: Any) -> str:
+    """Return the path by which another process finds ``part``: a class or function at the top level of its module."""
+    module = part.__module__
+    return f"{sys.modules[module].__file__ if module == '__main__' else module}:{part.__qualname__}"
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------
+
+
+def run_checks(part: Part, only: str | None = None) -> Iterator[Outcome]:
+    """Run the checks for a kind, each in a folder of its own, and yield their results.
+
+    Args:
+        part: the part.
+        only: the name of the check to run; ``None``: all.
+
+    Raises:
+        CannotTryError: the kind or the check is unknown, or the part cannot be found, made or used here.
+    """
+    if part.kind not in REGISTRIES:
+        raise CannotTryError(f"There is no kit for {part.kind!r}. {did_you_mean(part.kind, REGISTRIES)}")
+    kit: Any = importlib.import_module(f"drivetrain.testing.kits.{part.kind}")
+    if unknown := set(part.settings) - set(kit.SETTINGS):
+        raise CannotTryError(f"The kit has no setting {min(unknown)!r}. {did_you_mean(min(unknown), kit.SETTINGS)}")
+    # Processes that a check starts may outlive it, so their working directory exists until all checks are done.
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="drivetrain-", ignore_cleanup_errors=True))
+        try:
+            with sandbox(Path(folder, "try_it")) as own:
+                kit.try_it(dataclasses.replace(part, folder=own))
+                checks: dict[str, Callable[[Part], None]] = {
+                    check.__name__.removeprefix("test_"): check
+                    for check in (kit.checks(part, stack) if hasattr(kit, "checks") else kit.CHECKS)
+                }
+        except CannotTryError:
+            raise
+        except Exception as error:
+            raise CannotTryError(f"The {part.kind} {part.path!r} cannot be used here: {_seen(error)}") from error
+        if only is not None and only not in checks:
+            raise CannotTryError(f"The kit has no check {only!r}. {did_you_mean(only, checks)}")
+        for name, check in checks.items():
+            if only not in (None, name):
+                continue
+            with sandbox(Path(folder, name)) as own:
+                outcome = _run(name, check, dataclasses.replace(part, folder=own))
+            yield outcome
+
+
+def _run(name: str, check: Callable[[Part], None], part: Part) -> Outcome:
+    begin, result, seen = time.monotonic(), "ok", ""
+    try:
+        check(part)
+    except KeyboardInterrupt:
+        raise
+    except Skipped as why:
+        result, seen = "skipped", str(why)
+    except ModuleNotFoundError as error:
+        raise CannotTryError(f"The {part.kind} {part.path!r} cannot be used here: {error}") from error
+    except BaseException as error:  # a part may also raise SystemExit
+        result, seen = "fails", _seen(error)
+    return Outcome(name, _sentence(check), result, seen, time.monotonic() - begin)
+
+
+def check_part(
+    kind: str, part: Any, arguments: Mapping[str, Any] | None = None, settings: Mapping[str, Any] | None = None
+) -> list[Outcome]:
+    """Check that a part of yours keeps the contract of its kind.
+
+    Args:
+        kind: "accelerator", "strategy", "launcher", "cluster", "logger", "store", "precision" or "loader".
+        part: a registered name, a class or function at the top level of a module, or the path of one,
+            ``"package.module:Class"`` or ``"file.py:Class"``.
+        arguments: keyword arguments with which it is called.
+        settings: settings of the kit, such as ``{"devices": 2}`` for a strategy.
+
+    Returns:
+        The results, if no check fails.
+
+    Raises:
+        AssertionError: a check fails; the message lists what was seen and what must be true.
+        CannotTryError: the part cannot be found, made or used here.
+    """
+    path, factory = (part, None) if isinstance(part, str) else (path_of(part), part)
+    outcomes = list(run_checks(Part(kind, path, arguments or {}, settings or {}, factory)))
+    failed = [f"{each.name}: {each.seen}\n    expected: {each.sentence}" for each in outcomes if each.result == "fails"]
+    if failed:
+        raise AssertionError("\n".join([f"The {kind} {path} fails {len(failed)} checks:", *failed]))
+    return outcomes
+
+
+def _sentence(check: Callable[..., Any]) -> str:
+    text = " ".join((inspect.getdoc(check) or "").split("\n\n")[0].split())
+    return text.replace("``", "")
+
+
+def _seen(error: BaseException) -> str:
+    """Return what an error says, with the line that raised it unless the error says enough."""
+    text = str(error)
+    if failed := re.match(r"---- rank (\d+) ----\n(.*?)(?=\n---- rank|\Z)", text, re.DOTALL):
+        text = f"rank {failed[1]}: {''.join(_RAISED.split(failed[2])[-2:])}"  # its exception, without the traceback
+    text = " ".join(text.split())
+    frames = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, AssertionError):
+        return text or (frames[-1].line if frames else "") or "an AssertionError"
+    if isinstance(error, ModuleNotFoundError):
+        return text
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"
+
+
+@contextmanager
+def sandbox(folder: Path) -> Iterator[Path]:
+    """Context with a new folder, which is the working directory; afterwards variables are as before."""
+    before, environ, disabled = os.getcwd(), dict(os.environ), logging.root.manager.disable
+    folder.mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        os.chdir(folder)
+        logging.disable(logging.WARNING)
+        try:
+            yield folder
+        finally:
+            logging.disable(disabled)
+            os.chdir(before)
+            os.environ.clear()
+            os.environ.update(environ)
+
+
+# ---- for checks ------------------------------------------------------------------------------------------------------
+
+
+def same(found: Any, expected: Any, what: str) -> None:
+    """Raise an AssertionError with both values if they differ."""
+    assert found == expected, f"{what}: {found!r}, and {expected!r} is right"
+
+
+def is_true(condition: Any, seen: str) -> None:
+    """Raise an AssertionError that says what was ``seen``, unless ``condition`` is true."""
+    assert condition, seen
+
+
+@contextmanager
+def raises(error: type[BaseException], what: str) -> Iterator[None]:
+    """Context that raises an AssertionError unless its body raises ``error``; ``what`` names the body."""
+    try:
+        yield
+    except error:
+        return
+    except Exception as other:
+        raise AssertionError(f"{what} raises {type(other).__name__}: {shown(str(other))}") from other
+    raise AssertionError(f"{what} raises nothing, and {error.__name__} is right")

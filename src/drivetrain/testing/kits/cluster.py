@@ -1,0 +1,174 @@
+"""The checks for cluster environments, which answer for each of two ranks from its variables."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.testing.checks import CannotTryError, Part, Skipped, is_true, raises, same
+
+SETTINGS = ("ranks",)
+
+_KEPT = ("PATH", "HOME", "TMPDIR", "PYTHONPATH", "LANG", "SYSTEMROOT")
+_MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+_TORCHRUN = {
+    **_MEETING, "WORLD_SIZE": "2", "RANK": "{rank}", "LOCAL_RANK": "{rank}", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2",
+    "TORCHELASTIC_RUN_ID": "7",
+}  # fmt: skip
+_OF_CLUSTERS = {
+    "slurm": {
+        "SLURM_NTASKS": "2", "SLURM_PROCID": "{rank}", "SLURM_LOCALID": "{rank}", "SLURM_NODEID": "0",
+        "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7",
+        "SLURM_STEP_NODELIST": "localhost",
+    },
+    "lsf": {
+        "LSB_JOBID": "7", "LSB_DJOB_RANKFILE": "{folder}/hosts", "JSM_NAMESPACE_LOCAL_RANK": "{rank}",
+        "JSM_NAMESPACE_RANK": "{rank}", "JSM_NAMESPACE_SIZE": "2",
+    },
+    "horovod": {
+        "HOROVOD_RANK": "{rank}", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "{rank}", "HOROVOD_LOCAL_SIZE": "2",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "29512",
+    },
+    "htcondor": {**_MEETING, "_CONDOR_PROCNO": "{rank}", "_CONDOR_NPROCS": "2"},
+}  # fmt: skip
+"""By registered name, what the cluster sets for two processes on one machine; other classes get torchrun's."""
+
+
+def _variables(part: Part) -> list[dict[str, str]]:
+    """Return the variables of each rank: the setting ``ranks``, otherwise those of two ranks on this machine."""
+    if "ranks" in part.settings:
+        return [{name: str(value) for name, value in each.items()} for each in part.settings["ranks"]]
+    Path(part.folder, "hosts").write_text(f"launch\n{platform.node()}\n")
+    known = _OF_CLUSTERS.get(part.path, _TORCHRUN)
+    return [{name: value.format(rank=rank, folder=part.folder) for name, value in known.items()} for rank in range(2)]
+
+
+@contextmanager
+def _rank(part: Part, variables: Mapping[str, str]) -> Iterator[Any]:
+    """Context with the environment of a rank, in which this process has only these variables and a few of its own."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    os.environ.clear()
+    os.environ.update({**kept, **variables})
+    yield part.make()  # the sandbox of the check restores the variables
+
+
+def _answers(environment: Any) -> dict[str, Any]:
+    names = ("world_size", "global_rank", "local_rank", "node_rank")
+    meeting = {"main_address": environment.main_address, "main_port": environment.main_port}
+    return {**{name: getattr(environment, name)() for name in names}, **meeting}
+
+
+def _all(part: Part) -> list[dict[str, Any]]:
+    found = []
+    for variables in _variables(part):
+        with _rank(part, variables) as environment:
+            found.append(_answers(environment))
+    return found
+
+
+def try_it(part: Part) -> None:
+    """Check that one can be made and knows its world size."""
+    for variables in _variables(part):
+        with _rank(part, variables) as environment:
+            try:
+                environment.world_size()
+            except Exception as error:
+                raise CannotTryError(
+                    f"{type(environment).__name__}.world_size() raises {type(error).__name__}: {error}. Give the kit "
+                    'the variables of all ranks: --settings \'{"ranks": [{"MY_RANK": "0"}, {"MY_RANK": "1"}]}\'.'
+                ) from error
+
+
+def answers_have_their_types(part: Part) -> None:
+    """Ranks, sizes and the port are ints, the address is a text that is not empty, and ranks are within their sizes."""
+    for each in _all(part):
+        for name, value in each.items():
+            same(type(value), str if name == "main_address" else int, f"type of {name}, {value!r}")
+        is_true(each["main_address"], "main_address is empty")
+        is_true(0 < each["main_port"] < 2**16, f"main_port is {each['main_port']}")
+        is_true(0 <= each["global_rank"] < each["world_size"], f"global_rank {each['global_rank']} of {each}")
+
+
+def each_rank_is_there_once(part: Part) -> None:
+    """The global ranks of all processes are 0, 1, ... up to the world size, each once."""
+    found = _all(part)
+    same([each["global_rank"] for each in found], list(range(len(found))), "global_rank() of the processes")
+    same([each["world_size"] for each in found], [len(found)] * len(found), "world_size() of the processes")
+
+
+def local_ranks_count_from_zero(part: Part) -> None:
+    """On each machine, by its node rank, the local ranks are 0, 1, ..., each once."""
+    nodes: dict[int, list[int]] = {}
+    for each in _all(part):
+        nodes.setdefault(each["node_rank"], []).append(each["local_rank"])
+    for node, found in nodes.items():
+        same(found, list(range(len(found))), f"local_rank() of the processes on node {node}")
+    same(sorted(nodes), list(range(len(nodes))), "node_rank() of the processes")
+
+
+def all_ranks_meet_at_one_place(part: Part) -> None:
+    """All processes have the same main address and main port."""
+    same(len({(each["main_address"], each["main_port"]) for each in _all(part)}), 1, "number of meeting places")
+
+
+def answers_stay_the_same(part: Part) -> None:
+    """A second call returns the same, also for a pickled copy in another process with the same variables."""
+    for variables in _variables(part):
+        with _rank(part, variables) as environment:
+            first = _answers(environment)
+            same(_answers(environment), first, "a second time")
+            same(_answers(pickle.loads(pickle.dumps(environment))), first, "a pickled copy")
+
+
+def the_numbers_of_the_first_process_are_kept(part: Part) -> None:
+    """set_world_size and set_global_rank count where this process starts the others, and else are ignored."""
+    with _rank(part, _variables(part)[0]) as environment:
+        started_here, before = not environment.creates_processes_externally, _answers(environment)
+        environment.set_world_size(3)
+        environment.set_global_rank(2)
+        expected = (3, 2) if started_here else (before["world_size"], before["global_rank"])
+        same((environment.world_size(), environment.global_rank()), expected, "world_size() and global_rank()")
+
+
+def other_settings_are_refused(part: Part) -> None:
+    """validate_settings accepts the number of processes, and raises a ConfigurationError for another one."""
+    found = _all(part)
+    nodes = len({each["node_rank"] for each in found})
+    with _rank(part, _variables(part)[0]) as environment:
+        if not environment.creates_processes_externally:
+            raise Skipped("this process starts the others, so any number is right")
+        environment.validate_settings(len(found) // nodes, nodes)
+        with raises(ConfigurationError, f"validate_settings({len(found) + 1}, {nodes})"):
+            environment.validate_settings(len(found) + 1, nodes)
+
+
+def it_is_detected_only_where_it_is(part: Part) -> None:
+    """detect(environ) is True with the variables of a rank, and False without them."""
+    with _rank(part, _variables(part)[0]) as environment:
+        cls = type(environment)
+        if (priority := cls.detect_priority) is None or priority == 0:  # 0 is what is left if nothing else is detected
+            raise Skipped("it is used only where it is passed, or where nothing else is detected")
+        same(bool(cls.detect(dict(os.environ))), True, "detect() with the variables")
+        kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        same(bool(cls.detect(kept)), False, "detect() without them")
+
+
+def it_can_be_torn_down(part: Part) -> None:
+    """teardown works after the answers, and twice."""
+    with _rank(part, _variables(part)[0]) as environment:
+        _answers(environment)
+        environment.teardown()
+        environment.teardown()
+
+
+CHECKS = (
+    answers_have_their_types, each_rank_is_there_once, local_ranks_count_from_zero, all_ranks_meet_at_one_place,
+    answers_stay_the_same, the_numbers_of_the_first_process_are_kept, other_settings_are_refused,
+    it_is_detected_only_where_it_is, it_can_be_torn_down,
+)  # fmt: skip

@@ -1,0 +1,213 @@
+"""The checks for loggers."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
+from drivetrain.checkpoints.file import TorchCheckpointIO
+from drivetrain.testing._regression import Small, data
+from drivetrain.testing.checks import Part, Skipped, is_true, same
+from drivetrain.trainer.trainer import Trainer
+
+SETTINGS = ("keeps_files",)
+
+_NUMBERS = {"loss": 0.5, "val/accuracy": 1.0, "count": 3}
+
+
+def _make(part: Part) -> Any:
+    return part.make(save_dir=str(part.folder))
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {str(each): each.stat().st_size for each in folder.rglob("*") if each.is_file()}
+
+
+def _begun(part: Part) -> Any:
+    """Return a logger whose run has begun with one row."""
+    logger = _make(part)
+    logger.begin_run()
+    logger.log_metrics(dict(_NUMBERS), 0)
+    return logger
+
+
+def try_it(part: Part) -> None:
+    """Check that one can be made."""
+    _make(part)
+
+
+def a_run_has_a_name_and_a_version(part: Part) -> None:
+    """name is a text or None, and version a text, an int or None; reading both, and the folders, writes no file."""
+    logger = _make(part)
+    is_true(isinstance(logger.name, (str, type(None))), f"name is {logger.name!r}")
+    is_true(isinstance(logger.version, (int, str, type(None))), f"version is {logger.version!r}")
+    for name in ("save_dir", "root_dir", "log_dir"):
+        folder = getattr(logger, name)
+        is_true(folder is None or isinstance(folder, (str, Path)), f"{name} is {folder!r}")
+    same(_sizes(part.folder), {}, "files after reading the names")
+
+
+def the_name_stays_the_same(part: Part) -> None:
+    """name, version and log_dir are the same before and after values are logged, and after the end of the run."""
+    logger = _make(part)
+    logger.begin_run()
+    found = []
+    for action in (lambda: None, lambda: logger.log_metrics(dict(_NUMBERS), 0), lambda: logger.finalize("success")):
+        action()
+        found.append((logger.name, logger.version, logger.log_dir))
+    same(found[1:], found[:1] * 2, "name, version and log_dir later")
+
+
+def what_was_logged_is_written(part: Part) -> None:
+    """After save() or finalize(), what was logged is in a file below save_dir, if the logger keeps files."""
+    logger = _make(part)
+    if not part.settings.get("keeps_files", logger.save_dir is not None):
+        raise Skipped("it keeps no files of its own")
+    for end in (logger.save, lambda: logger.finalize("success")):
+        before = _sizes(part.folder)
+        logger.log_metrics({**_NUMBERS, "pi": math.pi}, len(before))
+        end()
+        is_true(_sizes(part.folder) != before, "no file below save_dir has grown")
+
+
+def any_number_can_be_logged(part: Part) -> None:
+    """log_metrics takes any finite or infinite float, NaN, an int, and no step; it does not change its argument."""
+    logger = _make(part)
+    metrics = {**_NUMBERS, "nan": math.nan, "inf": math.inf, "tiny": -1e-300, "name with spaces": 0.0}
+    given = dict(metrics)
+    for step in (0, 10**9, None):
+        logger.log_metrics(metrics, step)
+    logger.log_metrics({}, 11)
+    logger.finalize("success")
+    same(list(metrics), list(given), "names in the dictionary that was passed")
+    same(repr(metrics), repr(given), "values in the dictionary that was passed")
+
+
+def hyperparameters_can_be_logged(part: Part) -> None:
+    """log_hyperparams takes nested values, objects of any class, and None, again and again."""
+    logger = _make(part)
+    params = {"lr": 0.1, "layers": [1, 2], "sizes": {"hidden": 8}, "dtype": torch.float32, "to": Path("x")}
+    for each in (params, {}, None, {"momentum": 0.2}, params):
+        logger.log_hyperparams(each)
+    logger.finalize("success")
+
+
+def another_run_may_follow(part: Part) -> None:
+    """After finalize, with "success" or "failed", the same logger logs again, and may be finalized twice."""
+    logger = _begun(part)
+    for status in ("success", "failed", "failed"):
+        logger.finalize(status)
+    logger.log_metrics(dict(_NUMBERS), 1)
+    logger.save()
+    logger.finalize("success")
+
+
+def runs_do_not_mix(part: Part) -> None:
+    """If numbers_runs is True, a second logger of the same arguments has another version or folder than the first."""
+    first = _begun(part)
+    first.finalize("success")
+    second = _make(part)
+    if not second.numbers_runs:
+        raise Skipped("numbers_runs is False")
+    second.log_metrics(dict(_NUMBERS), 0)
+    second.finalize("success")
+    runs = [(each.version, each.log_dir) for each in (first, second)]
+    is_true(runs[0] != runs[1], f"both runs have the version and the folder {runs[0]}")
+
+
+def all_ranks_have_one_run(part: Part) -> None:
+    """After agree_on_run, every rank has the version and the folder of rank 0, with equally many broadcasts."""
+    sent: list[Any] = []
+    ranks = [_make(part), _make(part)]
+    for each in ranks:
+        each.begin_run()
+
+    def of_rank_0(value: Any) -> Any:
+        sent.append(value)
+        return value
+
+    ranks[0].agree_on_run(of_rank_0)
+    waiting = list(sent)
+    ranks[1].agree_on_run(lambda value: waiting.pop(0))
+    same(len(waiting), 0, "broadcasts of rank 0 that rank 1 does not take part in")
+    same((ranks[1].version, ranks[1].log_dir), (ranks[0].version, ranks[0].log_dir), "version and log_dir of rank 1")
+
+
+def a_resumed_fit_continues_the_run(part: Part) -> None:
+    """state_dict is plain data, and a new logger that loads it has the same version and folder, and logs."""
+    logger = _begun(part)
+    logger.save()
+    state = logger.state_dict()
+    if not state:
+        raise Skipped("state_dict is empty")
+    store, path = TorchCheckpointIO(), part.folder.parent / f"{part.folder.name}.state"
+    try:
+        store.save_checkpoint({"logger": state}, path)
+        restored = store.load_checkpoint(path)["logger"]
+    finally:
+        path.unlink(missing_ok=True)
+    where = logger.name, logger.version, logger.log_dir
+    logger.finalize("success")
+    again = _make(part)
+    again.load_state_dict(restored)
+    again.log_metrics(dict(_NUMBERS), 1)
+    if not again.numbers_runs:
+        same((again.name, again.version, again.log_dir), where, "name, version and log_dir of the new logger")
+    again.finalize("success")
+
+
+def a_copy_in_another_process_is_the_same(part: Part) -> None:
+    """A logger can be pickled before its run begins; the copy has the same name and folder, and logs."""
+    logger = _make(part)
+    copy = pickle.loads(pickle.dumps(logger))
+    same((copy.name, copy.save_dir), (logger.name, logger.save_dir), "name and save_dir of the copy")
+    copy.log_metrics(dict(_NUMBERS), 0)
+    copy.finalize("success")
+
+
+def a_fit_logs_with_it(part: Part) -> None:
+    """A fit, another one, and one that an exception ends call the logger without a failure."""
+
+    def fit(kind: str, logger: Any) -> None:
+        trainer = Trainer(
+            accelerator="cpu", devices=1, max_epochs=1, logger=logger, log_every_n_steps=1, enable_progress_bar=False,
+            enable_model_summary=False, callbacks=[ModelCheckpoint(save_last=True)], default_root_dir=part.folder,
+        )  # fmt: skip
+        trainer.fit(_Logs(kind), DataLoader(data(2), batch_size=8), DataLoader(data(1), batch_size=8))
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        logger = _make(part)
+        for kind in ("plain", "plain", "failing"):
+            with contextlib.suppress(ZeroDivisionError):
+                fit(kind, logger)
+        failures = [text for each in said if f"{type(logger).__name__}." in (text := str(each.message))]
+    same(failures, [], "warnings about the logger")
+
+
+class _Logs(Small):
+    """Logs a value in each step, and hyperparameters."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.save_hyperparameters({"lr": 0.05, "sizes": [4, 8]})
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.log("train/loss", loss)
+        return loss
+
+
+CHECKS = (
+    a_run_has_a_name_and_a_version, the_name_stays_the_same, what_was_logged_is_written, any_number_can_be_logged,
+    hyperparameters_can_be_logged, another_run_may_follow, runs_do_not_mix, all_ranks_have_one_run,
+    a_resumed_fit_continues_the_run, a_copy_in_another_process_is_the_same, a_fit_logs_with_it,
+)  # fmt: skip

@@ -1,0 +1,251 @@
+"""The checks for precisions."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from drivetrain.callback import Callback
+from drivetrain.engine.engine import Engine
+from drivetrain.precision.precision import Precision
+from drivetrain.testing._regression import Small, data, plain_loop, whole
+from drivetrain.testing.checks import Part, Skipped, is_true, same
+from drivetrain.trainer.trainer import Trainer
+
+SETTINGS = ("accelerator", "tolerance")
+
+_BATCHES, _TOLERANCE, _OF_16_BITS = 4, 1e-4, 0.05
+
+
+class Descends(Small):
+    """With an optimizer that shows a gradient of the wrong size, as AdamW does not."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def try_it(part: Part) -> None:
+    """Check that one can be made."""
+    part.make()
+
+
+def _trainer(part: Part, precision: Any, epochs: int = 2, **arguments: Any) -> Trainer:
+    return Trainer(
+        plugins=[precision], accelerator=part.settings.get("accelerator", "cpu"), devices=1, max_epochs=epochs,
+        logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        default_root_dir=part.folder, **arguments,
+    )  # fmt: skip
+
+
+def _loader(batches: int = _BATCHES) -> DataLoader[Any]:
+    return DataLoader(data(batches), batch_size=8)
+
+
+def _fit(
+    part: Part, precision: Any, epochs: int = 2, batches: int = _BATCHES, ckpt_path: Any = None, **arguments: Any
+) -> tuple[Descends, Trainer]:
+    module, trainer = Descends(), _trainer(part, precision, epochs, **arguments)
+    trainer.fit(module, _loader(batches), ckpt_path=ckpt_path)
+    return module, trainer
+
+
+def _tolerance(part: Part, precision: Any) -> float:
+    exact = {type(precision).computes_in, precision.computes_in} <= {None, torch.float32, torch.float64}
+    return float(part.settings.get("tolerance", _TOLERANCE if exact and "16" not in precision.name else _OF_16_BITS))
+
+
+def _near(found: Tensor, expected: Tensor, tolerance: float, what: str) -> None:
+    found, expected = found.double().cpu(), expected.double()
+    difference, size = float((found - expected).norm()), float(expected.norm())
+    is_true(difference <= tolerance * (size + 1e-2), f"{what} differ by {difference:.3g}, and their norm is {size:.3g}")
+
+
+def _compare(part: Part, module: Descends, expected: dict[str, Any], precision: Any) -> None:
+    tolerance = _tolerance(part, precision)
+    same(len(module.gradients), expected["steps"], "optimizer steps")
+    for step, (found, right) in enumerate(zip(module.gradients, expected["gradients"], strict=True)):
+        for name, gradient in right.items():
+            _near(found[name], gradient, tolerance * 2, f"gradients of {name} before step {step}")
+    for name, value in whole(dict(module.named_parameters())).items():
+        _near(value, expected["weights"][name], tolerance, f"weights of {name} after the fit")
+
+
+def _plain(**arguments: Any) -> dict[str, Any]:
+    return plain_loop(lambda kind: Descends(kind).double(), batches_per_epoch=_BATCHES, **arguments)
+
+
+def it_declares_itself(part: Part) -> None:
+    """name is a text, computes_in a dtype or None, scales_loss and packs_weights are bools; a pickled copy has them."""
+    precision = part.make()
+    is_true(isinstance(precision.name, str) and precision.name, f"name is {precision.name!r}")
+    is_true(isinstance(precision.computes_in, (torch.dtype, type(None))), f"computes_in is {precision.computes_in!r}")
+    for name in ("scales_loss", "packs_weights"):
+        same(type(getattr(precision, name)), bool, f"type of {name}")
+    twin = pickle.loads(pickle.dumps(precision))
+    same((twin.name, twin.computes_in), (precision.name, precision.computes_in), "name and computes_in of the copy")
+
+
+def it_trains_near_64_bits(part: Part) -> None:
+    """Gradients that hooks see, and weights, are those of a plain loop in 64 bits, within tolerance."""
+    precision = part.make()
+    module, trainer = _fit(part, precision)
+    _compare(part, module, _plain(), precision)
+    same(trainer.global_step, 2 * _BATCHES, "global_step")
+    _near(torch.stack(module.losses), _plain()["losses"], _tolerance(part, precision), "losses")
+
+
+def it_accumulates(part: Part) -> None:
+    """The gradient of a window of batches is the mean of theirs."""
+    precision = part.make()
+    module, _ = _fit(part, precision, accumulate_grad_batches=2)
+    _compare(part, module, _plain(accumulate=2), precision)
+
+
+def it_clips_unscaled_gradients(part: Part) -> None:
+    """Gradients are clipped by their norm and by value as if nothing were scaled."""
+    for algorithm, limit in (("norm", 0.05), ("value", 0.01)):
+        precision = part.make()
+        module, _ = _fit(part, precision, gradient_clip_val=limit, gradient_clip_algorithm=algorithm)
+        _compare(part, module, _plain(clip=(algorithm, limit)), precision)
+
+
+def it_evaluates_near_64_bits(part: Part) -> None:
+    """The validation loss and predictions are those of the trained weights, within tolerance."""
+    precision = part.make()
+    module, trainer = _fit(part, precision)
+    found = torch.tensor(trainer.validate(module, _loader(), verbose=False)[0]["loss"])
+    predictions = torch.cat([each.detach() for each in trainer.predict(module, _loader()) or []])
+    plain = Descends().double()
+    plain.load_state_dict({name: each.double().cpu() for name, each in module.state_dict().items()})
+    x, y, _ = (each.double() for each in data(_BATCHES).tensors)
+    with torch.no_grad():
+        _near(found, F.mse_loss(plain(x), y), _tolerance(part, precision), "validation losses")
+        _near(predictions, plain(x), _tolerance(part, precision), "predictions")
+
+
+def it_converts_only_floats(part: Part) -> None:
+    """convert_input leaves integers, bools, texts and the structure of a batch, and rounds floats at most."""
+    precision = part.make()
+    integers = torch.tensor([2**40 + 1, 3])
+    batch = {"x": torch.linspace(0, 1, 5), "labels": [integers, torch.tensor([True])], "text": "a", "n": 3}
+    found = precision.convert_input(copy.copy(batch))
+    same(list(found), list(batch), "keys of the batch")
+    same((found["text"], found["n"]), ("a", 3), "text and number in the batch")
+    for one, other in zip(found["labels"], batch["labels"], strict=True):  # type: ignore[call-overload]
+        same((one.dtype, one.tolist()), (other.dtype, other.tolist()), "labels")
+    _near(found["x"], torch.linspace(0, 1, 5), _OF_16_BITS, "floats in the batch")
+
+
+def a_module_keeps_its_parameters(part: Part) -> None:
+    """convert_module keeps names, shapes, requires_grad and tied weights, and leaves buffers of integers."""
+    precision = part.make()
+    if precision.packs_weights:
+        raise Skipped("packs_weights is True")
+    module = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 16))
+    module[2].weight = module[0].weight
+    module[0].bias.requires_grad_(False)
+
+    def described(module: nn.Module) -> dict[str, Any]:
+        return {name: (each.shape, each.requires_grad) for name, each in module.named_parameters()}
+
+    before = described(module)
+    found = precision.convert_module(module)
+    same(described(found), before, "names, shapes and requires_grad of parameters")
+    is_true(found[2].weight is found[0].weight, "tied weights are two parameters")
+    same(found[1].num_batches_tracked.dtype, torch.int64, "dtype of a buffer of integers")
+
+
+def its_contexts_leave_nothing(part: Part) -> None:
+    """After each context, also one that an exception ends, torch's default dtype and autocast are as before."""
+    precision, before = part.make(), _state()
+    names = ("forward_context", "tensor_init_context", "module_init_context", "train_step_context", "val_step_context")
+    for name in (*names, "test_step_context", "predict_step_context"):
+        for fails in (False, True):
+            context = getattr(precision, name)()
+            try:
+                if context is not None:
+                    with context:
+                        torch.ones(2) @ torch.ones(2)
+                        if fails:
+                            raise ZeroDivisionError
+            except ZeroDivisionError:
+                pass
+            same(_state(), before, f"default dtype and autocast after {name}()")
+
+
+def _state() -> tuple[Any, ...]:
+    return torch.get_default_dtype(), torch.is_autocast_enabled("cpu"), torch.is_grad_enabled()
+
+
+def it_leaves_torch_as_it_was(part: Part) -> None:
+    """After a fit, and after one that an exception ends, torch's default dtype and autocast are as before."""
+    before, precision = _state(), part.make()
+    _fit(part, precision, epochs=1)
+    same(_state(), before, "default dtype and autocast after a fit")
+    with contextlib.suppress(ZeroDivisionError):
+        _trainer(part, precision).fit(Descends("failing"), _loader())
+    same(_state(), before, "default dtype and autocast after a fit that has failed")
+
+
+def a_second_run_has_the_same_numbers(part: Part) -> None:
+    """An object that another Trainer has used trains to the same weights as a new one."""
+    precision = part.make()
+    first, _ = _fit(part, precision)
+    second, _ = _fit(part, precision)
+    _equal(second, first, "the second fit")
+
+
+def it_resumes_exactly(part: Part) -> None:
+    """A fit that is resumed from a checkpoint has the weights of an uninterrupted one, bit for bit."""
+    file = part.folder / "half.ckpt"
+    uninterrupted, _ = _fit(part, part.make(), callbacks=[_Saves(file)])
+    resumed, _ = _fit(part, part.make(), ckpt_path=file)
+    _equal(resumed, uninterrupted, "the resumed fit")
+
+
+def _equal(found: nn.Module, expected: nn.Module, what: str) -> None:
+    for (name, one), other in zip(found.named_parameters(), expected.parameters(), strict=True):
+        is_true(torch.equal(one, other), f"{what} has other weights of {name}")
+
+
+class _Saves(Callback):
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 0:
+            trainer.save_checkpoint(self.file)
+
+
+def a_loop_of_ones_own_trains_with_it(part: Part) -> None:
+    """In a loop on an Engine, the gradients after unscaling and the weights are those of a plain loop in 64 bits."""
+    precision: Precision = part.make()
+    engine = Engine(plugins=[precision], accelerator=part.settings.get("accelerator", "cpu"), devices=1)
+    module = Descends()
+    model, optimizer = engine.setup(module, module.configure_optimizers())
+    for _ in range(2):
+        for x, y, _ in engine.setup_dataloaders(_loader()):
+            output = model(x)
+            loss = F.mse_loss(output, y.to(output.dtype))
+            engine.backward(loss)
+            engine.clip_gradients(model, optimizer, max_norm=0.05)
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = _plain(clip=("norm", 0.05))["weights"]
+    for name, value in whole(dict(module.named_parameters())).items():
+        _near(value, expected[name], _tolerance(part, precision), f"weights of {name}")
+
+
+CHECKS: tuple[Callable[[Part], None], ...] = (
+    it_declares_itself, it_trains_near_64_bits, it_accumulates, it_clips_unscaled_gradients, it_evaluates_near_64_bits,
+    it_converts_only_floats, a_module_keeps_its_parameters, its_contexts_leave_nothing, it_leaves_torch_as_it_was,
+    a_second_run_has_the_same_numbers, it_resumes_exactly, a_loop_of_ones_own_trains_with_it,
+)  # fmt: skip
