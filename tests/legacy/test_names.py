@@ -51,6 +51,8 @@ def imported(path: str) -> Any:
         "profiler.PassThroughProfiler", "profiler.SimpleProfiler", "profiler.profilers.SimpleProfiler",
         "utilities.AMPType", "utilities.DeviceType", "utilities.DistributedType",
         "utilities.apply_func.apply_to_collection", "utilities.parsing.collect_init_args",
+        "utilities.distributed.all_gather_ddp_if_available", "utilities.distributed.gather_all_tensors",
+        "utilities.distributed.sync_ddp_if_available",
         "utilities.parsing.get_init_args", "utilities.parsing.lightning_getattr",
     ],
 )  # fmt: skip
@@ -63,7 +65,8 @@ def test_a_program_of_1_3_imports_besides() -> None:
     try:
         for path in (
             "utilities.enums.DistributedType", "utilities.grads.grad_norm", "utilities.types.STEP_OUTPUT",
-            "utilities.signature_utils.is_param_in_hook_signature",
+            "utilities.signature_utils.is_param_in_hook_signature", "utilities.warnings.WarningCache",
+            "utilities.warnings.LightningDeprecationWarning", "utilities.distributed.distributed_available",
         ):  # fmt: skip
             assert imported(path) is not None
     finally:
