@@ -169,6 +169,20 @@ def test_predictions_are_written_when_an_evaluation_ends(
     assert torch.load("predictions.pt") == first
 
 
+def test_names_that_are_written_apart_are_columns_of_one_file(pl: Any, tmp_path: Path) -> None:
+    def writes(self: Any, batch: Any, batch_idx: int) -> None:
+        self.write_prediction("a", torch.tensor([batch_idx, 2.0]), path)
+        self.write_prediction("b", [batch_idx] * self.length, path)
+
+    path, model = str(tmp_path / "new" / "own.pt"), model_of(pl, test_step=writes)
+    model.length = 2
+    trainer_of(pl).test(model, test_dataloaders=loader(2), verbose=False)
+    assert torch.load(path) == [{"a": 0.0, "b": 0}, {"a": 2.0, "b": 0}, {"a": 1.0, "b": 1}, {"a": 2.0, "b": 1}]
+    model.length = 1
+    with pytest.raises(ConfigurationError, match=r"own\.pt' have different lengths: \{'a': 4, 'b': 2\}"):
+        trainer_of(pl).test(model, test_dataloaders=loader(2), verbose=False)
+
+
 def test_norms_of_gradients_have_the_names_and_digits_of_that_time(pl: Any, tmp_path: Path) -> None:
     def on_after_backward(self: Any) -> None:
         self.weight.grad.fill_(1.23456)
