@@ -61,6 +61,11 @@ class Familiar(Step, State):
         """Whether the strategy's optimizers add up the gradients of a window themselves."""
         return self.facts.handles_gradient_accumulation
 
+    @property
+    def precision(self) -> Any:
+        """The precision: the name of ``precision_plugin`` in Lightning's Fabric."""
+        return self.precision_plugin
+
     # ---- ranks and places ----------------------------------------------------------------------------------------
 
     @property
