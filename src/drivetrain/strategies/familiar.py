@@ -61,10 +61,7 @@ class Familiar(Step, State):
         """Whether the strategy's optimizers add up the gradients of a window themselves."""
         return self.facts.handles_gradient_accumulation
 
-    @property
-    def precision(self) -> Any:
-        """The precision: the name of ``precision_plugin`` in Lightning's Fabric."""
-        return self.precision_plugin
+    precision = property(lambda self: self.precision_plugin, doc="``precision_plugin``, as Lightning's Fabric names it.")
 
     # ---- ranks and places ----------------------------------------------------------------------------------------
 
