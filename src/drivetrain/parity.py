@@ -31,8 +31,9 @@ class Parity:
             validated.
         early_iterators: a pass over a loader starts before the epoch's start hooks: the first training pass before
             ``on_train_start``, an evaluation before ``on_validation_start``. Loaders that are not DataLoaders are
-            started once more when they are set up, and all training loaders when they are reloaded. Otherwise a pass
-            starts once, after those hooks.
+            started once more when they are set up, and all training loaders when they are reloaded. A DataLoader
+            without workers is not asked for its end, where a sampler with a generator draws another order. Otherwise a
+            pass starts once, after those hooks, and the loader is exhausted.
         early_averages: stochastic weight averaging begins an epoch earlier, and averages the parameters at the start of
             an epoch. A run that ends before ``max_epochs`` keeps its trained weights. The pass for the statistics of
             batch norm ends with an optimizer step on the last window's gradients. Otherwise parameters and buffers are

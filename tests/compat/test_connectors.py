@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from drivetrain.compat import connectors, finder
 from drivetrain.compat.connectors import _AcceleratorConnector, _MockOptimizer, do_nothing_closure
 from drivetrain.errors import ConfigurationError, NotSupportedError
+from drivetrain.precision import DoublePrecision
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,34 @@ def test_the_accelerator_and_devices_that_a_trainer_would_choose(
 def test_an_unknown_accelerator_is_an_error_of_value() -> None:
     with pytest.raises(ConfigurationError, match="there is no such accelerator"):
         _AcceleratorConnector(accelerator="nothing")
+
+
+def test_the_precision_that_a_trainer_would_choose() -> None:
+    """nequip wraps the method that Lightning asks."""
+    chosen = _AcceleratorConnector(accelerator="cpu", precision="64-true")
+    assert isinstance(chosen._check_and_init_precision(), DoublePrecision)
+
+
+def test_classes_that_register_themselves_are_asked_to() -> None:
+    """nequip registers its accelerator so."""
+
+    class Parent:
+        @classmethod
+        def register(cls, registry: list[str]) -> None:
+            raise AssertionError(cls)
+
+    class Plain(Parent):
+        pass
+
+    class Own(Parent):
+        @classmethod
+        def register(cls, registry: list[str]) -> None:
+            registry.append(cls.__name__)
+
+    module, registry = ModuleType("own"), list[str]()
+    vars(module).update(Plain=Plain, Own=Own, Other=int, text="register")
+    connectors._register_classes(registry, "register", module, Parent)
+    assert registry == ["Own"]
 
 
 def test_a_trainer_shows_the_same(make_trainer: Any) -> None:

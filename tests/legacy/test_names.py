@@ -51,6 +51,8 @@ def imported(path: str) -> Any:
         "profiler.PassThroughProfiler", "profiler.SimpleProfiler", "profiler.profilers.SimpleProfiler",
         "utilities.AMPType", "utilities.DeviceType", "utilities.DistributedType",
         "utilities.apply_func.apply_to_collection", "utilities.parsing.collect_init_args",
+        "utilities.distributed.all_gather_ddp_if_available", "utilities.distributed.gather_all_tensors",
+        "utilities.distributed.sync_ddp_if_available",
         "utilities.parsing.get_init_args", "utilities.parsing.lightning_getattr",
     ],
 )  # fmt: skip
@@ -63,7 +65,8 @@ def test_a_program_of_1_3_imports_besides() -> None:
     try:
         for path in (
             "utilities.enums.DistributedType", "utilities.grads.grad_norm", "utilities.types.STEP_OUTPUT",
-            "utilities.signature_utils.is_param_in_hook_signature",
+            "utilities.signature_utils.is_param_in_hook_signature", "utilities.warnings.WarningCache",
+            "utilities.warnings.LightningDeprecationWarning", "utilities.distributed.distributed_available",
         ):  # fmt: skip
             assert imported(path) is not None
     finally:
@@ -164,6 +167,20 @@ def test_predictions_are_written_when_an_evaluation_ends(
     assert torch.load("other.pt") == [{"b": 1, "c": 3}, {"b": 2, "c": 4}] * 2
     trainer.fit(model, loader(1), loader(1))
     assert torch.load("predictions.pt") == first
+
+
+def test_names_that_are_written_apart_are_columns_of_one_file(pl: Any, tmp_path: Path) -> None:
+    def writes(self: Any, batch: Any, batch_idx: int) -> None:
+        self.write_prediction("a", torch.tensor([batch_idx, 2.0]), path)
+        self.write_prediction("b", [batch_idx] * self.length, path)
+
+    path, model = str(tmp_path / "new" / "own.pt"), model_of(pl, test_step=writes)
+    model.length = 2
+    trainer_of(pl).test(model, test_dataloaders=loader(2), verbose=False)
+    assert torch.load(path) == [{"a": 0.0, "b": 0}, {"a": 2.0, "b": 0}, {"a": 1.0, "b": 1}, {"a": 2.0, "b": 1}]
+    model.length = 1
+    with pytest.raises(ConfigurationError, match=r"own\.pt' have different lengths: \{'a': 4, 'b': 2\}"):
+        trainer_of(pl).test(model, test_dataloaders=loader(2), verbose=False)
 
 
 def test_norms_of_gradients_have_the_names_and_digits_of_that_time(pl: Any, tmp_path: Path) -> None:

@@ -191,3 +191,53 @@ def test_combined_loaders_start_early_one_by_one(make_trainer: Any, early: None,
         *starts, *starts, "on_train_start", "on_train_epoch_start",
         "a 0", "b 0", "on_train_batch_end", "a 1", "b 1", "on_train_batch_end",
     ]  # fmt: skip
+
+
+class Samples(Net):
+    """Keeps the order of its samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.seen += batch[0].int().flatten().tolist()
+        return super().training_step(batch, batch_idx)
+
+
+def shuffled() -> DataLoader[Any]:
+    samples = TensorDataset(torch.arange(6.0).unsqueeze(1))
+    return DataLoader(samples, batch_size=3, shuffle=True, generator=torch.Generator().manual_seed(1))
+
+
+def orders(asked_for_end: bool) -> list[int]:
+    """The orders of three epochs; torch's sampler draws a permutation more when the loader is asked for its end."""
+    loader, seen = shuffled(), list[int]()
+    for _ in range(3):
+        batches = iter(loader)
+        seen += [int(sample) for _ in range(2) for [sample] in next(batches)[0]]
+        if asked_for_end:
+            assert next(batches, None) is None
+    return seen
+
+
+@pytest.mark.parametrize("switched", [True, False])
+def test_a_data_loader_is_not_asked_for_its_end_with_the_switch(make_trainer: Any, switched: bool) -> None:
+    before = parity.use(parity.Parity(early_iterators=switched))
+    try:
+        make_trainer(max_epochs=3).fit(model := Samples(), shuffled())
+    finally:
+        parity.use(before)
+    assert model.seen == orders(asked_for_end=not switched)
+    assert model.seen != orders(asked_for_end=switched)
+
+
+def test_a_resumed_run_goes_on_with_its_orders(make_trainer: Any, early: None, tmp_path: Any) -> None:
+    for hook in ("on_train_epoch_end", "on_train_batch_end"):
+        path, saves = tmp_path / f"{hook}.ckpt", Callback()
+        setattr(saves, hook, lambda trainer, *args, path=path: path.exists() or trainer.save_checkpoint(path))
+        make_trainer(max_epochs=3, callbacks=[saves]).fit(whole := Samples(), shuffled())
+        make_trainer(max_epochs=3).fit(model := Samples(), shuffled(), ckpt_path=str(path))
+        assert whole.seen == orders(asked_for_end=False)
+        assert model.seen == whole.seen[-len(model.seen) :]
+        assert len(model.seen) == {"on_train_epoch_end": 12, "on_train_batch_end": 15}[hook]

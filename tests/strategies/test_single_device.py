@@ -12,7 +12,7 @@ from torch import nn
 from drivetrain.accelerators import Accelerator, CPUAccelerator
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.engine.engine import Engine
-from drivetrain.precision import Precision
+from drivetrain.precision import DoublePrecision, Precision
 from drivetrain.strategies import SingleDeviceStrategy
 
 CPU = torch.device("cpu")
@@ -159,6 +159,13 @@ def test_the_root_device_is_the_accelerators_first_unless_given() -> None:
     assert SingleDeviceStrategy(accelerator=RecordingAccelerator([])).root_device == ELSEWHERE
     for device in ("meta", torch.device("meta")):
         assert SingleDeviceStrategy(device, accelerator=CPUAccelerator()).root_device == torch.device("meta")
+
+
+@pytest.mark.parametrize("strategy", ["auto", "ddp"])
+def test_a_strategy_that_fabric_has_chosen_names_its_precision(strategy: str) -> None:
+    fabric = Engine(strategy=strategy, precision="64-true", accelerator="cpu", devices=1)
+    assert isinstance(fabric.strategy.precision, DoublePrecision)
+    assert fabric.strategy.precision is fabric.strategy.precision_plugin
 
 
 def test_new_parameters_are_made_on_the_root_device() -> None:

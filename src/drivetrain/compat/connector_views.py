@@ -35,7 +35,8 @@ class AcceleratorView:
 
     Attributes:
         accelerator: the accelerator.
-        _accelerator_flag: its name.
+        precision: the precision.
+        _accelerator_flag: the name of the accelerator.
         _strategy_flag: the name of the strategy, or the strategy itself if an instance was passed.
         _devices_flag: the number of processes on a CPU; the indices of other devices.
         _parallel_devices: the devices of this machine.
@@ -49,7 +50,7 @@ class AcceleratorView:
 
     def __init__(self, plan: Plan, settings: Settings) -> None:
         self.use_distributed_sampler = settings.use_distributed_sampler
-        self.accelerator = plan.accelerator
+        self.accelerator, self.precision = plan.accelerator, plan.precision
         self._accelerator_flag = plan.accelerator.name
         self._strategy_flag = plan.strategy.name if isinstance(plan.strategy, Entry) else plan.strategy
         self._parallel_devices = list(plan.devices)

@@ -1,8 +1,12 @@
-"""Names of ``trainer.connectors``, ``core.optimizer`` and ``strategies.fsdp`` that libraries import."""
+"""Names of ``trainer.connectors``, ``core.optimizer``, ``strategies.fsdp`` and ``utilities.registry`` that libraries
+import.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -27,6 +31,22 @@ class _AcceleratorConnector(AcceleratorView):
     def __init__(self, devices: Any = "auto", *, accelerator: Any = "auto", **arguments: Any) -> None:
         settings = Settings(accelerator=accelerator, devices=devices, **arguments)
         super().__init__(resolve(settings), settings)
+
+    def _check_and_init_precision(self) -> Any:
+        """Return the precision; nequip wraps this method for the devices of its own, and no Trainer calls it."""
+        return self.precision
+
+
+def _register_classes(registry: Any, method: str, module: ModuleType, parent: type) -> None:
+    """Call the class method ``method(registry)`` of each class of ``module`` that overrides that of ``parent``."""
+
+    def function(cls: type) -> Any:
+        bound = getattr(cls, method, None)
+        return getattr(bound, "__func__", bound)
+
+    for _, member in inspect.getmembers(module, inspect.isclass):
+        if issubclass(member, parent) and function(member) not in (None, function(parent)):
+            getattr(member, method)(registry)
 
 
 class _MockOptimizer(torch.optim.Optimizer):

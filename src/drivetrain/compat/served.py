@@ -124,7 +124,7 @@ pytorch.trainer.connectors
 pytorch.trainer.call .compat.calls: _call_callback_hooks _call_lightning_datamodule_hook _call_lightning_module_hook
     _call_strategy_hook
 pytorch.trainer.connectors.accelerator_connector .compat.connectors: _AcceleratorConnector | .compat.type_names:
-    _PRECISION_INPUT
+    _PRECISION_INPUT | .compat.versions: _IS_INTERACTIVE
 pytorch.trainer.connectors.callback_connector .compat.connector_views: _CallbackConnector=CallbackView
 pytorch.trainer.connectors.checkpoint_connector .compat.connector_views: _CheckpointConnector=CheckpointView
 pytorch.trainer.connectors.data_connector .compat.connector_views: _DataConnector=DataView
@@ -133,6 +133,7 @@ pytorch.trainer.connectors.logger_connector .compat.connector_views: _LoggerConn
 pytorch.trainer.connectors.logger_connector.logger_connector =pytorch.trainer.connectors.logger_connector
 pytorch.trainer.connectors.logger_connector.result .compat.connector_views: _ResultCollection=ResultsView
     _ResultMetric=ResultView | .compat.type_names: _METRICS _OUT_DICT _PBAR_DICT
+pytorch.trainer.setup
 pytorch.trainer.states .loops.progress: RunningStage TrainerFn TrainerState=Progress TrainerStatus
 pytorch.trainer.trainer .trainer.trainer: Trainer
 pytorch.utilities =*both | .data.combined: CombinedLoader | .compat.enums: GradClipAlgorithmType | .compat.parameters:
@@ -251,6 +252,7 @@ fabric.utilities.load .compat.weights: _METADATA_FILENAME _NotYetLoadedTensor _l
 fabric.utilities.logger .compat.loggers: _add_prefix _convert_params _flatten_dict _sanitize_callable_params
     _sanitize_params
 fabric.utilities.rank_zero =pytorch.utilities.rank_zero
+fabric.utilities.registry .compat.connectors: _register_classes
 fabric.utilities.seed .compat.seed: max_seed_value min_seed_value pl_worker_init_function reset_seed seed_everything
 fabric.utilities.spike .callbacks.spike: TrainingSpikeException | .compat.spike: SpikeDetection=FabricSpikeDetection
 fabric.utilities.throughput .compat.parameters: measure_flops | .engine.throughput: Throughput

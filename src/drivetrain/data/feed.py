@@ -14,7 +14,7 @@ from multiprocessing import util
 from multiprocessing.process import current_process
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info, rank_zero_warn
@@ -169,10 +169,12 @@ def _behind(batches: Any) -> Any:
 def _ask_for_end(batches: Any, items: Iterator[Any], num_batches: float) -> None:
     """Exhaust ``items`` after its last batch, unless a limit has cut the pass short.
 
-    An object that is its own iterator is not exhausted: it would lose the first batch of its next pass.
+    An object that is its own iterator is not exhausted: it would lose the first batch of its next pass. With the switch
+    ``early_iterators``, nor is a DataLoader without workers.
     """
     loader = _behind(batches)
-    if sized_length(batches) != num_batches or _is_its_own_iterator(loader):
+    as_then = parity.current().early_iterators and isinstance(loader, DataLoader) and loader.num_workers == 0
+    if as_then or sized_length(batches) != num_batches or _is_its_own_iterator(loader):
         return
     end = object()
     try:

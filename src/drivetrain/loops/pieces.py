@@ -100,6 +100,8 @@ def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | 
     ``direct``: called to clear the gradients if nothing overrides that.
     """
     progress, hooks, strategy = run.progress, run.hooks, run.engine.strategy
+    if strategy.facts.earlier.clears_last:
+        return lambda: None
     before, own = hooks.bind("on_before_zero_grad"), hooks.bind_method("optimizer_zero_grad")
     clear = direct or familiar.bind_zero_grad(strategy, optimizer)
     if own is not None and not strategy.facts.earlier.zero_grad:

@@ -341,6 +341,10 @@ class Progress:
         """Count optimizer steps."""
         self.global_step += steps
 
+    def count_once(self) -> None:
+        """Count the last batch as one optimizer step, however many steps it has made."""
+        self.global_step, self.stepped = self.slot[2] + 1, True
+
     def ask_to_stop(self, stop: bool = True) -> None:
         """Request the end of the run, or withdraw that request."""
         self.should_stop = stop

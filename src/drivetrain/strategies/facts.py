@@ -29,6 +29,8 @@ class Earlier:
             ``test_step_end`` with the outputs of all parts. Other strategies refuse a module that defines one.
         zero_grad: the strategy's ``zero_grad`` calls the module's ``optimizer_zero_grad``; otherwise the module's
             method replaces the strategy's.
+        clears_last: the strategy's ``optimizer_step`` ends with ``on_before_zero_grad`` and the module's
+            ``optimizer_zero_grad``; otherwise the loop calls them before the first backward pass of a window.
         hooks: further methods of a module or a callback that the strategy calls; other strategies refuse a module that
             defines one, and warn about a callback.
         step_arguments: the names of further arguments of ``training_step``.
@@ -38,6 +40,7 @@ class Earlier:
 
     step_ends: bool = False
     zero_grad: bool = False
+    clears_last: bool = False
     hooks: frozenset[str] = frozenset()
     step_arguments: frozenset[str] = frozenset()
     enters_contexts: bool = False

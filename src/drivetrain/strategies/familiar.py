@@ -61,6 +61,8 @@ class Familiar(Step, State):
         """Whether the strategy's optimizers add up the gradients of a window themselves."""
         return self.facts.handles_gradient_accumulation
 
+    precision = property(lambda self: self.precision_plugin, doc="``precision_plugin`` under its name in Fabric.")
+
     # ---- ranks and places ----------------------------------------------------------------------------------------
 
     @property

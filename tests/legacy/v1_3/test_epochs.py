@@ -104,6 +104,24 @@ def test_a_run_that_is_asked_to_stop_validates_behind_its_last_epoch() -> None:
     ]  # fmt: skip
 
 
+def test_batches_are_counted_over_all_epochs() -> None:
+    class Counts(Watched):
+        def note(self, name: str) -> None:
+            if not self.trainer.sanity_checking:
+                self.seen.append((name, self.trainer.batch_idx, self.trainer.total_batch_idx))
+
+        def on_train_start(self) -> None:
+            self.note("start")
+
+    model, trainer = Counts(), quiet(max_epochs=2)
+    trainer.fit(model, loader())
+    first = [("step", 0, 0), ("batch end", 0, 0), ("step", 1, 1), ("batch end", 1, 1)]
+    ends = ("training_epoch_end", "on_train_epoch_end", "validation")
+    both = [*first, *((name, 1, 2) for name in ends), *((name, idx, all + 2) for name, idx, all in first)]
+    assert model.seen == [("start", 0, 0), *both, *((name, 1, 4) for name in (*ends, "on_train_end"))]
+    assert (trainer.batch_idx, trainer.total_batch_idx) == (1, 4)
+
+
 class SavesAt(Callback):
     """Saves in one hook of the first epoch, and ends the run there."""
 

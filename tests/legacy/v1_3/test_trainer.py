@@ -466,11 +466,12 @@ class Data(pl.LightningDataModule):
 
 @pytest.mark.parametrize(("call", "sizes"), [("test", [2]), ("validate", [8])])
 @pytest.mark.parametrize("passes_model", [False, True])
+@pytest.mark.parametrize("name", ["datamodule", "train_dataloaders"])
 def test_an_evaluation_without_data_takes_the_datamodule_of_the_fit(
-    call: str, sizes: list[int], passes_model: bool
+    call: str, sizes: list[int], passes_model: bool, name: str
 ) -> None:
     model, trainer = Evaluated(), quiet(num_sanity_val_steps=0, limit_val_batches=1)
-    trainer.fit(model, datamodule=Data())
+    trainer.fit(model, **{name: Data()})
     model.sizes = []
     with pytest.warns(FutureWarning, match=rf"trainer\.{call} without data .*datamodule=datamodule"):
         getattr(trainer, call)(*([model] if passes_model else []))

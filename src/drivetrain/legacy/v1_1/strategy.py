@@ -127,7 +127,16 @@ class Driven(Stepped):
 
     def optimizer_step(self, optimizer: Optimizer, closure: Any, model: Any = None, **kwargs: Any) -> Any:
         batch_idx = 0 if self.trainer is None else self.trainer.progress.batch_idx
-        return self.source.optimizer_step(optimizer, batch_idx, self.index_of(optimizer), closure, **kwargs)
+        if kwargs.pop("make_optimizer_step", True) is False:
+            return closure()
+        result = self.source.optimizer_step(optimizer, batch_idx, self.index_of(optimizer), closure, **kwargs)
+        if self.facts.earlier.clears_last:
+            module = self.lightning_module
+            for callback in self.trainer.callbacks:
+                callback.on_before_zero_grad(self.trainer, module, optimizer)
+            module.on_before_zero_grad(optimizer)
+            self.zero_grad(optimizer)
+        return result
 
     def clip_gradients_norm(
         self, module: nn.Module, optimizer: Optimizer, max_norm: float, *args: Any, **kwargs: Any

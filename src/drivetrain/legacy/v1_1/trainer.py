@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from drivetrain.compat.delegates import reads
@@ -25,6 +26,8 @@ class Trainer(FlaggedTrainer):
     def __init__(self, *args: Any, **given: Any) -> None:
         super().__init__(*args, **given)
         self.accelerator_backend.trainer = self
+        facts = self.strategy.facts
+        self.strategy.facts = facts.but(earlier=replace(facts.earlier, clears_last=True))
 
     @staticmethod
     def translated(given: Mapping[str, Any]) -> dict[str, Any]:

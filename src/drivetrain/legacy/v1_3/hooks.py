@@ -84,7 +84,11 @@ def adapted(method: Callable[..., Any], today: str, then: str) -> Callable[..., 
 
 
 def _is_of_that_time(method: Callable[..., Any], today: list[str], then: list[str]) -> bool:
-    takes = positional_arity(method) - 1  # without self
+    kinds = [each.kind for each in inspect.signature(method).parameters.values()][1:]  # without self
+    named = sum(kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds)
+    if inspect.Parameter.VAR_POSITIONAL in kinds and named:
+        return today[:named] != then[:named]
+    takes = positional_arity(method) - 1
     return takes <= len(then) and takes != len(today) and (takes > len(today) or len(then) < len(today))
 
 

@@ -56,18 +56,30 @@ class LightningModule(drivetrain.module.module.LightningModule):
         return summary
 
     def write_prediction(self, name: str, value: Any, filename: str = "predictions.pt") -> None:
-        """Store the items of ``value`` for a file, which is written at the end of the evaluation."""
-        self.write_prediction_dict({name: value}, filename)
+        """Store the items of ``value``, a tensor or a list, as a column of a file that the evaluation's end writes."""
+        items = value.tolist() if isinstance(value, torch.Tensor) else value
+        vars(self).setdefault("_predictions", {}).setdefault(filename, {}).setdefault(name, []).extend(items)
 
     def write_prediction_dict(self, predictions_dict: Mapping[str, Any], filename: str = "predictions.pt") -> None:
-        """Store one dictionary per item of the values, which are tensors or lists of the same length."""
-        columns = [value.tolist() if isinstance(value, torch.Tensor) else value for value in predictions_dict.values()]
-        rows = [dict(zip(predictions_dict, row, strict=True)) for row in zip(*columns, strict=True)]
-        vars(self).setdefault("_predictions", {}).setdefault(filename, []).extend(rows)
+        """Store several columns."""
+        for name, value in predictions_dict.items():
+            self.write_prediction(name, value, filename)
 
     def save_predictions(self) -> None:
-        """Write the files of :meth:`write_prediction`: called at the end of an evaluation."""
-        for filename, rows in vars(self).pop("_predictions", {}).items():
+        """Write the files of :meth:`write_prediction`, a dictionary per item: called at the end of an evaluation.
+
+        Raises:
+            ConfigurationError: the columns of a file have different lengths.
+        """
+        for filename, columns in vars(self).pop("_predictions", {}).items():
+            lengths = {name: len(items) for name, items in columns.items()}
+            if len(set(lengths.values())) > 1:
+                raise ConfigurationError(
+                    f"The columns that write_prediction got for {filename!r} have different lengths: {lengths}. Pass "
+                    "one value per sample for each name, or another filename."
+                )
+            rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+            os.makedirs(os.path.dirname(filename) or ".", exist_ok=True)
             root, ending = os.path.splitext(filename)
             several = self.trainer.world_size > 1
             torch.save(rows, f"{root}_rank_{self.global_rank}{ending}" if several else filename)

@@ -144,12 +144,17 @@ class Asked(drivetrain.trainer.trainer.Trainer):
         """The number of bits, in the earlier form: 16, 32, 64 or "bf16"."""
         return _BITS.get(name := super().precision, name)
 
-    batch_idx: int = reads("progress.batch_idx", "The index of the training batch.")
+    @property
+    def batch_idx(self) -> int:
+        """The index of the training batch; 0 before the first."""
+        return max(0, self.progress.batch_idx)
 
     @property
     def total_batch_idx(self) -> int:
-        """The index of the training batch, counted over all epochs."""
-        return self.progress.earlier_batches + self.progress.batch_idx
+        """The index of the training batch, counted over all epochs; between batches, that of the next one."""
+        progress = self.progress
+        in_batch = Phase.BATCH_START <= progress.slot[0] <= Phase.VALIDATED
+        return progress.earlier_batches + (progress.batch_idx if in_batch else progress.batches_done)
 
     running_sanity_check: bool = reads("sanity_checking", "Whether the sanity check is running.")
 

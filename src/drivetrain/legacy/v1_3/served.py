@@ -104,7 +104,9 @@ utilities.cli .legacy.v1_3.cli: LightningCLI | .cli: LightningArgumentParser Sav
 utilities.cloud_io .compat.files: get_filesystem load=_load
 utilities.data .compat.batches: has_iterable_dataset has_len
 utilities.distributed .base.rank_zero: rank_zero_warn | .compat.rank_zero: rank_zero_debug rank_zero_deprecation
-    rank_zero_info rank_zero_only
+    rank_zero_info rank_zero_only | .compat.reductions: all_gather_ddp_if_available=_all_gather_ddp_if_available
+    distributed_available=_distributed_is_initialized sync_ddp_if_available=_sync_ddp_if_available |
+    torchmetrics.utilities.distributed: gather_all_tensors
 utilities.enums .compat.enums: GradClipAlgorithmType LightningEnum | .legacy.v1_3.helpers: AMPType DeviceType
     DistributedType
 utilities.exceptions .errors: MisconfigurationException=DrivetrainError
@@ -119,5 +121,6 @@ utilities.parsing .module.hparams: AttributeDict | .compat.parsing: clean_namesp
 utilities.seed .compat.seed: seed_everything
 utilities.signature_utils .compat.parsing: is_param_in_hook_signature
 utilities.types .compat.type_names: STEP_OUTPUT
-utilities.warnings .compat.user_warnings: PossibleUserWarning
+utilities.warnings .compat.user_warnings: PossibleUserWarning | .base.rank_zero: rank_zero_warn | .compat.rank_zero:
+    LightningDeprecationWarning WarningCache rank_zero_deprecation
 """)

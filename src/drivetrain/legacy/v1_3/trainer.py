@@ -22,6 +22,7 @@ from drivetrain.legacy.v1_3.last_steps import LastSteps, with_last_steps
 from drivetrain.legacy.v1_3.loggers import LoggerCollection, as_one
 from drivetrain.legacy.v1_3.properties import Asked
 from drivetrain.loops.progress import TrainerStatus
+from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig, normalise
 from drivetrain.trainer.job import Job
@@ -169,7 +170,8 @@ class FlaggedTrainer(FromCommandLine, Asked):
         if (mode := self._flags["multiple_trainloader_mode"]) != flags.FLAGS["multiple_trainloader_mode"]:
             loaders = CombinedLoader(loaders, mode)
         more.setdefault("ckpt_path", self.resume_from_checkpoint)
-        self._fitted = (model, datamodule, val_dataloaders)
+        given = loaders if isinstance(loaders, LightningDataModule) else datamodule
+        self._fitted = (model, given, val_dataloaders)
         with self._from_last_epoch(more["ckpt_path"]):
             super().fit(model, loaders, val_dataloaders, datamodule, **more)
         return 1
