@@ -357,6 +357,22 @@ def test_a_save_uses_few_descriptors_however_many_tensors(tmp_path: Path) -> Non
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_process_that_waits_for_the_disk_logs_how_to_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner, lines = Slow(), list[str]()
+
+    def logged(line: str) -> None:
+        lines.append(line)
+        inner.may_write.set()
+
+    monkeypatch.setattr(background, "_LONG_S", 0.01)
+    monkeypatch.setattr(background, "any_rank_info", logged)
+    store = AsyncCheckpointIO(inner)
+    store.save_checkpoint({"step": 3}, tmp_path / "a.ckpt")
+    store.teardown()
+    assert "kill it (SIGKILL): the newest complete checkpoint stays" in lines[0]
+    assert store.load_checkpoint(tmp_path / "a.ckpt") == {"step": 3}
+
+
 def test_the_next_save_raises_the_error_of_the_last(tmp_path: Path) -> None:
     store = AsyncCheckpointIO()
     (tmp_path / "a.ckpt").mkdir()

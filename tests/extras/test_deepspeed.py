@@ -85,7 +85,6 @@ class Suite(StrategyConformance):
         with pytest.raises(CheckpointError, match="Save after an optimizer step"):
             self.fit(Small(), accumulate_grad_batches=4, callbacks=[Saves(folder / "open.ckpt", 9)])
 
-
     @needs_every_rank
     def test_it_resumes_exactly_with_parameter_groups_and_frozen_layers(self, folder: Path) -> None:
         uninterrupted = self.fit(Grouped(), callbacks=[Saves(folder / "groups.ckpt", 7)])

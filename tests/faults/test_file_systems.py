@@ -136,6 +136,7 @@ def test_a_limit_of_the_size_of_files_stops_a_save_in_the_middle(programs: Any, 
     done = programs.run("-c", LIMITED, kind, cwd=tmp_path)
     error, *sizes = done.stdout.splitlines()
     assert error.startswith("The checkpoint a.ckpt could not be written: file too large (EFBIG"), done.stderr
+    assert "Raise the limit of the size of files (ulimit -f)" in error
     assert sizes == [str(2**10), str(2**16)]
     assert [each.name for each in tmp_path.iterdir()] == ["a.ckpt"]
 

@@ -182,7 +182,7 @@ class ModelCheckpoint(StoredCheckpoint):
             self._newest_path = newest if self._is_own(newest) else ""  # the target of save_last="link"
             self._saved_at_step = state_dict.get("saved_at_step", -1)
             self._last_at_batch = state_dict.get("last_at_batch", -1)
-        else:
+        elif not self.follows_logger:  # else each run of the logger has a folder of its own
             rank_zero_warn(
                 f"The checkpoint's ModelCheckpoint wrote to {state_dict['dirpath']}, and this one writes to "
                 f"{self.dirpath}. It restores only best_model_path, and ranks only its own files."

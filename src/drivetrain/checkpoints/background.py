@@ -7,7 +7,8 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from drivetrain.checkpoints.writer import Writer, WriterEndedError
 from drivetrain.errors import CheckpointError, ConfigurationError, shown
 
 _LOCK_PAUSE_S, _LOCK_PATIENCE_S = 0.02, 600.0
+_LONG_S = 60.0  # after which a line says what the process waits for
 
 
 class Later:
@@ -163,8 +165,7 @@ class AsyncCheckpointIO(CheckpointIO):
         """Wait for the writes of the last save, whether they fail or not."""
         if self._arena is not None:
             self._arena.hurry(True)
-        for running in self._running:
-            running.exception()
+        _finish(self._running)
 
     def hold(self, tree: Any, path: str | Path) -> Any:
         """Return a copy of ``tree`` for :meth:`begin`, in a context of :meth:`one_save`.
@@ -313,6 +314,7 @@ class AsyncCheckpointIO(CheckpointIO):
                 continue
             if self._arena is not None:
                 self._arena.hurry(True)
+            _finish([write])
             try:
                 write.result()
             except CheckpointError:
@@ -334,6 +336,16 @@ class AsyncCheckpointIO(CheckpointIO):
             self._arena.close()
         self._thread = self._writer = self._arena = None
         self.checkpoint_io.teardown()
+
+
+def _finish(writes: Iterable[Future[Any]]) -> None:
+    """Wait for the end of ``writes``; if that takes long, log how to end without them."""
+    if futures.wait(writes, _LONG_S).not_done:
+        any_rank_info(
+            f"This process has waited {_LONG_S:g} s for the disk to write checkpoints, and continues to wait. To end "
+            "without them, kill it (SIGKILL): the newest complete checkpoint stays."
+        )
+        futures.wait(writes)
 
 
 def _taken(path: str | Path) -> CheckpointError:

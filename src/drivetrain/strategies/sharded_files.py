@@ -19,7 +19,7 @@ from torch import Tensor
 from drivetrain.base import files
 from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints import json_tree, sharded
-from drivetrain.checkpoints.file import refused_here, writes_files
+from drivetrain.checkpoints.file import cure_of, refused_here, writes_files
 from drivetrain.checkpoints.io import background_of
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import rank_files
@@ -77,8 +77,8 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
 def unwritten(folder: sharded.Folder, error: OSError) -> CheckpointError:
     """Return the error of a save to ``folder`` that failed with ``error``."""
     return CheckpointError(
-        f"The checkpoint {folder} could not be written: {shown_error(error)}. What was there before is untouched. Free "
-        "some space or choose another default_root_dir."
+        f"The checkpoint {folder} could not be written: {shown_error(error)}. What was there before is untouched. "
+        f"{cure_of(error.errno)}"
     )
 
 
