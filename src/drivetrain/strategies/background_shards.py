@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drivetrain.checkpoints import json_tree, sharded
+from drivetrain.checkpoints import json_tree, part_lists, sharded
 from drivetrain.checkpoints.background import AsyncCheckpointIO, Later
 from drivetrain.strategies.joint_save import JointSave
 from drivetrain.strategies.sharded_files import TensorNames, parts_of_rank, unwritten
@@ -41,6 +40,7 @@ class _Shards:
     def __init__(self, strategy: Strategy, background: AsyncCheckpointIO, path: str | Path, save_id: str) -> None:
         self._background, self._save_id, self._folder = background, save_id, sharded.place(path)
         self._file = f"{save_id}.rank{strategy.global_rank}.bin"
+        self._list, self._processes = f"{save_id}.rank{strategy.global_rank}.parts.json", strategy.world_size
         self._joint = JointSave(strategy.world, path, save_id) if strategy.world_size > 1 else None
 
     def complete(
@@ -51,7 +51,7 @@ class _Shards:
         try:
             written = [all_tensors, self._write(parts)]
             if self._joint is not None:
-                written += [sharded.written_of(self._folder, each) for each in self._joint.collect()]
+                written += [part_lists.written_of(each) for each in self._joint.collect()]
             tree |= {key: each.value() for key, each in later.items()}
             sharded.commit(self._folder, self._save_id, tree, written, self._write_small)
         except Exception as error:
@@ -70,7 +70,7 @@ class _Shards:
             written = self._write(parts)
         except Exception as error:
             failure = unwritten(self._folder, error) if isinstance(error, OSError) else error
-        self._joint.post(asdict(written), failure)
+        self._joint.post({**vars(written), "tensors": part_lists.plain_of(written.tensors)}, failure)
         try:
             self._joint.follow()
         except Exception as error:
@@ -84,8 +84,11 @@ class _Shards:
             records = [(str(number), part.untyped_storage()) for number, (_, part, *_) in enumerate(parts)]
             receipt = self._background.write_records(self._folder / self._file, records, zipped=False)
             if receipt is not None:
-                return _of_receipt(self._file, parts, receipt)
-        return sharded.write_tensors(self._folder, self._file, parts)
+                return self._listed(_of_receipt(self._file, parts, receipt))
+        return self._listed(sharded.write_tensors(self._folder, self._file, parts))
+
+    def _listed(self, written: sharded.Written) -> sharded.Written:
+        return sharded.list_apart(self._folder, self._list, written, self._processes, self._write_small)
 
     def _write_small(self, place: Path | str, content: bytes) -> None:
         is_local = isinstance(place, Path)
