@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from drivetrain.base import files, remote
-from drivetrain.checkpoints import TorchCheckpointIO, sharded
+from drivetrain.checkpoints import TorchCheckpointIO, part_lists, sharded
 from drivetrain.errors import CheckpointError
 from drivetrain.plugins import AsyncCheckpointIO
 from drivetrain.strategies import SingleDeviceStrategy, sharded_files
@@ -159,7 +159,7 @@ def test_a_first_save_that_crashes_leaves_no_checkpoint(tmp_path: Path, monkeypa
 
 def test_a_file_that_rank_zero_does_not_see_is_an_error(tmp_path: Path) -> None:
     sharded.prepare(tmp_path / "one", new=False)
-    written = sharded.Written({"0000000a.rank1.bin": {"size": 4, "crc32": 0}})
+    written = part_lists.Written({"0000000a.rank1.bin": {"size": 4, "crc32": 0}})
     with pytest.raises(CheckpointError, match="does not see 0000000a.rank1.bin.*all machines share"):
         sharded.commit(tmp_path / "one", "0000000a", {}, [written])
     assert not sharded.is_checkpoint(tmp_path / "one")
@@ -277,7 +277,7 @@ def test_a_save_at_an_address_that_fails_leaves_the_earlier_one() -> None:
     expected = saved(folder)
     sharded.prepare(folder, new=False)
     sharded.write_tensors(folder, "0000000b.rank0.bin", [("w", WHOLE, (5, 7), ((0, 0), (5, 7)))])
-    lost = sharded.Written({"0000000b.rank1.bin": {"size": 3, "crc32": 0}})
+    lost = part_lists.Written({"0000000b.rank1.bin": {"size": 3, "crc32": 0}})
     with pytest.raises(CheckpointError, match="rank 0 does not see 0000000b.rank1.bin"):
         sharded.commit(folder, "0000000b", {}, [lost])
     same(sharded.read(folder), expected)

@@ -27,7 +27,7 @@ def begin(
         mine = parts_of_rank(names, strategy.is_global_zero)
         parts = background.hold([(name, part.detach().contiguous(), *place) for name, part, *place in mine], path)
         if strategy.is_global_zero:
-            all_tensors = sharded.Written()
+            all_tensors = part_lists.Written()
             sharded.list_all(all_tensors, names.tensors)
             background.begin(path, shards.complete, parts, all_tensors, tree, later)
         else:
@@ -44,7 +44,7 @@ class _Shards:
         self._joint = JointSave(strategy.world, path, save_id) if strategy.world_size > 1 else None
 
     def complete(
-        self, parts: list[sharded.Part], all_tensors: sharded.Written, tree: Any, later: Mapping[str, Later]
+        self, parts: list[sharded.Part], all_tensors: part_lists.Written, tree: Any, later: Mapping[str, Later]
     ) -> None:
         """Write the shards of rank 0, and when all others have written theirs, the manifest."""
         failure: Exception | None = None
@@ -65,7 +65,7 @@ class _Shards:
     def contribute(self, parts: list[sharded.Part]) -> None:
         """Write the shards of another rank."""
         assert self._joint is not None  # there are several ranks
-        failure, written = None, sharded.Written()
+        failure, written = None, part_lists.Written()
         try:
             written = self._write(parts)
         except Exception as error:
@@ -77,9 +77,9 @@ class _Shards:
             sharded.discard(self._folder, self._save_id)
             raise failure or error from None
 
-    def _write(self, parts: list[sharded.Part]) -> sharded.Written:
+    def _write(self, parts: list[sharded.Part]) -> part_lists.Written:
         if not parts:
-            return sharded.Written()
+            return part_lists.Written()
         if isinstance(self._folder, Path):
             records = [(str(number), part.untyped_storage()) for number, (_, part, *_) in enumerate(parts)]
             receipt = self._background.write_records(self._folder / self._file, records, zipped=False)
@@ -87,7 +87,7 @@ class _Shards:
                 return self._listed(_of_receipt(self._file, parts, receipt))
         return self._listed(sharded.write_tensors(self._folder, self._file, parts))
 
-    def _listed(self, written: sharded.Written) -> sharded.Written:
+    def _listed(self, written: part_lists.Written) -> part_lists.Written:
         return sharded.list_apart(self._folder, self._list, written, self._processes, self._write_small)
 
     def _write_small(self, place: Path | str, content: bytes) -> None:
@@ -96,11 +96,12 @@ class _Shards:
             sharded.write_content(place, content)
 
 
-def _of_receipt(name: str, parts: list[sharded.Part], receipt: Mapping[str, Any]) -> sharded.Written:
+def _of_receipt(name: str, parts: list[sharded.Part], receipt: Mapping[str, Any]) -> part_lists.Written:
     """Return the description of ``parts`` in the file ``name``, which another process has written."""
-    written = sharded.Written({name: {"size": receipt["size"], "crc32": receipt["crc32"]}})
+    written = part_lists.Written({name: {"size": receipt["size"], "crc32": receipt["crc32"]}})
     for number, (tensor_name, part, whole, (offsets, shape)) in enumerate(parts):
         at, checksum = receipt["records"][str(number)]
-        stored = sharded.Stored(str(part.dtype).removeprefix("torch."), whole)
-        written.tensors.setdefault(tensor_name, stored).pieces.append(sharded.Piece(name, at, checksum, offsets, shape))
+        stored = part_lists.Stored(str(part.dtype).removeprefix("torch."), whole)
+        piece = part_lists.Piece(name, at, checksum, offsets, shape)
+        written.tensors.setdefault(tensor_name, stored).pieces.append(piece)
     return written

@@ -54,7 +54,7 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
         return
     names = TensorNames(checkpoint)
     tree = json_tree.encode(dict(checkpoint), names.of)
-    written, failure = sharded.Written(), None
+    written, failure = part_lists.Written(), None
     try:
         written = _write_part(strategy, names, folder, save_id)
     except Exception as error:
@@ -186,9 +186,9 @@ class TensorNames:
         return path
 
 
-def _write_part(strategy: Strategy, names: TensorNames, folder: Path | str, save_id: str) -> sharded.Written:
+def _write_part(strategy: Strategy, names: TensorNames, folder: Path | str, save_id: str) -> part_lists.Written:
     """Write this rank's tensors into ``folder``; return their descriptions, on rank 0 with a list of all tensors."""
-    written = sharded.Written()
+    written = part_lists.Written()
     if parts := parts_of_rank(names, strategy.is_global_zero):
         name = f"{save_id}.rank{strategy.global_rank}"
         written = sharded.write_tensors(folder, f"{name}.bin", parts)
