@@ -36,6 +36,7 @@ TESTS_OF = {
     "callbacks/_checkpoint_names.py": "callbacks/test_model_checkpoint.py",
     "callbacks/_progress_thread.py": "callbacks/test_progress_bar.py",
     "callbacks/defaults.py": "trainer/test_trainer.py callbacks/test_timer.py test_bad_input.py",
+    "checkpoints/part_lists.py": "checkpoints/test_sharded.py",
     "checkpoints/writer_process.py": "checkpoints/test_writer.py",
     "checkpoints/xla.py": "strategies/test_xla.py xla/test_training.py",
     "clusters/xla.py": "strategies/test_xla.py xla/test_xla.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import multiprocessing
 import os
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
-from drivetrain.checkpoints import TorchCheckpointIO, arena, writer
+from drivetrain.checkpoints import TorchCheckpointIO, arena, background, writer
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.plugins import AsyncCheckpointIO
 
@@ -64,11 +65,11 @@ class Net(LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.1)
 
 
-def fit(folder: Path, epochs: int, *plugins: Any, **options: Any) -> Net:
+def fit(folder: Path, epochs: int, *plugins: Any, save_last: Any = True, **options: Any) -> Net:
     net = Net()
     trainer = Trainer(
         max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        plugins=list(plugins), callbacks=[ModelCheckpoint(folder, save_last=True)],
+        plugins=list(plugins), callbacks=[ModelCheckpoint(folder, save_last=save_last)],
     )  # fmt: skip
     trainer.fit(net, DataLoader(TensorDataset(torch.arange(8.0).reshape(4, 2)), batch_size=2), **options)
     return net
@@ -103,6 +104,85 @@ def test_a_copy_of_a_checkpoint_that_is_being_written_follows_it(tmp_path: Path)
     assert not store.copy(path, last, replaces=False)
     store.remove_checkpoint(path)
     assert store.find(tmp_path, "*.ckpt") == [str(last)]
+    store.teardown()
+
+
+def test_a_run_waits_with_its_names_until_another_runs_files_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner, lines = Slow(), list[str]()
+    first, second, path = AsyncCheckpointIO(inner), AsyncCheckpointIO(), tmp_path / "a.ckpt"
+
+    def logged(line: str) -> None:
+        lines.append(line)
+        inner.may_write.set()
+
+    monkeypatch.setattr(background, "any_rank_info", logged)
+    with first.alone_in(tmp_path):
+        first.save_checkpoint({"run": 1}, path)
+    with second.alone_in(tmp_path):
+        found = second.exists(path)
+    inner.may_write.set()
+    for store in (first, second):
+        store.wait()
+        store.teardown()
+    assert found
+    assert lines == [
+        f"Training waits while another run writes a checkpoint to {tmp_path}. Give each run a folder of its own."
+    ]
+
+
+@pytest.mark.parametrize("save_last", [True, "link"])
+def test_two_runs_that_save_at_the_same_time_replace_no_file_of_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save_last: Any
+) -> None:
+    """The other run has chosen its names before this one, and writes them after this one is ready to save."""
+    names = ["epoch=0-step=2.ckpt", "last.ckpt"]
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+
+    def write(line: str) -> None:
+        if "another run" in line:
+            for name in names:
+                (tmp_path / name).write_text("of the other")
+            os.close(handle)
+
+    monkeypatch.setattr(background, "any_rank_info", write)
+    fit(tmp_path, 1, AsyncCheckpointIO(), save_last=save_last)
+    assert [(tmp_path / name).read_text() for name in names] == ["of the other"] * 2
+    for name in ("epoch=0-step=2-v1.ckpt", "last-v1.ckpt"):
+        assert TorchCheckpointIO().load_checkpoint(tmp_path / name)["global_step"] == 2
+
+
+@pytest.mark.parametrize("kind", [TorchCheckpointIO, Slow])
+def test_a_new_file_does_not_replace_one_that_another_run_has_written_meanwhile(tmp_path: Path, kind: Any) -> None:
+    """As where the file system has no locks, or the other run saves without this store."""
+    store, path = AsyncCheckpointIO(inner := kind()), tmp_path / "a.ckpt"
+    if kind is Slow:
+        inner.may_write.set()
+    path.write_text("of the other")
+    with store.new_files():
+        store.save_checkpoint({"step": 3}, path)
+    with pytest.raises(CheckpointError, match=r"a\.ckpt was not written, because another run .* a folder of its own"):
+        store.wait()
+    assert path.read_text() == "of the other"
+    assert [each.name for each in tmp_path.iterdir()] == ["a.ckpt"]
+    store.save_checkpoint({"step": 4}, path)  # a name that the program has chosen
+    store.wait()
+    assert store.load_checkpoint(path) == {"step": 4}
+    store.teardown()
+
+
+def test_a_copy_does_not_replace_a_file_that_another_run_has_written_meanwhile(tmp_path: Path) -> None:
+    inner = Slow()
+    store, path, last = AsyncCheckpointIO(inner), tmp_path / "a.ckpt", tmp_path / "last.ckpt"
+    store.save_checkpoint({"step": 3}, path)
+    assert store.copy(path, last, replaces=False)
+    last.write_text("of the other")
+    inner.may_write.set()
+    with pytest.raises(CheckpointError, match=r"last\.ckpt was not written, because another run"):
+        store.wait()
+    assert last.read_text() == "of the other"
     store.teardown()
 
 
@@ -275,6 +355,22 @@ def test_a_save_uses_few_descriptors_however_many_tensors(tmp_path: Path) -> Non
     assert store.load_checkpoint(tmp_path / "a.ckpt")["1999"].eq(1999).all()
     store.teardown()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_process_that_waits_for_the_disk_logs_how_to_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner, lines = Slow(), list[str]()
+
+    def logged(line: str) -> None:
+        lines.append(line)
+        inner.may_write.set()
+
+    monkeypatch.setattr(background, "_LONG_S", 0.01)
+    monkeypatch.setattr(background, "any_rank_info", logged)
+    store = AsyncCheckpointIO(inner)
+    store.save_checkpoint({"step": 3}, tmp_path / "a.ckpt")
+    store.teardown()
+    assert "kill it (SIGKILL): the newest complete checkpoint stays" in lines[0]
+    assert store.load_checkpoint(tmp_path / "a.ckpt") == {"step": 3}
 
 
 def test_the_next_save_raises_the_error_of_the_last(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ import pytest
 import torch
 
 from drivetrain.base import files, remote
-from drivetrain.checkpoints import TorchCheckpointIO, sharded
+from drivetrain.checkpoints import TorchCheckpointIO, part_lists, sharded
 from drivetrain.errors import CheckpointError
+from drivetrain.plugins import AsyncCheckpointIO
+from drivetrain.strategies import SingleDeviceStrategy, sharded_files
 
 WHOLE = torch.arange(35, dtype=torch.float64).reshape(5, 7)
 OTHERS = {
@@ -43,7 +45,8 @@ def saved(folder: Path | str, save: str = "0000000a", plus: float = 0.0) -> dict
                 (name, value, tuple(value.shape), ((0,) * value.ndim, tuple(value.shape)))
                 for name, value in OTHERS.items()
             ]
-        everyones.append(sharded.write_tensors(folder, f"{save}.rank{rank}.bin", parts))
+        written = sharded.write_tensors(folder, f"{save}.rank{rank}.bin", parts)
+        everyones.append(sharded.list_apart(folder, f"{save}.rank{rank}.parts.json", written, 3))
     tree = {"w": {"$tensor": "model.w"}, **{name: {"$tensor": name} for name in OTHERS}, "epoch": 3 + plus}
     sharded.commit(folder, save, tree, everyones)
     return {"w": whole, **OTHERS, "epoch": 3 + plus}  # type: ignore[dict-item]
@@ -156,7 +159,7 @@ def test_a_first_save_that_crashes_leaves_no_checkpoint(tmp_path: Path, monkeypa
 
 def test_a_file_that_rank_zero_does_not_see_is_an_error(tmp_path: Path) -> None:
     sharded.prepare(tmp_path / "one", new=False)
-    written = sharded.Written({"0000000a.rank1.bin": {"size": 4, "crc32": 0}})
+    written = part_lists.Written({"0000000a.rank1.bin": {"size": 4, "crc32": 0}})
     with pytest.raises(CheckpointError, match="does not see 0000000a.rank1.bin.*all machines share"):
         sharded.commit(tmp_path / "one", "0000000a", {}, [written])
     assert not sharded.is_checkpoint(tmp_path / "one")
@@ -274,7 +277,7 @@ def test_a_save_at_an_address_that_fails_leaves_the_earlier_one() -> None:
     expected = saved(folder)
     sharded.prepare(folder, new=False)
     sharded.write_tensors(folder, "0000000b.rank0.bin", [("w", WHOLE, (5, 7), ((0, 0), (5, 7)))])
-    lost = sharded.Written({"0000000b.rank1.bin": {"size": 3, "crc32": 0}})
+    lost = part_lists.Written({"0000000b.rank1.bin": {"size": 3, "crc32": 0}})
     with pytest.raises(CheckpointError, match="rank 0 does not see 0000000b.rank1.bin"):
         sharded.commit(folder, "0000000b", {}, [lost])
     same(sharded.read(folder), expected)
@@ -293,3 +296,68 @@ def test_the_files_of_a_manifest_stay_if_the_save_fails_after_it(tmp_path: Path)
     sharded.discard(tmp_path, "4567abcd")
     assert TorchCheckpointIO().is_complete(tmp_path)
     assert not list(tmp_path.glob("4567abcd.*"))
+
+
+# ---- very many parts of tensors --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process lists its parts of tensors in a file of its own, as it does if there are very many."""
+    monkeypatch.setattr(sharded, "MOST_IN_MANIFEST", 12)  # three processes have four parts at most
+
+
+@pytest.mark.parametrize("folder", ["local", "address"])
+@pytest.mark.usefixtures("apart")
+def test_parts_that_the_manifest_does_not_list_are_read_copied_and_removed(tmp_path: Path, folder: str) -> None:
+    one, other = (tmp_path / "one", tmp_path / "other") if folder == "local" else (
+        f"memory://{uuid.uuid4().hex}/{name}" for name in ("one", "other")
+    )  # fmt: skip
+    saved(one)
+    expected = saved(one, "0000000b", 1.0)
+    lists = [name for name in files.names(one) if name.endswith("parts.json")]
+    assert lists == ["0000000b.rank0.parts.json"]  # rank 0 has written all plain tensors too
+    same(sharded.read(one), expected)
+    assert sharded.copy(one, other, replaces=False)
+    sharded.remove(one)
+    assert not files.is_file(f"{one}/{lists[0]}")
+    same(sharded.read(other), expected)
+    sharded.verify(other)
+
+
+@pytest.mark.usefixtures("apart")
+def test_a_damaged_list_of_parts_is_named(tmp_path: Path) -> None:
+    saved(tmp_path / "one")
+    (path,) = (tmp_path / "one").glob("*.parts.json")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"float64", b"float32"))
+    with pytest.raises(CheckpointError, match=r"rank0\.parts\.json is damaged: its size or checksum is wrong"):
+        sharded.read(tmp_path / "one")
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"rank0\.parts\.json is missing"):
+        sharded.read(tmp_path / "one")
+
+
+@pytest.mark.parametrize("store", [TorchCheckpointIO, AsyncCheckpointIO])
+@pytest.mark.parametrize("most", [0, 10])
+def test_a_strategy_lists_very_many_parts_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Any, most: int
+) -> None:
+    monkeypatch.setattr(sharded, "MOST_IN_MANIFEST", most)
+    strategy, path = SingleDeviceStrategy(checkpoint_io=store()), tmp_path / "a.ckpt"
+    checkpoint = {"step": 3, "state_dict": {"w": WHOLE, "b": torch.ones(2)}}
+    sharded_files.save(strategy, checkpoint, path)
+    strategy.checkpoint_io.wait()
+    strategy.checkpoint_io.teardown()
+    assert len(list(path.glob("*.parts.json"))) == (most == 0)
+    assert json.loads((path / "manifest.json").read_text())["version"] == (2 if most == 0 else 1)  # 1: before the lists
+    same(TorchCheckpointIO().load_checkpoint(path), checkpoint)
+
+
+def test_who_completes_a_checkpoint_of_very_many_processes_gets_no_list_of_their_parts(tmp_path: Path) -> None:
+    """As 1,024 processes with 100 tensors each post it."""
+    parts = [(f"{number}", WHOLE[:1], (1024, 7), ((0, 0), (1, 7))) for number in range(100)]
+    written = sharded.write_tensors(tmp_path, "0000000a.rank0.bin", parts)
+    posted = sharded.list_apart(tmp_path, "0000000a.rank0.parts.json", written, 1024)
+    assert posted.tensors == {}
+    assert len(json.dumps({**vars(posted)})) < 300

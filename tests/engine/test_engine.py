@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Engine, LightningModule
 from drivetrain.accelerators import Accelerator, CPUAccelerator, CUDAAccelerator
+from drivetrain.checkpoints import TorchCheckpointIO, writer
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, UnknownNameError
 from drivetrain.loggers import DummyLogger
+from drivetrain.plugins import AsyncCheckpointIO
 from drivetrain.precision import MixedPrecision, Precision
 from drivetrain.strategies import SingleDeviceStrategy, StrategyRegistry
 from drivetrain.testing import FakeAccelerator
@@ -696,3 +699,17 @@ def test_a_hook_takes_the_engine_under_the_name_that_it_has() -> None:
     engine = Engine(accelerator="cpu", callbacks=[OfFabric(), Own()])
     engine.setup(nn.Linear(1, 1))
     assert heard == [engine, engine]
+
+
+def test_the_process_that_writes_in_the_background_starts_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(writer, "_PROGRAM", ["-c", "raise SystemExit(3)"])
+    engine = Engine(accelerator="cpu", plugins=AsyncCheckpointIO())
+    model = engine.setup(nn.Linear(2, 1))
+    assert caplog.text.count("does not work: it has ended with the exit code 3") == 1
+    engine.save(tmp_path / "a.ckpt", {"model": model})
+    engine.teardown()
+    assert caplog.text.count("does not work") == 1
+    assert "model" in TorchCheckpointIO().load_checkpoint(tmp_path / "a.ckpt")

@@ -85,6 +85,27 @@ class Suite(StrategyConformance):
         with pytest.raises(CheckpointError, match="Save after an optimizer step"):
             self.fit(Small(), accumulate_grad_batches=4, callbacks=[Saves(folder / "open.ckpt", 9)])
 
+    @needs_every_rank
+    def test_it_resumes_exactly_with_parameter_groups_and_frozen_layers(self, folder: Path) -> None:
+        uninterrupted = self.fit(Grouped(), callbacks=[Saves(folder / "groups.ckpt", 7)])
+        states = torch.load(folder / "groups.ckpt", weights_only=True)["optimizer_states"][0]["state"]
+        same(sorted(states), [0, 1, 2, 5, 6], "parameters with a state")
+        resumed = self.fit(Grouped(), ckpt_path=folder / "groups.ckpt")
+        for part in ("weights", "optimizer"):
+            torch.testing.assert_close(resumed[part], uninterrupted[part], rtol=0, atol=0)
+
+
+class Grouped(Small):
+    """Has two groups of parameters, and a frozen layer in the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net[2].requires_grad_(False)
+
+    def configure_optimizers(self) -> Any:
+        groups = [{"params": [self.scale, *self.net.parameters()]}, {"params": self.head.parameters(), "lr": 0.01}]
+        return torch.optim.AdamW(groups, lr=0.05)
+
 
 def _without(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name != "ckpt_path"}

@@ -298,7 +298,8 @@ class Life:
         stopped = self._enough_steps() or self.stopping
         self.cut = self.batches if stopped and not self.is_last else 0
         self.stage = "epoch end"
-        self._call("on_train_epoch_end", self._save_at_epoch_end if self.limits.val_interval == 1.0 else None)
+        at_end = isinstance(self.limits.val_interval, float)  # the integer 1 is each batch
+        self._call("on_train_epoch_end", self._save_at_epoch_end if at_end else None)
 
     def _keep(self, stage: str) -> None:
         if self.program.saves_on_exception:
@@ -346,7 +347,7 @@ class Life:
 
     def _after_batch(self) -> None:
         interval = self.limits.val_interval
-        due = self.is_last if interval == 1.0 and isinstance(interval, float) else self.batches % int(interval) == 0
+        due = self.is_last if isinstance(interval, float) else self.batches % int(interval) == 0
         if self.stage != "validated" and (due or self.stopping or self.stage == "validating"):
             self._validate()
             if self.window > 0:

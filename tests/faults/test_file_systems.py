@@ -136,13 +136,14 @@ def test_a_limit_of_the_size_of_files_stops_a_save_in_the_middle(programs: Any, 
     done = programs.run("-c", LIMITED, kind, cwd=tmp_path)
     error, *sizes = done.stdout.splitlines()
     assert error.startswith("The checkpoint a.ckpt could not be written: file too large (EFBIG"), done.stderr
+    assert "Raise the limit of the size of files (ulimit -f)" in error
     assert sizes == [str(2**10), str(2**16)]
     assert [each.name for each in tmp_path.iterdir()] == ["a.ckpt"]
 
 
 @pytest.mark.parametrize("kind", ["plain", "background"])
 def test_two_runs_in_one_folder_leave_complete_files(programs: Any, tmp_path: Path, kind: str) -> None:
-    """The saves of one run replace none of the other's; with saves in the background they can, at the same moment."""
+    """The saves of one run replace none of the other's."""
     folder, store = tmp_path / "runs", TorchCheckpointIO()
     done = programs.run(SHARED, folder, kind, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
     runs = [json.loads(line) for line in done.stdout.splitlines()]
@@ -151,5 +152,5 @@ def test_two_runs_in_one_folder_leave_complete_files(programs: Any, tmp_path: Pa
         assert len(each["files"]) == 7, each
         for path in each["files"]:
             weight = store.load_checkpoint(path)["state_dict"]["weight"]
-            assert weight.tolist() in ([[each["run"]] * 2] if kind == "plain" else [[1.0] * 2, [2.0] * 2])
+            assert weight.tolist() == [each["run"]] * 2
     assert all(path.suffix == ".ckpt" for path in folder.iterdir())

@@ -366,3 +366,121 @@ def test_an_event_file_that_was_deleted_is_named_at_the_end_too(tmp_path: Path) 
     with pytest.warns(UserWarning, match="was deleted, and the curves in it are lost"):
         logger.finalize("success")
     assert not tmp_path.exists()
+
+
+# ---- a run that resumes from a checkpoint ----------------------------------------------------------------------------
+
+
+def continued(folder: Path, state: dict[str, Any], value: float, version: str = "run") -> TensorBoardLogger:
+    """A process that resumes there, logs the checkpoint's step again and then two more, and is killed."""
+    logger = TensorBoardLogger(folder, version=version)
+    logger.load_state_dict(state)
+    logger.save()  # as a fit does before it trains
+    assert logger.state_dict() == state  # until something is logged, the position is that of the checkpoint
+    logger.log_hyperparams({"lr": 1})
+    for step in range(1, 4):
+        logger.log_metrics({"loss": value * step}, step=step)
+    logger.log_metrics({"per_step": value}, step=100)
+    logger.save()
+    return logger
+
+
+def interrupted(folder: Path) -> dict[str, Any]:
+    """The state at a checkpoint after step 1, of a run that goes on to step 3; one curve has steps of its own."""
+    logger = TensorBoardLogger(folder, version="run")
+    logger.log_hyperparams({"lr": 1})
+    for step in range(4):
+        logger.log_metrics({"loss": float(step), "per_step": 0.0}, step=step)
+        logger.log_metrics({"per_step": 1.0}, step=50 + step)
+        if step == 1:
+            state = logger.state_dict()
+    logger.save()
+    return state
+
+
+def test_a_resumed_run_continues_the_curves_at_its_checkpoint(tmp_path: Path) -> None:
+    state = interrupted(tmp_path)
+    for value in (10.0, 20.0):  # the first one is killed before it has a checkpoint of its own
+        resumed = continued(tmp_path, state, value)
+        assert sorted(scalars(resumed, "loss")) == [(0, 0.0), (1, 1.0), (2, 2 * value), (3, 3 * value)]
+        assert sorted(step for step, _ in scalars(resumed, "per_step")) == [0, 1, 50, 51, 100]
+        assert scalars(resumed, "hp_metric") == [(0, -1.0)]
+    later = continued(tmp_path, resumed.state_dict(), 5.0)
+    assert sorted(step for step, _ in scalars(later, "loss")) == [0, 1, 2, 3]
+    assert len(list(Path(later.log_dir).glob("events_replaced.*"))) == 2
+
+
+def test_a_resumed_run_leaves_the_events_of_other_runs_and_programs(tmp_path: Path) -> None:
+    state = interrupted(tmp_path)
+    first = continued(tmp_path, state, 10.0)
+    other = TensorBoardLogger(tmp_path, version="run")  # as for a test in a program of its own
+    other.log_metrics({"test": 1.0}, step=9)
+    other.finalize("success")
+    sizes = {file: file.stat().st_size for file in event_files(first)}
+    moved = continued(tmp_path, state, 20.0, version="elsewhere")
+    assert scalars(moved, "loss") == [(1, 20.0), (2, 40.0), (3, 60.0)]
+    assert {file: file.stat().st_size for file in event_files(first)} == sizes
+    assert scalars(continued(tmp_path, state, 20.0), "test") == [(9, 1.0)]
+
+
+def test_a_result_that_a_resumed_run_logs_at_an_earlier_step_counts(tmp_path: Path) -> None:
+    resumed = continued(tmp_path, interrupted(tmp_path), 10.0)
+    resumed.log_hyperparams(metrics=0.75)
+    resumed.finalize("success")
+    assert sorted(scalars(resumed, "hp_metric")) == [(0, -1.0), (0, 0.75)]
+
+
+KILLED = """
+import os, signal, sys
+import torch
+from drivetrain import LightningModule, Trainer
+from drivetrain.callbacks import LambdaCallback, ModelCheckpoint
+from drivetrain.loggers import TensorBoardLogger
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, batch_idx):
+        loss = self.layer(batch).square().mean()
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+    def validation_step(self, batch, batch_idx):
+        self.log("val", self.layer(batch).mean(), on_step=True, on_epoch=True)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+def kill(trainer, *rest):
+    if trainer.global_step == 7:
+        trainer.logger.save()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def fit(version, *callbacks):
+    torch.manual_seed(1)
+    data = torch.utils.data.DataLoader(torch.randn(20, 4), batch_size=2)
+    saves = ModelCheckpoint(version, every_n_train_steps=4)
+    logger = TensorBoardLogger("logs", name=None, version=version)
+    Trainer(max_epochs=2, logger=logger, callbacks=[saves, *callbacks], log_every_n_steps=1, val_check_interval=3,
+        enable_progress_bar=False).fit(Net(), data, data)
+
+if sys.argv[1] == "killed":
+    fit("run", LambdaCallback(on_train_batch_end=kill))
+fit("run")
+fit("whole")
+"""
+
+
+def test_a_run_that_is_killed_and_resumed_has_each_step_once(tmp_path: Path, programs: Any) -> None:
+    """The fit is killed behind its checkpoint, and the command started again."""
+    environ = {**os.environ, "DRIVETRAIN_RESUME": "auto"}
+    for how, code in (("killed", -signal.SIGKILL), ("resumed", 0)):
+        done = programs.run("-c", KILLED, how, cwd=tmp_path, env=environ)
+        assert done.returncode == code, done.stderr
+
+    def steps(version: str) -> dict[str, list[int]]:
+        events = read(tmp_path / "logs" / version)
+        return {name: [event.step for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+    assert steps("run") == steps("whole")
+    assert steps("run")["loss_step"] == list(range(20))
+    assert list((tmp_path / "logs" / "run").glob("events_replaced.*"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,6 @@ from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
 from drivetrain.errors import CheckpointError
 from drivetrain.loggers import CSVLogger
-
-pytestmark = pytest.mark.filterwarnings("ignore:The checkpoint's ModelCheckpoint wrote to")
 
 
 class Killed(Exception):
@@ -108,9 +107,21 @@ def test_how_long_and_from_where_may_change(tmp_path: Path, monkeypatch: pytest.
 def test_a_fit_after_one_that_has_ended_is_another_run(tmp_path: Path) -> None:
     first, second = Net(), Net()
     fit(tmp_path, first, logger=CSVLogger(tmp_path))
-    with pytest.warns(UserWarning, match="no checkpoint was saved with this configuration"):
+    with warnings.catch_warnings():  # its checkpoints are not of another configuration
+        warnings.simplefilter("error")
         fit(tmp_path, second, logger=CSVLogger(tmp_path))
     assert first.epochs == second.epochs == [0, 1, 2, 3]
+
+
+def test_a_checkpoint_that_does_not_say_which_fit_has_saved_it_is_of_this_one(tmp_path: Path) -> None:
+    fit(tmp_path, Net(dies_in=2), logger=CSVLogger(tmp_path))
+    (path,) = tmp_path.rglob("*.ckpt")
+    checkpoint = torch.load(path, weights_only=True)
+    del checkpoint["program"]["fit"]
+    torch.save(checkpoint, path)
+    module = Net()
+    fit(tmp_path, module, logger=CSVLogger(tmp_path))
+    assert module.epochs == [2, 3]
 
 
 def test_a_version_that_was_given_is_a_run_of_its_own(tmp_path: Path) -> None:

@@ -18,9 +18,13 @@ class LimitsWatch:
 
     def nothing_trained(self) -> None:
         progress, limits = self._run.progress, self._run.limits
+        counts = (
+            (progress.current_epoch, limits.max_epochs, "epochs"),
+            (progress.global_step, limits.max_steps, "steps"),
+        )
+        done = [f"{count} of {limit} {what}" for count, limit, what in counts if limit != ENDLESS]
         rank_zero_info(
-            f"Nothing to train: {progress.current_epoch} of {limits.max_epochs} epochs and {progress.global_step} of "
-            f"{limits.max_steps} steps are done."
+            f"Nothing to train: {' and '.join(done) or f'{progress.global_step} steps'} are done."
             + (" limit_train_batches is 0." if limits.train_batches == 0 else "")
             + (" A request to stop is in force." if progress.should_stop else "")
         )

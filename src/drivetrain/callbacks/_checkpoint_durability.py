@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.callbacks._checkpoint_files import is_below, save_new
 from drivetrain.callbacks._checkpoint_names import NamedCheckpoint
-from drivetrain.checkpoints.io import CheckpointIO, wait_for
+from drivetrain.checkpoints.io import CheckpointIO, background_of, wait_for
 from drivetrain.errors import CheckpointError
 from drivetrain.trainer.telling import tell
 
@@ -141,6 +142,13 @@ class StoredCheckpoint(NamedCheckpoint):
     def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         """Remove one file."""
         trainer.strategy.remove_checkpoint(filepath)
+
+    def _alone(self, trainer: Trainer) -> AbstractContextManager[None]:
+        """Return the context of a save: other runs that save in the background to the same folder wait for its end."""
+        background = background_of(trainer.strategy.checkpoint_io)
+        if background is None or self.dirpath is None or files.is_remote(self.dirpath) or not trainer.is_global_zero:
+            return nullcontext()
+        return background.alone_in(self.dirpath)
 
     # ---- waiting ---------------------------------------------------------------------------------------------
 

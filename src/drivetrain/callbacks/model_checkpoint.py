@@ -182,7 +182,7 @@ class ModelCheckpoint(StoredCheckpoint):
             self._newest_path = newest if self._is_own(newest) else ""  # the target of save_last="link"
             self._saved_at_step = state_dict.get("saved_at_step", -1)
             self._last_at_batch = state_dict.get("last_at_batch", -1)
-        else:
+        elif not self.follows_logger:  # else each run of the logger has a folder of its own
             rank_zero_warn(
                 f"The checkpoint's ModelCheckpoint wrote to {state_dict['dirpath']}, and this one writes to "
                 f"{self.dirpath}. It restores only best_model_path, and ranks only its own files."
@@ -272,7 +272,7 @@ class ModelCheckpoint(StoredCheckpoint):
         due = self.save_last is True or (self.save_last == "link" and not self._newest_path)
         if due and self._may_save(trainer) and self._last_at_batch != trainer.progress.total_batches:
             metrics = self._monitor_candidates(trainer)
-            with self._naming_last(trainer, metrics) as before:
+            with self._alone(trainer), self._naming_last(trainer, metrics) as before:
                 self._save_last(trainer, metrics, before)
             self._settle(trainer)
         self._warn_if_nothing_was_saved(trainer, self._may_save(trainer) and self._written_at_step == -1)
@@ -337,7 +337,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self._saved_at_time = time.monotonic()
 
     def _save_ranked_and_last(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
-        with self._naming_last(trainer, metrics) as before:
+        with self._alone(trainer), self._naming_last(trainer, metrics) as before:
             self._dropped = []
             self._save_topk_checkpoint(trainer, metrics)
             dropped = self._dropped

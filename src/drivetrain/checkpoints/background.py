@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,9 @@ from drivetrain.checkpoints.container import pickled
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.checkpoints.writer import Writer, WriterEndedError
 from drivetrain.errors import CheckpointError, ConfigurationError, shown
+
+_LOCK_PAUSE_S, _LOCK_PATIENCE_S = 0.02, 600.0
+_LONG_S = 60.0  # after which a line says what the process waits for
 
 
 class Later:
@@ -40,11 +45,11 @@ class AsyncCheckpointIO(CheckpointIO):
     """Writes checkpoints one after the other while training continues.
 
     :meth:`save_checkpoint` returns when the checkpoint's tensors are copied to host memory, which must have room for
-    two copies; if it has not, the save waits until the checkpoint is written, and logs that. Local files are
-    written by a process of its own, which starts when a fit starts, and which gets only the processor time that
-    training leaves; other stores and addresses write in a thread. A ModelCheckpoint removes and ranks files when they
-    are written, and the end of a run waits for them. If a write fails, the next save or the end of the run raises its
-    error.
+    two copies; if it has not, the save waits until the checkpoint is written, and logs that. Local files are written by
+    a process of its own, which starts when a fit starts or an Engine sets up a model, and which gets only the processor
+    time that training leaves; other stores and addresses write in a thread. A ModelCheckpoint removes and ranks files
+    when they are written, and the end of a run waits for them. If a write fails, the next save or the end of the run
+    raises its error.
 
     Args:
         checkpoint_io: the store that writes and reads; ``None``: files, as by default.
@@ -73,6 +78,7 @@ class AsyncCheckpointIO(CheckpointIO):
         self._running: list[Future[Any]] = []  # the writes of the last save
         self._saving = 0  # how many contexts of one_save() are open
         self._in_place = False  # whether the running save has no copy, see hold()
+        self._is_new = False  # whether the running save may replace no file
 
     def __getstate__(self) -> dict[str, Any]:
         return {"checkpoint_io": self.checkpoint_io}  # a thread and a process cannot be pickled
@@ -102,7 +108,31 @@ class AsyncCheckpointIO(CheckpointIO):
     def save_checkpoint(self, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy ``checkpoint``, and start writing the copy to ``path``."""
         with self.one_save():
-            self.begin(path, self._write, self.hold(dict(checkpoint), path), path, storage_options)
+            self.begin(path, self._write, self.hold(dict(checkpoint), path), path, storage_options, self._is_new)
+
+    @contextlib.contextmanager
+    def alone_in(self, folder: str | Path) -> Iterator[None]:
+        """Context that chooses names in ``folder`` and begins to write under them. Until they are written, other runs
+        wait before they choose a name: so none replaces the file of another.
+        """
+        self._settle()
+        unlock = _locked(folder)
+        try:
+            yield
+        finally:
+            if self._thread is None:
+                unlock()
+            else:
+                self._running.append(self._thread.submit(unlock))
+
+    @contextlib.contextmanager
+    def new_files(self) -> Iterator[list[str]]:
+        """Context in which no file is replaced. If another run has put one there meanwhile, the save fails."""
+        self._is_new = True
+        try:
+            yield []
+        finally:
+            self._is_new = False
 
     @contextlib.contextmanager
     def one_save(self) -> Iterator[None]:
@@ -135,8 +165,7 @@ class AsyncCheckpointIO(CheckpointIO):
         """Wait for the writes of the last save, whether they fail or not."""
         if self._arena is not None:
             self._arena.hurry(True)
-        for running in self._running:
-            running.exception()
+        _finish(self._running)
 
     def hold(self, tree: Any, path: str | Path) -> Any:
         """Return a copy of ``tree`` for :meth:`begin`, in a context of :meth:`one_save`.
@@ -181,12 +210,22 @@ class AsyncCheckpointIO(CheckpointIO):
 
         def when_written() -> None:
             written.result()  # raises the exception of a failed write; the thread has already run it
-            function(*args)
+            if function(*args) is False:
+                raise _taken(path)
 
         self.begin(path, when_written)
 
-    def _write(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any) -> dict[str, Any] | None:
+    def _write(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any, is_new: bool
+    ) -> dict[str, Any] | None:
         """Write a file; return its ``size`` and ``crc32`` if the process has written it."""
+        with self.checkpoint_io.new_files() if is_new else contextlib.nullcontext() as refused:
+            receipt = self._write_file(checkpoint, path, storage_options)
+        if refused:
+            raise _taken(path)
+        return receipt
+
+    def _write_file(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any) -> dict[str, Any] | None:
         checkpoint = {key: each.value() if isinstance(each, Later) else each for key, each in checkpoint.items()}
         if storage_options is None and self._is_for_process(path):
 
@@ -197,7 +236,7 @@ class AsyncCheckpointIO(CheckpointIO):
                 named = [(f"archive/{name}", record) for name, record in records.items()]
                 return self.write_records(Path(target), named, zipped=True, new=new)
 
-            if (receipt := file.save(checkpoint, path, write)) is not None:
+            if (receipt := file.save(checkpoint, path, write)) is not None or self.checkpoint_io.was_refused(path):
                 return receipt
         self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
         return None
@@ -254,7 +293,7 @@ class AsyncCheckpointIO(CheckpointIO):
             return self.checkpoint_io.copy(source, path, link, replaces)
         if not replaces and self.exists(path):
             return False
-        self.after(source, path, self.checkpoint_io.copy, source, path, link)
+        self.after(source, path, self.checkpoint_io.copy, source, path, link, replaces)
         return True
 
     def link_target(self, path: str | Path) -> str | None:
@@ -275,6 +314,7 @@ class AsyncCheckpointIO(CheckpointIO):
                 continue
             if self._arena is not None:
                 self._arena.hurry(True)
+            _finish([write])
             try:
                 write.result()
             except CheckpointError:
@@ -296,6 +336,61 @@ class AsyncCheckpointIO(CheckpointIO):
             self._arena.close()
         self._thread = self._writer = self._arena = None
         self.checkpoint_io.teardown()
+
+
+def _finish(writes: Iterable[Future[Any]]) -> None:
+    """Wait for the end of ``writes``; if that takes long, log how to end without them."""
+    if futures.wait(writes, _LONG_S).not_done:
+        any_rank_info(
+            f"This process has waited {_LONG_S:g} s for the disk to write checkpoints, and continues to wait. To end "
+            "without them, kill it (SIGKILL): the newest complete checkpoint stays."
+        )
+        futures.wait(writes)
+
+
+def _taken(path: str | Path) -> CheckpointError:
+    return CheckpointError(
+        f"The checkpoint {path} was not written, because another run has meanwhile put a file there, which stays. Give "
+        "each run a folder of its own."
+    )
+
+
+def _locked(folder: str | Path) -> Callable[[], None]:
+    """Lock a local folder, if its file system can, and return a function that unlocks it.
+
+    The lock ends with the process, so a killed run leaves none. A run that has stopped does not block others for ever.
+    """
+    try:
+        import fcntl
+
+        os.makedirs(folder, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):  # Windows; if the folder cannot be used, the save raises the error
+        return lambda: None
+
+    def unlock() -> None:
+        fcntl.flock(handle, fcntl.LOCK_UN)  # a forked process may still have the folder open
+        os.close(handle)
+
+    gives_up = time.monotonic() + _LOCK_PATIENCE_S
+    waits = False
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > gives_up:
+                return unlock
+            if not waits:
+                waits = True
+                any_rank_info(
+                    f"Training waits while another run writes a checkpoint to {folder}. Give each run a folder of its "
+                    "own."
+                )
+            time.sleep(_LOCK_PAUSE_S)
+        except OSError:  # this file system has no locks
+            return unlock
+        else:
+            return unlock
 
 
 _stores: weakref.WeakSet[AsyncCheckpointIO] = weakref.WeakSet()

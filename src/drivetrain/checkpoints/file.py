@@ -37,6 +37,7 @@ _UNPICKLABLE = (pickle.PickleError, AttributeError, TypeError, ImportError)
 _CURES = {
     errno.EISDIR: "Move the folder away, or save under another name.",
     errno.EINVAL: "Save under another name.",
+    errno.EFBIG: "Raise the limit of the size of files (ulimit -f), or choose a file system that takes larger ones.",
 }
 
 EMPTY_PATH = (
@@ -256,13 +257,18 @@ def save(
         ) from error
     except (OSError, RuntimeError) as error:
         number, why = getattr(error, "errno", None) or 0, getattr(error, "strerror", None) or str(error)
-        cure = _CURES.get(number, "Free some space or choose another default_root_dir.")
+        cure = cure_of(number)
         if files.is_remote(target):  # an address: first written to the temporary folder
             cure = "Check the address, the credentials and the connection."
             if number == errno.ENOSPC:
                 cure = "Free some space, or set the variable TMPDIR to a folder with more."
         raise _unwritten(target, why, cure) from error
     return None
+
+
+def cure_of(number: int | None) -> str:
+    """Return what to do about an error of the local file system, by its errno."""
+    return _CURES.get(number or 0, "Free some space or choose another default_root_dir.")
 
 
 def _write(checkpoint: dict[str, Any], target: Path | str, new: bool) -> None:

@@ -6,6 +6,7 @@
       manifest.json             the files with their sizes and checksums, and where each part of each tensor is
       3f9a1c20.state.json       everything that is no tensor
       3f9a1c20.rank0.bin        tensors, as raw bytes
+      3f9a1c20.rank0.parts.json where each part of them is, if the manifest would be too long otherwise
 
 The folder may also be at an address such as ``s3://bucket/model.ckpt``: each process uploads its own files.
 
@@ -25,7 +26,6 @@ import os
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,22 @@ from torch import Tensor
 from drivetrain.base import files
 from drivetrain.base.restoring import COUNT, Form, count, entry, expect, restoring
 from drivetrain.checkpoints import json_tree
+from drivetrain.checkpoints.part_lists import (
+    MOST_IN_MANIFEST,
+    Piece,
+    Stored,
+    Written,
+    add_rows,
+    plain_of,
+    rows_of,
+    tensors_of,
+)
 from drivetrain.checkpoints.unread import UnreadTensor
 from drivetrain.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 _FORMAT = "drivetrain sharded checkpoint"
-_VERSION = 1
+_VERSION = 2  # 1 if the manifest lists all parts of tensors
 _ALIGNMENT = 64  # bytes; aligned so that a piece can be mapped into memory
 _CHUNK = 2**24  # bytes
 
@@ -52,45 +62,6 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 Part = tuple[str, Tensor, tuple[int, ...], Box]
 """What a process writes of a tensor: its name, the part on host or device, the complete shape, the part's position."""
-
-
-@dataclass
-class Piece:
-    """A part of a tensor in a file.
-
-    Attributes:
-        file: the file's name.
-        at: the offset of its bytes in the file. crc32: their checksum. offsets, shape: the position and shape of the
-            part in the tensor.
-    """
-
-    file: str
-    at: int
-    crc32: int
-    offsets: tuple[int, ...]
-    shape: tuple[int, ...]
-
-
-@dataclass
-class Stored:
-    """The manifest's entry for a tensor."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    pieces: list[Piece] = field(default_factory=list)
-
-
-@dataclass
-class Written:
-    """The output of one process: its files with sizes in bytes and checksums, and its parts of tensors."""
-
-    files: dict[str, dict[str, int]] = field(default_factory=dict)
-    tensors: dict[str, Stored] = field(default_factory=dict)
-
-
-def written_of(folder: Folder, plain: Mapping[str, Any]) -> Written:
-    """Return the :class:`Written` in ``folder`` from its ``dataclasses.asdict`` after JSON."""
-    return Written(dict(plain["files"]), _tensors(folder, plain))
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -169,6 +140,26 @@ def write_content(file: Path | str, content: bytes) -> None:
         stream.write(content)
 
 
+def list_apart(
+    folder: Folder,
+    name: str,
+    written: Written,
+    processes: int,
+    write: Callable[[Path | str, bytes], None] = write_content,
+) -> Written:
+    """If all ``processes`` have very many parts of tensors, write the list of this process's into the file ``name``.
+
+    Returns:
+        ``written``, with that file instead of the parts.
+    """
+    if sum(len(each.pieces) for each in written.tensors.values()) * processes <= MOST_IN_MANIFEST:
+        return written
+    [file] = written.files
+    content = rows_of(written)
+    write(_in(folder, name), content)
+    return Written({**written.files, name: {"size": len(content), "crc32": zlib.crc32(content)}}, {}, {name: file})
+
+
 def commit(
     folder: Folder,
     save: str,
@@ -195,8 +186,10 @@ def commit(
     own = Written({state: {"size": len(content), "crc32": zlib.crc32(content)}})
     all_files: dict[str, dict[str, int]] = {}
     tensors: dict[str, Stored] = {}
+    lists: dict[str, str] = {}
     for written in [own, *everyones]:
         all_files |= written.files
+        lists |= written.lists
         for name, stored in written.tensors.items():
             tensors.setdefault(name, Stored(stored.dtype, stored.shape)).pieces.extend(stored.pieces)
     for name, record in all_files.items():
@@ -206,8 +199,8 @@ def commit(
                 'wrote. Write to a folder that all machines share, or use state_dict_type="full".'
             )
     manifest = {
-        "format": _FORMAT, "version": _VERSION, "state": state, "files": all_files,
-        "tensors": {name: asdict(stored) for name, stored in tensors.items()},
+        "format": _FORMAT, "version": _VERSION if lists else 1, "state": state, "files": all_files,
+        "tensors": plain_of(tensors), **({"lists": lists} if lists else {}),
     }  # fmt: skip
     write(_in(folder, MANIFEST), json.dumps(manifest).encode())
     if isinstance(folder, Path):
@@ -255,7 +248,11 @@ def _own_files(folder: Folder) -> Iterator[str]:
     """Return the names of files whose names have the form that a save gives them."""
     for name in files.names(folder):
         digits, _, rest = name.partition(".")
-        if len(digits) == 8 and rest.endswith((".bin", "state.json")) and set(digits) <= set("0123456789abcdef"):
+        if (
+            len(digits) == 8
+            and rest.endswith((".bin", "state.json", "parts.json"))
+            and set(digits) <= set("0123456789abcdef")
+        ):
             yield name
 
 
@@ -337,16 +334,15 @@ def _manifest(path: Folder) -> dict[str, Any]:
 
 def _tensors(path: Folder, manifest: Mapping[str, Any]) -> dict[str, Stored]:
     with restoring(f"{os.path.basename(path)}/{MANIFEST}"):
-        return {
-            name: Stored(
-                each["dtype"], tuple(each["shape"]),
-                [
-                    Piece(piece["file"], piece["at"], piece["crc32"], tuple(piece["offsets"]), tuple(piece["shape"]))
-                    for piece in each["pieces"]
-                ],
-            )
-            for name, each in entry(manifest, "tensors", _TENSORS).items()
-        }  # fmt: skip
+        tensors = tensors_of(entry(manifest, "tensors", _TENSORS))
+        lists: dict[str, str] = expect(manifest.get("lists", {}), (dict, {str: str}))
+    for name, file in lists.items():
+        with _reading(_in(path, name)):
+            content = files.read(_in(path, name))
+        _check(_in(path, name), manifest["files"].get(name, {}), len(content), zlib.crc32(content))
+        with restoring(f"{os.path.basename(path)}/{name}"):
+            add_rows(tensors, content, entry(manifest["files"], file, dict) and file)
+    return tensors
 
 
 @contextlib.contextmanager

@@ -21,7 +21,8 @@ from torch import Tensor
 from drivetrain.base.restoring import restoring
 from drivetrain.checkpoints import json_tree
 from drivetrain.checkpoints.foreign import read_objects, read_pickle
-from drivetrain.checkpoints.sharded import Piece, Stored, StoredTensor
+from drivetrain.checkpoints.part_lists import Piece, Stored
+from drivetrain.checkpoints.sharded import StoredTensor
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies.sharded_files import TensorNames
 

@@ -203,8 +203,7 @@ class Engine(StateFiles):
             optimizers: created from its parameters.
             scheduler: created from an optimizer; returned unchanged if the strategy does not step it.
             move_to_device: False leaves the module on its device.
-            _reapply_compile: ignored; some programs pass it. A module that ``torch.compile`` returned is always
-                compiled inside the strategy's wrapper.
+            _reapply_compile: ignored; some programs pass it.
 
         Returns:
             The wrapped module; with optimizers or a scheduler, a tuple in the order of the arguments.
@@ -219,6 +218,7 @@ class Engine(StateFiles):
         self._begin()
         if self.strategy.world.size > 1:
             self._compare(module, optimizers)
+        self._verbs.start_store()
         prepared, made, scheduler = self._verbs.set_up(module, optimizers, scheduler, move_to_device)
         model = EngineModule(prepared, self._verbs.exposed(module, prepared), self)
         handles = [self._handle(optimizer) for optimizer in made]

@@ -23,6 +23,7 @@ from drivetrain.base.no_init import NoInit
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.base.tree import move
+from drivetrain.checkpoints.io import background_of
 from drivetrain.checkpoints.plain import decode, encode
 from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
@@ -81,6 +82,11 @@ class Verbs:
         for handle in self._handles:
             plain = unwrapped(handle)
             handle.bind(self._known_step(plain), self._zero_grad(plain))
+
+    def start_store(self) -> None:
+        """Start the process that writes in the background, so that what is wrong with it is logged before training."""
+        if (background := background_of(self.strategy.checkpoint_io)) is not None:
+            background.start()
 
     # ---- set up --------------------------------------------------------------------------------------------------
 

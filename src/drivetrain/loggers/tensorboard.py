@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 from collections.abc import Iterator, Mapping
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
 _WRITER_ARGUMENTS = ("comment", "purge_step", "max_queue", "flush_secs", "filename_suffix")
 """What SummaryWriter takes besides the folder; written down here, because importing it is slow."""
 
+_RESUMED = ".resumed"  # in the names of event files of processes that continue a run from a checkpoint
+
 
 class TensorBoardLogger(FolderLogger):
     """Writes event files to ``<save_dir>/<name>/version_<n>[/<sub_dir>]``, and ``hparams.yaml`` beside them.
 
     The writer, with an open file and a thread, exists from the first written value until :meth:`finalize`. Values that
     are logged later, for example in ``trainer.test``, are appended to the same event file. Another process that
-    continues the run, such as a resumed one, writes its own event file.
+    continues the run, such as a resumed one, writes its own event file. A fit that resumes with the same ``version``
+    continues the curves after the checkpoint: the events behind it, which it logs again, move to ``events_replaced.*``.
 
     Args:
         save_dir: the root folder; ``~`` and environment variables are expanded.
@@ -75,6 +79,10 @@ class TensorBoardLogger(FolderLogger):
         self._writer: EventFile | None = None
         self._event_file: str | None = None  # of this process
         self._owner = os.getpid()
+        self._sizes: dict[str, int] = {}  # of earlier event files of this run, by name
+        self._last: dict[str, int] = {}  # the last step of each curve
+        self._found: dict[str, int] = {}  # the same at the checkpoint, for curves that this fit has not continued yet
+        self._resumes_at: dict[str, Any] = {}  # the state of the checkpoint, until something is logged
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_writer": None, "_event_file": None}  # a copy writes its own file
@@ -99,19 +107,34 @@ class TensorBoardLogger(FolderLogger):
             return Nothing()  # type: ignore[return-value]
         self._forget_copy()
         self._forget_deleted()
+        if self._resumes_at:
+            self._take_events_back()
         if self._writer is None:
             from drivetrain.loggers._event_file import EventFile
 
+            kwargs = dict(self._kwargs)
+            if self._sizes:
+                kwargs["filename_suffix"] = _RESUMED + kwargs.get("filename_suffix", "")
             with self._explained(self.log_dir):
-                self._writer = EventFile(self._here, self._event_file, **self._kwargs)
+                self._writer = EventFile(self._here, self._event_file, **kwargs)
             self._event_file = self._writer.event_file
         return self._writer
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Record each number as a scalar; a mapping of numbers becomes several curves in one chart."""
-        writer = self.experiment
-        for name, value in self._named(metrics).items():
+        writer, values = self.experiment, self._named(metrics)
+        if step is not None:
+            curves = values.keys() - self._named({"epoch": 0}).keys()  # which comes with the values of each curve
+            # a resumed fit logs again what was logged when the checkpoint was saved
+            known = {name for name in curves if step <= self._found.get(name, step - 1)}
+            if known and known == curves:
+                return
+            for name in curves - known:
+                self._found.pop(name, None)
+                self._last[name] = step
+            values = {name: value for name, value in values.items() if name not in known}
+        for name, value in values.items():
             if isinstance(value, Mapping):
                 writer.add_scalars(name, value, step)
             else:
@@ -133,13 +156,15 @@ class TensorBoardLogger(FolderLogger):
         from torch.utils.tensorboard.summary import hparams
 
         self._keep_hparams(params)
-        if metrics is None:
+        if not (is_result := metrics is not None):
             metrics = {"hp_metric": -1.0} if self._default_hp_metric else {}
         elif not isinstance(metrics, Mapping):
             metrics = {"hp_metric": metrics}
+        file_writer = self.experiment._get_file_writer()  # type: ignore[no-untyped-call]
+        if is_result:
+            self._found = {name: at for name, at in self._found.items() if name not in self._named(metrics)}
         self.log_metrics(metrics, step or 0)
         # SummaryWriter.add_hparams would create another run below this one, so its parts are written separately.
-        file_writer = self.experiment._get_file_writer()  # type: ignore[no-untyped-call]
         summaries = hparams(dict(_flat(self.hparams)), self._named(metrics))  # type: ignore[no-untyped-call]
         for summary in summaries:
             file_writer.add_summary(summary)
@@ -175,6 +200,56 @@ class TensorBoardLogger(FolderLogger):
                     f"({type(error).__name__}: {error}). Set example_input_array to inputs that forward takes, "
                     "or write log_graph=False."
                 )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sizes of the event files and the last step of each curve, if a resumed fit continues this run."""
+        if self._resumes_at or self.numbers_runs:
+            return self._resumes_at
+        self._note_size()
+        return {"files": dict(self._sizes), "last": dict(self._last)} if self._sizes else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the run from here, once something is logged, if its folder has these event files."""
+        self._resumes_at = {name: {**state[name]} for name in ("files", "last")}
+
+    def _note_size(self) -> None:
+        """Remember how long the event file of this process is."""
+        if self._writer is not None:
+            self._writer.flush()
+        if self._event_file is not None:
+            with contextlib.suppress(OSError):  # it was deleted
+                self._sizes[os.path.basename(self._event_file)] = os.path.getsize(self._event_file)
+
+    def _take_events_back(self) -> None:
+        """Let each event file end where it ended at the checkpoint; what is behind that moves to another file."""
+        state, self._resumes_at = self._resumes_at, {}
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = self._event_file = None
+        names = []
+        with contextlib.suppress(FileNotFoundError):
+            names = files.names(self.log_dir)
+        if not state["files"].keys() & set(names):
+            return  # another folder
+        self._sizes, self._last, self._found = state["files"], state["last"], dict(state["last"])
+        for name in names:
+            # other resumed processes have continued this checkpoint, or a later one
+            is_later = name.startswith("events.out.") and _RESUMED in name
+            size = self._sizes.get(name, 0 if is_later else None)
+            if size is not None:
+                self._fetch(name)
+                self._cut(name, size)
+
+    def _cut(self, name: str, size: int) -> None:
+        path = os.path.join(self._here, name)
+        with open(path, "r+b") as file:
+            file.seek(size)
+            if behind := file.read():
+                # TensorBoard does not read files of this name
+                replaced = f"events_replaced.{name.removeprefix('events.out.tfevents.')}"
+                with open(os.path.join(self._here, replaced), "ab") as other:
+                    other.write(behind)
+                file.truncate(size)
 
     @rank_zero_only
     def save(self) -> None:
@@ -218,6 +293,7 @@ class TensorBoardLogger(FolderLogger):
             self._writer.close()
             self._writer = None
         if self._mirror is not None:
+            self._note_size()
             self._event_file = None  # uploaded and removed here; the next run writes another file
         self._upload(releases=True)
 

@@ -106,6 +106,7 @@ def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict
     """
     from deepspeed.utils import safe_get_full_optimizer_state
 
+    _link_states(engine)
     state: dict[int, dict[str, Any]] = {}
     number = 0
     for group, pieces in zip(optimizer.param_groups, _pieces(engine, optimizer), strict=True):
@@ -147,9 +148,7 @@ def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, 
                 key: torch.zeros_like(piece) if _is_like(value, shape) else _copied(value)
                 for key, value in like.items()
             }
-    # ZeRO-1 and ZeRO-2 find the states through these parameters
-    if hasattr(engine.optimizer, "_lazy_init_hp_params_optimizer_state"):
-        engine.optimizer._lazy_init_hp_params_optimizer_state()
+    _link_states(engine)
     for parameter, index, entry in entries:
         for key, value in entry.items():
             if not isinstance(value, Tensor) or value.dim() == 0 != parameter.dim():
@@ -160,6 +159,17 @@ def load_optimizer_state(engine: Any, optimizer: Optimizer, saved: Mapping[str, 
                     place, f"has the shape {tuple(value.shape)}, and {tuple(parameter_shape(parameter))} is expected"
                 )
             _set_whole(parameter, value, key)
+
+
+def _link_states(engine: Any) -> None:
+    """Let ZeRO-1 and ZeRO-2 find the states through the parameters.
+
+    They do so by themselves after the first step of the first parameter group, when the other groups have no states.
+    """
+    zero = engine.optimizer
+    if hasattr(zero, "_lazy_init_hp_params_optimizer_state") and engine.basic_optimizer.state:
+        zero._hp_optimizer_states_linked = False
+        zero._lazy_init_hp_params_optimizer_state()
 
 
 def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> None:

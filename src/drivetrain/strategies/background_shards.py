@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from drivetrain.checkpoints import json_tree, sharded
+from drivetrain.checkpoints import json_tree, part_lists, sharded
 from drivetrain.checkpoints.background import AsyncCheckpointIO, Later
 from drivetrain.strategies.joint_save import JointSave
 from drivetrain.strategies.sharded_files import TensorNames, parts_of_rank, unwritten
@@ -28,7 +27,7 @@ def begin(
         mine = parts_of_rank(names, strategy.is_global_zero)
         parts = background.hold([(name, part.detach().contiguous(), *place) for name, part, *place in mine], path)
         if strategy.is_global_zero:
-            all_tensors = sharded.Written()
+            all_tensors = part_lists.Written()
             sharded.list_all(all_tensors, names.tensors)
             background.begin(path, shards.complete, parts, all_tensors, tree, later)
         else:
@@ -41,17 +40,18 @@ class _Shards:
     def __init__(self, strategy: Strategy, background: AsyncCheckpointIO, path: str | Path, save_id: str) -> None:
         self._background, self._save_id, self._folder = background, save_id, sharded.place(path)
         self._file = f"{save_id}.rank{strategy.global_rank}.bin"
+        self._list, self._processes = f"{save_id}.rank{strategy.global_rank}.parts.json", strategy.world_size
         self._joint = JointSave(strategy.world, path, save_id) if strategy.world_size > 1 else None
 
     def complete(
-        self, parts: list[sharded.Part], all_tensors: sharded.Written, tree: Any, later: Mapping[str, Later]
+        self, parts: list[sharded.Part], all_tensors: part_lists.Written, tree: Any, later: Mapping[str, Later]
     ) -> None:
         """Write the shards of rank 0, and when all others have written theirs, the manifest."""
         failure: Exception | None = None
         try:
             written = [all_tensors, self._write(parts)]
             if self._joint is not None:
-                written += [sharded.written_of(self._folder, each) for each in self._joint.collect()]
+                written += [part_lists.written_of(each) for each in self._joint.collect()]
             tree |= {key: each.value() for key, each in later.items()}
             sharded.commit(self._folder, self._save_id, tree, written, self._write_small)
         except Exception as error:
@@ -65,27 +65,30 @@ class _Shards:
     def contribute(self, parts: list[sharded.Part]) -> None:
         """Write the shards of another rank."""
         assert self._joint is not None  # there are several ranks
-        failure, written = None, sharded.Written()
+        failure, written = None, part_lists.Written()
         try:
             written = self._write(parts)
         except Exception as error:
             failure = unwritten(self._folder, error) if isinstance(error, OSError) else error
-        self._joint.post(asdict(written), failure)
+        self._joint.post({**vars(written), "tensors": part_lists.plain_of(written.tensors)}, failure)
         try:
             self._joint.follow()
         except Exception as error:
             sharded.discard(self._folder, self._save_id)
             raise failure or error from None
 
-    def _write(self, parts: list[sharded.Part]) -> sharded.Written:
+    def _write(self, parts: list[sharded.Part]) -> part_lists.Written:
         if not parts:
-            return sharded.Written()
+            return part_lists.Written()
         if isinstance(self._folder, Path):
             records = [(str(number), part.untyped_storage()) for number, (_, part, *_) in enumerate(parts)]
             receipt = self._background.write_records(self._folder / self._file, records, zipped=False)
             if receipt is not None:
-                return _of_receipt(self._file, parts, receipt)
-        return sharded.write_tensors(self._folder, self._file, parts)
+                return self._listed(_of_receipt(self._file, parts, receipt))
+        return self._listed(sharded.write_tensors(self._folder, self._file, parts))
+
+    def _listed(self, written: part_lists.Written) -> part_lists.Written:
+        return sharded.list_apart(self._folder, self._list, written, self._processes, self._write_small)
 
     def _write_small(self, place: Path | str, content: bytes) -> None:
         is_local = isinstance(place, Path)
@@ -93,11 +96,12 @@ class _Shards:
             sharded.write_content(place, content)
 
 
-def _of_receipt(name: str, parts: list[sharded.Part], receipt: Mapping[str, Any]) -> sharded.Written:
+def _of_receipt(name: str, parts: list[sharded.Part], receipt: Mapping[str, Any]) -> part_lists.Written:
     """Return the description of ``parts`` in the file ``name``, which another process has written."""
-    written = sharded.Written({name: {"size": receipt["size"], "crc32": receipt["crc32"]}})
+    written = part_lists.Written({name: {"size": receipt["size"], "crc32": receipt["crc32"]}})
     for number, (tensor_name, part, whole, (offsets, shape)) in enumerate(parts):
         at, checksum = receipt["records"][str(number)]
-        stored = sharded.Stored(str(part.dtype).removeprefix("torch."), whole)
-        written.tensors.setdefault(tensor_name, stored).pieces.append(sharded.Piece(name, at, checksum, offsets, shape))
+        stored = part_lists.Stored(str(part.dtype).removeprefix("torch."), whole)
+        piece = part_lists.Piece(name, at, checksum, offsets, shape)
+        written.tensors.setdefault(tensor_name, stored).pieces.append(piece)
     return written

@@ -201,7 +201,7 @@ def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replac
             return store.copy(source, path, link=link, replaces=replaces)
         if not replaces and store.exists(path):
             return False
-        background.after(source, path, copy, background.checkpoint_io, source, path, link)
+        background.after(source, path, copy, background.checkpoint_io, source, path, link, replaces)
         return True
     origin = store.resolve(source)
     copies = {

@@ -8,7 +8,6 @@ import os
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from torch import Tensor
 
 from drivetrain.base import files
 from drivetrain.base.restoring import shown_error
-from drivetrain.checkpoints import json_tree, sharded
-from drivetrain.checkpoints.file import refused_here, writes_files
+from drivetrain.checkpoints import json_tree, part_lists, sharded
+from drivetrain.checkpoints.file import cure_of, refused_here, writes_files
 from drivetrain.checkpoints.io import background_of
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.strategies import rank_files
@@ -55,7 +54,7 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
         return
     names = TensorNames(checkpoint)
     tree = json_tree.encode(dict(checkpoint), names.of)
-    written, failure = sharded.Written(), None
+    written, failure = part_lists.Written(), None
     try:
         written = _write_part(strategy, names, folder, save_id)
     except Exception as error:
@@ -77,8 +76,8 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
 def unwritten(folder: sharded.Folder, error: OSError) -> CheckpointError:
     """Return the error of a save to ``folder`` that failed with ``error``."""
     return CheckpointError(
-        f"The checkpoint {folder} could not be written: {shown_error(error)}. What was there before is untouched. Free "
-        "some space or choose another default_root_dir."
+        f"The checkpoint {folder} could not be written: {shown_error(error)}. What was there before is untouched. "
+        f"{cure_of(error.errno)}"
     )
 
 
@@ -107,12 +106,13 @@ def save_alone(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Pa
     names = TensorNames(checkpoint)
     tree = json_tree.encode(dict(checkpoint), names.of)
     written = _write_part(strategy, names, folder, save_id)
-    own = {"written": asdict(written), "tree": tree if strategy.is_global_zero else None}
+    plain = {**vars(written), "tensors": part_lists.plain_of(written.tensors)}
+    own = {"written": plain, "tree": tree if strategy.is_global_zero else None}
     with files.replacing(folder / f"{strategy.global_rank}.part", durable=True) as stream:
         stream.write(json.dumps(own).encode())
     try:
         everyones = [json.loads((folder / f"{each}.part").read_bytes()) for each in range(strategy.world_size)]
-        all_written = [sharded.written_of(folder, each["written"]) for each in everyones]
+        all_written = [part_lists.written_of(each["written"]) for each in everyones]
         sharded.commit(folder, save_id, everyones[0]["tree"], all_written)
         for each in range(strategy.world_size):
             (folder / f"{each}.part").unlink()
@@ -186,11 +186,13 @@ class TensorNames:
         return path
 
 
-def _write_part(strategy: Strategy, names: TensorNames, folder: Path | str, save_id: str) -> sharded.Written:
+def _write_part(strategy: Strategy, names: TensorNames, folder: Path | str, save_id: str) -> part_lists.Written:
     """Write this rank's tensors into ``folder``; return their descriptions, on rank 0 with a list of all tensors."""
-    written = sharded.Written()
+    written = part_lists.Written()
     if parts := parts_of_rank(names, strategy.is_global_zero):
-        written = sharded.write_tensors(folder, f"{save_id}.rank{strategy.global_rank}.bin", parts)
+        name = f"{save_id}.rank{strategy.global_rank}"
+        written = sharded.write_tensors(folder, f"{name}.bin", parts)
+        written = sharded.list_apart(folder, f"{name}.parts.json", written, strategy.world_size)
     if strategy.is_global_zero:
         sharded.list_all(written, names.tensors)
     return written

@@ -41,7 +41,7 @@ finished_fits = 0
 
 
 def program_of(trainer: Trainer, model: Any, datamodule: Any) -> dict[str, str]:
-    """Return digests of a fit's program and configuration; digests, because arguments may contain secrets."""
+    """Return digests of a fit's program and configuration, because arguments may contain secrets, and its number."""
     script = os.path.realpath(getattr(sys.modules.get("__main__"), "__file__", None) or ".")
     if not files.is_remote(trainer.default_root_dir):
         with contextlib.suppress(ValueError):  # on another drive
@@ -50,7 +50,7 @@ def program_of(trainer: Trainer, model: Any, datamodule: Any) -> dict[str, str]:
     classes = [f"{type(each).__module__}.{type(each).__qualname__}" for each in (model, datamodule)]
     hparams = [_plain(raw_hparams(each)) for each in (model, datamodule) if each is not None]
     configuration = [list(_arguments(sys.argv[1:])), hparams, finished_fits]
-    return {"name": _digest([script, classes]), "configuration": _digest(configuration)}
+    return {"name": _digest([script, classes]), "configuration": _digest(configuration), "fit": str(finished_fits)}
 
 
 def _digest(value: Any) -> str:
@@ -178,14 +178,20 @@ class _Found:
         if entry is None:  # decide by the files beside the checkpoint
             folder = os.path.dirname(path)
             beside = [self._entry(other) for other in others if os.path.dirname(other) == folder]
-            said = [each.get("program") for each in beside if each is not None]
+            said = [self._saved_by(each) for each in beside if each is not None]
             return not said or self._program in said
-        saved_by = entry.get("program")
+        saved_by = self._saved_by(entry)
         if saved_by == self._program:
             return True
-        if not isinstance(saved_by, Mapping) or saved_by.get("name") == self._program.get("name"):
+        # another fit of the program, such as the next fold of a cross-validation, is no other configuration
+        if not saved_by or all(saved_by.get(key) == self._program.get(key) for key in ("name", "fit")):
             self.configured.append(path)
         return False
+
+    def _saved_by(self, entry: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return which program has saved a checkpoint; those of earlier versions do not say in which of its fits."""
+        saved_by = entry.get("program")
+        return {"fit": self._program.get("fit"), **saved_by} if isinstance(saved_by, Mapping) else {}
 
     def _entry(self, path: str) -> Mapping[str, Any] | None:
         """Return the entries of a checkpoint, without its tensors if possible; ``None``: unknown."""

@@ -1,0 +1,94 @@
+"""Which parts of which tensors a process has written into a checkpoint's folder: see sharded.py.
+
+The manifest lists them, or if all processes together have very many, a file of each process lists its own. Then the
+process that completes the checkpoint has as little to do as with few parts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MOST_IN_MANIFEST = 10_000  # parts of all processes together
+
+
+@dataclass
+class Piece:
+    """A part of a tensor in a file.
+
+    Attributes:
+        file: the file's name.
+        at: the offset of its bytes in the file. crc32: their checksum. offsets, shape: the position and shape of the
+            part in the tensor.
+    """
+
+    file: str
+    at: int
+    crc32: int
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass
+class Stored:
+    """The manifest's entry for a tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: list[Piece] = field(default_factory=list)
+
+
+@dataclass
+class Written:
+    """The output of one process: its files with sizes in bytes and checksums, and its parts of tensors.
+
+    Attributes:
+        files, tensors: these, by name.
+        lists: for each file that lists parts of tensors, the file with these parts.
+    """
+
+    files: dict[str, dict[str, int]] = field(default_factory=dict)
+    tensors: dict[str, Stored] = field(default_factory=dict)
+    lists: dict[str, str] = field(default_factory=dict)
+
+
+def plain_of(tensors: Mapping[str, Stored]) -> dict[str, Any]:
+    """Return ``tensors`` as data for JSON."""
+    return {name: {**vars(each), "pieces": list(map(vars, each.pieces))} for name, each in tensors.items()}
+
+
+def tensors_of(plain: Mapping[str, Any]) -> dict[str, Stored]:
+    """Return the tensors of which :func:`plain_of` has made ``plain``."""
+    return {
+        name: Stored(
+            each["dtype"], tuple(each["shape"]),
+            [
+                Piece(piece["file"], piece["at"], piece["crc32"], tuple(piece["offsets"]), tuple(piece["shape"]))
+                for piece in each["pieces"]
+            ],
+        )
+        for name, each in plain.items()
+    }  # fmt: skip
+
+
+def written_of(plain: Mapping[str, Any]) -> Written:
+    """Return a :class:`Written` that another process of this job has sent as data for JSON."""
+    return Written(dict(plain["files"]), tensors_of(plain["tensors"]), dict(plain["lists"]))
+
+
+def rows_of(written: Written) -> bytes:
+    """Return the content of a file that lists the parts of tensors in ``written``, which are all in one file."""
+    rows = {
+        name: [each.dtype, each.shape, [[piece.at, piece.crc32, piece.offsets, piece.shape] for piece in each.pieces]]
+        for name, each in written.tensors.items()
+    }
+    return json.dumps(rows, separators=(",", ":")).encode()
+
+
+def add_rows(tensors: dict[str, Stored], content: bytes, file: str) -> None:
+    """Add to ``tensors`` the parts in ``file``, from a result of :func:`rows_of`."""
+    for name, (dtype, shape, rows) in json.loads(content).items():
+        pieces = tensors.setdefault(name, Stored(dtype, tuple(shape))).pieces
+        pieces += [Piece(file, at, crc32, tuple(offsets), tuple(extent)) for at, crc32, offsets, extent in rows]
