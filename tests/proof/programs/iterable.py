@@ -1,0 +1,56 @@
+"""An IterableDataset with a shuffle buffer and a state of its own, which checkpoints keep."""
+
+import os
+import random
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+
+class Stream(IterableDataset):
+    def __init__(self) -> None:
+        self.random, self.read, self.buffer = random.Random(3), 0, []
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            while len(self.buffer) < 16:
+                self.buffer.append(self.read)
+                self.read += 1
+            number = self.buffer.pop(self.random.randrange(16))
+            yield torch.linspace(0, 1 + number % 50, 8).sin()
+
+    def state_dict(self) -> dict:
+        return {"random": self.random.getstate(), "read": self.read, "buffer": list(self.buffer)}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.random.setstate(state["random"])
+        self.read, self.buffer = state["read"], state["buffer"]
+
+
+torch.manual_seed(0)
+stream = Stream()
+net = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 8))
+optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+start = 0
+if os.path.exists("checkpoint.pt"):
+    saved = torch.load("checkpoint.pt")
+    net.load_state_dict(saved["net"])
+    optimizer.load_state_dict(saved["optimizer"])
+    stream.load_state_dict(saved["stream"])
+    start = saved["step"]
+
+batches = iter(DataLoader(stream, 8))
+for step in range(start + 1, 37):
+    batch = next(batches)
+    loss = nn.functional.mse_loss(net(batch), batch)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(f"step {step} loss {loss.item()!r}", flush=True)
+    if step % 5 == 0:
+        state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "stream": stream.state_dict()}
+        torch.save({**state, "step": step}, "checkpoint.tmp")
+        os.replace("checkpoint.tmp", "checkpoint.pt")
+torch.save(net.state_dict(), "final.pt")
