@@ -1,0 +1,142 @@
+"""Fingerprints of tensors: 64 bits that change with any bit of a value and with any move of a value."""
+
+import functools
+from collections.abc import Iterable
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from drivetrain.errors import NotSupportedError
+
+ROW = 1 << 14
+"""Values that share one row of weights. More rows get weights of their own, so that memory stays small."""
+_AT_ONCE = 1 << 20  # values that are widened to 64 bits at a time
+# Values of 64 bits are read as two of 32: a swap or two flips of a highest bit would cancel modulo 2**64.
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
+_INDICES = {  # by layout, the members that hold the places of a sparse tensor's values
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def fingerprint(tensor: Tensor) -> Tensor:
+    """Return the fingerprint of one tensor's bits, as an int64 tensor without dimensions on the same device.
+
+    Unlike :func:`torch.hash_tensor`, which XORs all values, it changes when two values are swapped or when one value
+    fills the tensor. Equal bits have equal fingerprints on every device; ``0.0`` and ``-0.0`` differ, and so do two
+    NaNs of different bits. Shape and dtype do not count, only the number of values and their bits. The host does not
+    wait for the device.
+
+    Each value, read as an integer, is multiplied by an odd number that depends on its place, and the products are added
+    modulo 2**64; so a change of one value always changes the sum of its row.
+
+    Raises:
+        NotSupportedError: the tensor has no bits to read: a meta tensor, or one of torch's quantized types.
+    """
+    return fingerprints([tensor])[0]
+
+
+@torch.no_grad()
+def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the :func:`fingerprint` of each tensor in one int64 tensor, with few operations for many small tensors.
+
+    Of a sharded tensor, this process's shard counts; of another tensor that consists of tensors, these; of a sparse
+    tensor, the stored indices and values. If not all tensors are on the host, the result is on the first other device.
+
+    Raises:
+        NotSupportedError: a tensor has no bits to read: a meta tensor, or one of torch's quantized types.
+    """
+    bits = [_as_integers(tensor) for tensor in tensors]
+    devices = list(dict.fromkeys(flat.device for flat in bits))
+    target = next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+    found: dict[int, Tensor] = {}
+    for device in devices:
+        places = [place for place, flat in enumerate(bits) if flat.device == device]
+        here = _on_one_device([bits[place] for place in places], device).to(target, non_blocking=True)
+        found.update(zip(places, here.unbind(), strict=True))
+    return torch.stack([found[place] for place in range(len(bits))]) if bits else torch.empty(0, dtype=torch.int64)
+
+
+def _on_one_device(bits: list[Tensor], device: torch.device) -> Tensor:
+    """The fingerprints of flat integer tensors: the sums of their rows, and then one sum over each tensor's rows."""
+    weights = _weights(device, 0, ROW)
+    rows: list[list[Tensor]] = [[] for _ in bits]
+    tails: dict[torch.dtype, list[tuple[int, Tensor]]] = {}
+    for place, flat in enumerate(bits):
+        full = flat.numel() - flat.numel() % ROW
+        for start in range(0, full, _AT_ONCE):
+            table = flat[start : min(start + _AT_ONCE, full)].view(-1, ROW)
+            rows[place].append(table.to(torch.int64).mul_(weights).sum(dim=1))
+        if full != flat.numel():
+            tails.setdefault(flat.dtype, []).append((place, flat[full:]))
+    for rests in tails.values():
+        for start in range(0, len(rests), _AT_ONCE // ROW):
+            some = rests[start : start + _AT_ONCE // ROW]
+            counts = [rest.numel() for _, rest in some]
+            products = torch.cat([weights[:count] for count in counts]).mul_(torch.cat([rest for _, rest in some]))
+            sums = _sums(products, counts)
+            for (place, _), total in zip(some, sums.view(-1, 1).unbind(), strict=True):
+                rows[place].append(total)
+    counts = [-(-flat.numel() // ROW) for flat in bits]
+    of_rows = _weights(device, 1, 1 << max(counts).bit_length())
+    values = [part for parts in rows for part in parts] or [weights[:0]]
+    sums = _sums(_mixed(torch.cat(values)) * torch.cat([of_rows[:count] for count in counts]), counts)
+    return _mixed(sums + torch.tensor([flat.numel() for flat in bits]).to(device, non_blocking=True))
+
+
+def _sums(values: Tensor, counts: list[int]) -> Tensor:
+    """The sums of neighbouring parts of ``values``, with ``counts`` values each; exact, as these are integers."""
+    until = torch.nn.functional.pad(values.cumsum(0), (1, 0))
+    return torch.stack([until[end] for end in accumulate(counts, initial=0)]).diff()
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    """The tensor's bits in one dimension, as integers of at most 32 bits."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        parts = [part for part in inner if isinstance(part, Tensor)]  # there may be a mesh among them
+    elif names := _INDICES.get(tensor.layout):
+        parts = [getattr(tensor.detach(), name)() for name in names]
+    elif tensor.is_meta or tensor.is_quantized or tensor.layout != torch.strided:
+        raise NotSupportedError(
+            f"A fingerprint reads the bits of a tensor, and there are none to read in one with dtype={tensor.dtype}, "
+            f"device={tensor.device} and layout={tensor.layout}. Leave this tensor out, or pass a dense copy of it."
+        )
+    else:
+        flat = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+        flat = flat.resolve_neg().contiguous().view(-1)
+        return flat.view(_INTEGERS[flat.element_size()])
+    flats = [_as_integers(part) for part in parts]
+    return flats[0] if len(flats) == 1 else torch.cat([flat.to(torch.int32) for flat in flats])
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(device: torch.device, stream: int, count: int) -> Tensor:
+    """Odd numbers that look random, the same ones in every process: a row of them for each ``stream``."""
+    places = torch.arange(1, count + 1, dtype=torch.int64, device=device) + (stream << 32)
+    return _mixed(places * _GOLDEN) | 1
+
+
+def _mixed(values: Tensor) -> Tensor:
+    """Spread each value's bits over all 64 (the last step of SplitMix64; Steele, Lea and Flood, 2014)."""
+    for shift, factor in ((30, _FIRST), (27, _SECOND)):
+        values = (values ^ _shifted(values, shift)) * factor
+    return values ^ _shifted(values, 31)
+
+
+def _shifted(values: Tensor, bits: int) -> Tensor:
+    """The values moved right by ``bits``, as if they had no sign."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_FIRST = _signed(0xBF58476D1CE4E5B9)
+_SECOND = _signed(0x94D049BB133111EB)

@@ -1,0 +1,265 @@
+"""Compare the records of a run that was killed and restarted with those of an undisturbed run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from drivetrain.proof.records import Start, Step, unpacked
+
+_WEIGHTS = {"parameters": 9, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
+"""How much an equal part says about the step at which a program continues."""
+_OF_TIME = re.compile(r"time|second|speed|_per_|/s\b|throughput|memory|flops|util|eta\b", re.IGNORECASE)
+"""Names of logged values that measure the machine and not the training."""
+
+LOGGED = "logged row"
+"""The part of a :class:`Difference` in what a program's loggers got."""
+
+
+class Difference(NamedTuple):
+    """One part of a step that differs.
+
+    Attributes:
+        step: the optimizer step of the undisturbed run, counted from 1; one more than there are: after the last step.
+        part: which part of the state differs, in words.
+        detail: the name of the tensor or value, and both values if they are short.
+        rank: the rank.
+    """
+
+    step: int
+    part: str
+    detail: str
+    rank: int = 0
+
+
+@dataclass
+class Judgement:
+    """What the comparison of one rank has found.
+
+    Attributes:
+        differences: what differs at the first step that differs, the cause before its effects.
+        equal: parts that are equal at this step.
+        started_at: for each start the step of the undisturbed run at which it continued, counted from 1; ``None``:
+            the process made no step.
+        ended_in: for each start the step in which it ended.
+        start: which start contains the difference, from 0.
+        notes: what differs, but changed nothing that counts.
+    """
+
+    differences: list[Difference] = field(default_factory=list)
+    equal: list[str] = field(default_factory=list)
+    started_at: list[int | None] = field(default_factory=list)
+    ended_in: list[int | None] = field(default_factory=list)
+    start: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def position(step: Step, undisturbed: Sequence[Step]) -> int:
+    """Return the number of the step in ``undisturbed``, from 0, that ``step`` equals, or is most like.
+
+    Of equally good steps, the last one counts: a run that learns nothing at first has equal parameters there.
+    """
+    own = _signature(step)
+
+    def likeness(number: int) -> tuple[int, int]:
+        other = _signature(undisturbed[number])
+        return sum(_WEIGHTS[part] for part, value in own.items() if value and value == other[part]), number
+
+    return max(range(len(undisturbed)), key=likeness)
+
+
+def _signature(step: Step) -> dict[str, Any]:
+    last = {part: each[-1:] for part, each in step["since"].items()}
+    return {
+        **{part: step["tensors"][part] for part in ("parameters", "optimizer")},
+        **{part: last[part] for part in ("inputs", "losses")},
+        "hyperparameters": step["values"]["hyperparameters"],
+        **{part: step["random"][part] for part in ("Python", "torch")},
+    }
+
+
+def judge(undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: Iterable[str] = ()) -> Judgement:
+    """Compare each step of ``starts`` with the step of the undisturbed run at which it was made.
+
+    Args:
+        undisturbed: the records of the undisturbed run.
+        starts: the records of the run that was killed, in order.
+        rank: the rank that has written both, for the messages.
+        ignored: names of logged values that differ between two undisturbed runs.
+    """
+    found = Judgement()
+    silent: dict[str, int] = {}  # random generator -> the step at which it differed first
+    unseeded = _unequal(undisturbed.steps[0]["random"], starts[0].steps[0]["random"]) if starts[0].steps else []
+    firsts = [position(start.steps[0], undisturbed.steps) if start.steps else None for start in starts]
+    found.started_at = [None if first is None else first + 1 for first in firsts]
+    found.ended_in = [
+        None if first is None else first + len(start.steps) for first, start in zip(firsts, starts, strict=True)
+    ]
+    for number, (first, start) in enumerate(zip(firsts, starts, strict=True)):
+        if first is None:
+            continue
+        expected = [*undisturbed.steps[first:], *([undisturbed.end] if undisturbed.end else [])]
+        made = [*start.steps, *([start.end] if start.end else [])]
+        for place, (there, here) in enumerate(zip(expected, made, strict=False)):
+            differing = list(_differences(there, here, undisturbed, start, is_first=place == 0))
+            for name in _unequal(there["random"], here["random"]):
+                if name not in unseeded:
+                    silent.setdefault(name, first + place + 1)
+            if differing:
+                found.start = number
+                found.differences = [Difference(first + place + 1, *each, rank) for each in differing]
+                _add_random(found, silent)
+                found.equal = _equal_parts(there, here)
+                return found
+        if len(made) > len(expected) or (start.end and len(made) < len(expected)):
+            found.start = number
+            have, had = len(start.steps) + first, len(undisturbed.steps)
+            found.differences = [
+                Difference(min(have, had) + 1, "number of steps", f"{have} instead of {had}", rank)
+            ]
+            return found
+    found.differences = list(_rows(undisturbed, starts, rank, set(ignored)))
+    found.notes += [
+        f"the random state of {name} differs from step {step} on; no number that was compared depends on it"
+        for name, step in silent.items()
+    ]
+    return found
+
+
+def _add_random(found: Judgement, silent: dict[str, int]) -> None:
+    """Put random states that differ where they explain the difference: before what the program computes from them."""
+    step = found.differences[0].step
+    states = [
+        Difference(step, "random state", f"of {name}, since step {since}", found.differences[0].rank)
+        for name, since in silent.items()
+    ]
+    causes = ("loss", "gradients")
+    place = next((n for n, each in enumerate(found.differences) if each.part in causes), len(found.differences))
+    found.differences[place:place] = states
+
+
+def _differences(there: Step, here: Step, undisturbed: Start, start: Start, is_first: bool) -> Iterator[tuple[str, str]]:
+    """Yield each part that differs and its detail, causes before effects."""
+    for part in ("parameters", "optimizer"):
+        yield from _tensors(_WORDS[part], part, there["tensors"][part], here["tensors"][part], undisturbed, start)
+    old, new = there["values"], here["values"]
+    if unequal := _unequal(old["hyperparameters"], new["hyperparameters"]):
+        was, now = old["hyperparameters"][unequal[0]], new["hyperparameters"][unequal[0]]
+        yield "hyperparameter", f"{unequal[0]}: {now!r} instead of {was!r}"
+    if old["scaler"] and new["scaler"] and old["scaler"] != new["scaler"]:
+        pairs = zip(old["scaler"], new["scaler"], strict=False)
+        name, was, now = next((key, a[key], b.get(key)) for a, b in pairs for key in a if a[key] != b.get(key))
+        yield "gradient scaler", f"{name}: {now!r} instead of {was!r}"
+    part = "model"
+    yield from _tensors(_WORDS[part], part, there["tensors"][part], here["tensors"][part], undisturbed, start)
+    yield from _others(there["others"], here["others"], undisturbed, start)
+    inputs_differ = _lists_differ(there, here, "inputs", is_first)
+    has_inputs = there["since"]["inputs"] or here["since"]["inputs"]
+    if inputs_differ or (not has_inputs and _lists_differ(there, here, "batches", True)):
+        yield "batch", _whence("inputs" if has_inputs else "batches", here, undisturbed)
+    if _lists_differ(there, here, "losses", is_first):
+        was, now = there["since"]["losses"][-1], here["since"]["losses"][-1]
+        yield "loss", "" if was[0] == now[0] else f"{now[0]!r} instead of {was[0]!r}"
+    part = "gradients"
+    yield from _tensors(_WORDS[part], part, there["tensors"][part], here["tensors"][part], undisturbed, start)
+
+
+_WORDS = {
+    "parameters": "parameters",
+    "optimizer": "optimizer state",
+    "model": "buffers and frozen parameters",
+    "gradients": "gradients",
+}
+
+
+def _equal_parts(there: Step, here: Step) -> list[str]:
+    equal = [words for part, words in _WORDS.items() if there["tensors"][part] == here["tensors"][part] != ""]
+    if there["since"]["inputs"][-1:] == here["since"]["inputs"][-1:] != []:
+        equal.append("batch")
+    return equal + ([] if _unequal(there["random"], here["random"]) else ["random state"])
+
+
+def _tensors(words: str, part: str, was: str, now: str, undisturbed: Start, start: Start) -> Iterator[tuple[str, str]]:
+    if was == now:
+        return
+    names, own_names = undisturbed.names.get(part, []), start.names.get(part, [])
+    old, new = unpacked(was), unpacked(now)
+    if len(old) != len(new):
+        missing = [name for name in names if name not in own_names] or [name for name in own_names if name not in names]
+        of = f", among them {missing[0]!r}" if missing else ""
+        yield words, f"{len(new)} tensors instead of {len(old)}{of}"
+        return
+    differing = [place for place, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
+    name = names[differing[0]] if differing[0] < len(names) else f"number {differing[0]}"
+    yield words, f"{name!r}" + (f" and {len(differing) - 1} more of {len(old)}" if len(differing) > 1 else "")
+
+
+def _others(was: list[list[str]], now: list[list[str]], undisturbed: Start, start: Start) -> Iterator[tuple[str, str]]:
+    """Compare modules that the optimizer does not train, such as averages: per class, in any order."""
+    old, new = _by_class(was), _by_class(now)
+    for kind in old.keys() & new.keys():
+        lost, added = old[kind] - new[kind], new[kind] - old[kind]
+        if lost and added:
+            one, other = next(iter(lost)), next(iter(added))
+            part = f"module {kind}"
+            detail = next((text for _, text in _tensors("", part, one, other, undisturbed, start)), "")
+            yield f"a module {kind} that the optimizer does not train", detail
+
+
+def _by_class(others: list[list[str]]) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for kind, tensors in others:
+        found[kind][tensors] += 1
+    return found
+
+
+def _lists_differ(there: Step, here: Step, name: str, is_first: bool) -> bool:
+    """Whether two lists differ; at the first step of a process, their ends: the rest may be from before the restart."""
+    was, now = there["since"][name], here["since"][name]
+    if is_first:
+        common = min(len(was), len(now))
+        was, now = was[len(was) - common :], now[len(now) - common :]
+    return repr(was) != repr(now)  # by repr, because NaN is not equal to itself
+
+
+def _whence(name: str, here: Step, undisturbed: Start) -> str:
+    """Say which step of the undisturbed run had this batch."""
+    last = here["since"][name][-1:]
+    steps = [n + 1 for n, each in enumerate(undisturbed.steps) if last and last[0] in each["since"][name]]
+    return f"that of step {steps[0]}" if steps else "one that the undisturbed run never had"
+
+
+def _unequal(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    return [name for name in old if name in new and repr(old[name]) != repr(new[name])]
+
+
+def _rows(undisturbed: Start, starts: Sequence[Start], rank: int, ignored: set[str]) -> Iterator[Difference]:
+    """Compare logged values by name and step; one that was logged before a kill and again after it must be equal."""
+    expected: dict[tuple[str, Any], list[str]] = defaultdict(list)
+    for name, value, step in undisturbed.rows:
+        expected[name, step].append(repr(value))
+    for start in starts:
+        for name, value, step in start.rows:
+            if name in ignored or _OF_TIME.search(name) or step is None:
+                continue
+            if (name, step) not in expected:
+                yield Difference(int(step), LOGGED, f"{name!r} is logged for a step that the other run never logs", rank)
+            elif repr(value) not in expected[name, step]:
+                yield Difference(int(step), LOGGED, f"{name!r}: {value!r} instead of {expected[name, step][0]}", rank)
+
+
+def logged_apart(one: Start, other: Start) -> set[str]:
+    """Return the names of logged values in which two undisturbed runs differ."""
+    values = [{(name, step): repr(value) for name, value, step in run.rows} for run in (one, other)]
+    return {key[0] for key in values[0].keys() | values[1].keys() if values[0].get(key) != values[1].get(key)}
+
+
+def summary(run: Start) -> str:
+    """Return 16 characters that depend on every step of a run."""
+    kept = [{key: value for key, value in step.items() if key != "time"} for step in [*run.steps, run.end] if step]
+    return hashlib.sha1(json.dumps(kept, sort_keys=True).encode(), usedforsecurity=False).hexdigest()[:16]

@@ -1,0 +1,324 @@
+"""Record what a training program has in memory at each optimizer step, through torch's global hooks."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import hashlib
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim import optimizer as optimizers
+from torch.utils.data import dataloader
+
+from drivetrain.base.fingerprint import fingerprint
+from drivetrain.proof.judge import position
+from drivetrain.proof.logged import listen
+from drivetrain.proof.records import Step, Writer, packed, path_of, read
+
+Tensors = dict[str, Tensor]
+
+
+class Recorder:
+    """Records each optimizer step of this process, and kills the job at a given one.
+
+    Args:
+        folder: where the records go.
+        start: how often the program was started before in this run.
+        parent: the process that has started the program; all of its descendants are killed.
+        undisturbed: the folder with the records of the undisturbed run, in which a step to kill at is found.
+        kill: the step at which to kill, counted from 0 in the undisturbed run, and the seconds to wait there.
+    """
+
+    def __init__(
+        self, folder: str, start: int, parent: int, undisturbed: str = "", kill: tuple[int, float] | None = None
+    ) -> None:
+        self._folder, self._start, self._parent = folder, start, parent
+        self._undisturbed, self._kill = undisturbed, kill
+        self._writer: Writer | None = None
+        self._pid = 0
+        self._count = 0
+        self._first: int | None = None  # the undisturbed run's number of this process's first step
+        self._depth = 0
+        self._since: dict[str, list[Any]] = {"inputs": [], "batches": [], "losses": []}  # since the last step
+        self._modules: list[weakref.ref[nn.Module]] = []
+        self._scalers: list[weakref.ref[Any]] = []
+        self._last: Optimizer | None = None  # holds the parameters until the end, for the last record
+
+    def install(self) -> None:
+        """Add the hooks to torch, for all of the process."""
+        optimizers.register_optimizer_step_pre_hook(self._before_step)
+        nn.modules.module.register_module_forward_pre_hook(self._before_forward)
+        nn.modules.module.register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True)
+        backward = torch.autograd.backward
+
+        def recorded_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if not torch.compiler.is_compiling():
+                self._since["losses"] += map(_loss, leaves(tensors))
+            backward(tensors, *args, **kwargs)
+
+        torch.autograd.backward = recorded_backward
+        _wrap_loaders(lambda batch: self._since["batches"].append(digest(leaves(batch))))
+        atexit.register(self._at_exit)
+
+    # ---- what happens between steps ----------------------------------------------------------------------------------
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._depth += 1
+
+    def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._depth = max(self._depth - 1, 0)
+        if self._depth == 0 and torch.is_grad_enabled():
+            self._since["inputs"].append(digest(leaves((args, kwargs))))
+
+    # ---- a step ------------------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._pid != os.getpid():  # the first step, or that of a forked process
+            self._pid, self._count = os.getpid(), 0
+            self._writer = Writer(path_of(self._folder, self._start, rank()))
+        if self._count & (self._count - 1) == 0:  # at 0, 1, 2, 4, 8 ...: going through all objects takes long
+            self._look_around()
+            listen(self._hear)
+        self._last = optimizer
+        step = self._write("step")
+        if self._kill is not None and rank() == 0:
+            self._die_if_due(step, *self._kill)
+        self._count += 1
+
+    def _hear(self, name: str, value: Any, logged_step: Any) -> None:
+        """Write a logged value at once: it may be the last thing before the kill."""
+        if self._writer is not None and self._pid == os.getpid():
+            value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            if isinstance(value, (int, float)):
+                self._writer.write("row", {"row": [name, value, logged_step]}, {})
+
+    def _at_exit(self) -> None:
+        if self._last is not None and self._pid == os.getpid():
+            self._write("end")
+
+    def _write(self, kind: str) -> Step:
+        assert self._last is not None and self._writer is not None
+        step, names = self._state_of(self._last)
+        step["since"] = {part: list(each) for part, each in self._since.items()}
+        for each in self._since.values():
+            each.clear()
+        self._writer.write(kind, step, names)
+        return step
+
+    def _die_if_due(self, step: Step, at: int, seconds: float) -> None:
+        if self._first is None:
+            self._first = position(step, read(path_of(self._undisturbed, 0, rank())).steps)
+        if self._first + self._count == at:
+            # From a thread: the kill may come in the step, in the next batch or while a checkpoint is written.
+            timer = threading.Timer(seconds, kill_job, [self._parent])
+            timer.daemon = True
+            timer.start()
+
+    def _look_around(self) -> None:
+        alive = [each for each in gc.get_objects() if issubclass(type(each), (nn.Module, torch.amp.GradScaler))]
+        modules = [each for each in alive if isinstance(each, nn.Module)]
+        inner = {id(child) for each in modules for child in vars(each).get("_modules", {}).values()}
+        self._modules = [weakref.ref(each) for each in modules if id(each) not in inner]
+        self._scalers = [weakref.ref(each) for each in alive if isinstance(each, torch.amp.GradScaler)]
+
+    def _state_of(self, optimizer: Optimizer) -> tuple[Step, dict[str, list[str]]]:
+        """Return the state at this moment as a record, and the names of the tensors in it."""
+        own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        ids = {id(each): f"parameter {number}" for number, each in enumerate(own)}
+        roots = [module for ref in self._modules if (module := ref()) is not None]
+        tensors: dict[str, Tensors] = {"model": {}}
+        others: list[tuple[str, Tensors]] = []
+        for module in roots:
+            found = tensors_of(module)
+            if any(id(each) in ids for each in found.values()):
+                ids.update({id(each): name for name, each in found.items() if id(each) in ids})
+                tensors["model"].update({name: each for name, each in found.items() if id(each) not in ids})
+            elif found:
+                others.append((type(module).__name__, found))
+        tensors["parameters"] = {ids[id(each)]: each for each in own}
+        tensors["gradients"] = {ids[id(each)]: each.grad for each in own if each.grad is not None}
+        tensors["optimizer"], values = state_of_optimizer(optimizer, ids)
+        everything = [*tensors.values(), *(found for _, found in others)]
+        numbers = iter(fingerprints([each for part in everything for each in part.values()]))
+        text = [packed([next(numbers) for _ in part]) for part in everything]
+        names = {part: list(found) for part, found in tensors.items()}
+        names.update({f"module {kind}": list(found) for kind, found in others})
+        step = {
+            "time": time.monotonic(),
+            "tensors": dict(zip(tensors, text, strict=False)),
+            "others": [[kind, each] for (kind, _), each in zip(others, text[len(tensors) :], strict=True)],
+            "values": {
+                "hyperparameters": values,
+                "scaler": [state for ref in self._scalers if (scaler := ref()) and (state := scaler.state_dict())],
+            },
+            "random": random_states(),
+        }
+        return step, names
+
+
+def rank() -> int:
+    """Return this process's rank in its job, or 0."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
+def kill_job(parent: int) -> None:
+    """Kill all descendants of the process ``parent``; this process last."""
+    for each in psutil.Process(parent).children(recursive=True):
+        if each.pid != os.getpid():
+            os.kill(each.pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ---- what is read ----------------------------------------------------------------------------------------------------
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Yield the tensors and numbers in nested containers, such as a batch or the arguments of a module."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from leaves(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from leaves(value)
+    elif isinstance(tree, (int, float, str)):
+        yield tree
+
+
+def tensors_of(module: nn.Module) -> Tensors:
+    """Return a module's parameters and persistent buffers by name."""
+    found: Tensors = dict(module.named_parameters())
+    for prefix, each in module.named_modules():
+        for name, buffer in each._buffers.items():
+            if buffer is not None and name not in each._non_persistent_buffers_set:
+                found[f"{prefix}.{name}" if prefix else name] = buffer
+    return found
+
+
+def state_of_optimizer(optimizer: Optimizer, names: dict[int, str]) -> tuple[Tensors, dict[str, Any]]:
+    """Return the tensors of an optimizer's state by name, and its hyperparameters and other numbers."""
+    tensors: Tensors = {}
+    values: dict[str, Any] = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items() if isinstance(state, Mapping) else ():
+            name = f"{key} of {names.get(id(parameter), 'another parameter')}"
+            if isinstance(value, Tensor):
+                tensors[name] = value
+            elif isinstance(value, (int, float)):
+                values[name] = value
+    for number, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if isinstance(value, Tensor) and value.numel() == 1:
+                value = value.item()
+            if key != "initial_lr" and isinstance(value, (int, float, tuple)):
+                values[f"{key} of group {number}"] = _plain(value)
+    return tensors, values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def random_states() -> dict[str, str]:
+    """Return a digest of each random generator that all of the process shares."""
+    states: dict[str, Any] = {"Python": repr(random.getstate()).encode(), "torch": torch.get_rng_state()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        kind, keys, *rest = numpy.random.get_state()
+        states["NumPy"] = repr((kind, keys.tobytes(), *rest)).encode()
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is not None and (module := torch.get_device_module(device)).is_initialized():
+        states[f"torch on {device.type}"] = module.get_rng_state()
+    return {name: digest([each]) for name, each in states.items()}
+
+
+def _loss(loss: Any) -> list[Any]:
+    return [loss.item() if isinstance(loss, Tensor) and loss.numel() == 1 else None, digest([loss])]
+
+
+# ---- fingerprints ----------------------------------------------------------------------------------------------------
+
+
+def digest(values: Any) -> str:
+    """Return 16 characters that depend on each of ``values``: tensors, bytes, numbers and texts."""
+    whole = hashlib.sha1(usedforsecurity=False)
+    values = list(values)
+    numbers = iter(fingerprints([each for each in values if isinstance(each, Tensor)]))
+    for each in values:
+        if isinstance(each, Tensor):
+            whole.update(f"{each.dtype} {tuple(each.shape)} {next(numbers)}".encode())
+        else:
+            whole.update(each if isinstance(each, bytes) else repr(each).encode())
+    return whole.hexdigest()[:16]
+
+
+@torch.no_grad()
+def fingerprints(tensors: list[Tensor]) -> list[int]:
+    """Return 64 bits for each tensor; the host waits once for the devices.
+
+    On the host, SHA-1 over the bytes is some 20 times as fast as arithmetic on tensors.
+    """
+    found: list[Any] = [_on_host(each) if each.is_cpu else fingerprint(each) for each in map(_local, tensors)]
+    waiting = [place for place, each in enumerate(found) if isinstance(each, Tensor)]
+    if waiting:
+        read_at_once = torch.stack([found[place].to(found[waiting[0]].device) for place in waiting]).tolist()
+        for place, number in zip(waiting, read_at_once, strict=True):
+            found[place] = number
+    return found
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return the dense tensor of this process: the shard of a DTensor, indices and values of a sparse tensor."""
+    tensor = getattr(tensor, "_local_tensor", tensor).detach()
+    if tensor.layout is torch.sparse_coo:
+        tensor = tensor.coalesce()
+        tensor = torch.cat([tensor.indices().reshape(-1).view(torch.uint8), _bytes(tensor.values())])
+    return tensor
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _on_host(tensor: Tensor) -> int:
+    whole = tensor.resolve_conj().resolve_neg().contiguous()
+    size = whole.numel() * whole.element_size()
+    content = (ctypes.c_char * size).from_address(whole.data_ptr()) if size else b""
+    return int.from_bytes(hashlib.sha1(content, usedforsecurity=False).digest()[:8], "little", signed=True)
+
+
+def _wrap_loaders(see: Callable[[Any], None]) -> None:
+    """Call ``see`` with each batch that an iterator of torch's DataLoader returns."""
+    kind: Any = dataloader._BaseDataLoaderIter
+    following = kind.__next__
+
+    def recorded_next(self: Any) -> Any:
+        batch = following(self)
+        see(batch)
+        return batch
+
+    # A Trainer of drivetrain that finds torch's iterator replaced would use other code than without the recorder.
+    kind.__next__ = types.FunctionType(
+        recorded_next.__code__, vars(dataloader), "__next__", None, recorded_next.__closure__
+    )
