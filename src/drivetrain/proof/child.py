@@ -8,8 +8,8 @@ import os
 import sys
 
 from drivetrain.cli.program import add_program_arguments, run_program
-from drivetrain.proof.records import VARIABLE
 from drivetrain.proof.recorder import Recorder
+from drivetrain.proof.records import VARIABLE
 
 
 def main() -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import platform
 import shlex
 import shutil
 import sys
@@ -40,10 +39,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
     parser.add_argument("--seed", type=int, default=0, help="draws the steps at which to kill (default: 0)")
     parser.add_argument(
         "--resume-args", type=shlex.split, default=[], metavar="WORDS",
-        help='arguments that a restart gets in addition, such as --resume-args "--resume last"',
+        help='arguments that a restart gets in addition, such as --resume-args "--resume {newest:step_*}": the newest '
+        "file or folder with such a name; without any, the restart gets none of these arguments",
     )  # fmt: skip
     parser.add_argument("--link", action="append", default=[], metavar="NAME",
-                        help="a file or folder that the program only reads: linked into each run's folder, not copied")  # fmt: skip
+                        help="a file or folder that the program only reads; each run gets a link to it")  # fmt: skip
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for the undisturbed run (default: 3600)")
     parser.add_argument("--folder", type=Path, help="keep the runs and their records in this new folder")
     parser.add_argument("--json", metavar="FILE", help="write the verdict as JSON; -: to the standard output")
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
     if given.json != "-":
         print(verdict.message)
     if given.json:
-        text = json.dumps({**dataclasses.asdict(verdict), "python": platform.python_version()})
+        text = json.dumps(dataclasses.asdict(verdict))
         print(text) if given.json == "-" else Path(given.json).write_text(text + "\n", encoding="utf-8")
     return verdict.code
 

@@ -14,11 +14,11 @@ from drivetrain.proof.records import Start, Step, unpacked
 
 _WEIGHTS = {"parameters": 9, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
 """How much an equal part says about the step at which a program continues."""
-_OF_TIME = re.compile(r"time|second|speed|_per_|/s\b|throughput|memory|flops|util|eta\b", re.IGNORECASE)
+OF_TIME = re.compile(r"time|second|speed|_per_|/s\b|throughput|memory|flops|util|\beta\b", re.IGNORECASE)
 """Names of logged values that measure the machine and not the training."""
 
-LOGGED = "logged row"
-"""The part of a :class:`Difference` in what a program's loggers got."""
+LOGGED, WRITTEN = "logged row", "file"
+"""The parts of a :class:`Difference` in what a program's loggers got, and in the files that it wrote."""
 
 
 class Difference(NamedTuple):
@@ -48,6 +48,7 @@ class Judgement:
             the process made no step.
         ended_in: for each start the step in which it ended.
         start: which start contains the difference, from 0.
+        rank: the rank that is judged.
         notes: what differs, but changed nothing that counts.
     """
 
@@ -56,7 +57,13 @@ class Judgement:
     started_at: list[int | None] = field(default_factory=list)
     ended_in: list[int | None] = field(default_factory=list)
     start: int = 0
+    rank: int = 0
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def kills(self) -> list[tuple[int | None, int | None]]:
+        """For each restart the last step before it, and the step with which the program continued."""
+        return list(zip(self.ended_in, self.started_at[1:], strict=False))
 
 
 def position(step: Step, undisturbed: Sequence[Step]) -> int:
@@ -92,7 +99,7 @@ def judge(undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: I
         rank: the rank that has written both, for the messages.
         ignored: names of logged values that differ between two undisturbed runs.
     """
-    found = Judgement()
+    found = Judgement(rank=rank)
     silent: dict[str, int] = {}  # random generator -> the step at which it differed first
     unseeded = _unequal(undisturbed.steps[0]["random"], starts[0].steps[0]["random"]) if starts[0].steps else []
     firsts = [position(start.steps[0], undisturbed.steps) if start.steps else None for start in starts]
@@ -103,10 +110,8 @@ def judge(undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: I
     for number, (first, start) in enumerate(zip(firsts, starts, strict=True)):
         if first is None:
             continue
-        expected = [*undisturbed.steps[first:], *([undisturbed.end] if undisturbed.end else [])]
-        made = [*start.steps, *([start.end] if start.end else [])]
-        for place, (there, here) in enumerate(zip(expected, made, strict=False)):
-            differing = list(_differences(there, here, undisturbed, start, is_first=place == 0))
+        for place, (there, here) in enumerate(_pairs(undisturbed, start, first)):
+            differing = list(_differences(there, here, undisturbed, is_first=place == 0))
             for name in _unequal(there["random"], here["random"]):
                 if name not in unseeded:
                     silent.setdefault(name, first + place + 1)
@@ -116,12 +121,12 @@ def judge(undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: I
                 _add_random(found, silent)
                 found.equal = _equal_parts(there, here)
                 return found
-        if len(made) > len(expected) or (start.end and len(made) < len(expected)):
+        made, all_steps = first + len(start.steps), len(undisturbed.steps)
+        if made > all_steps or (start.end and made < all_steps):
             found.start = number
-            have, had = len(start.steps) + first, len(undisturbed.steps)
-            found.differences = [
-                Difference(min(have, had) + 1, "number of steps", f"{have} instead of {had}", rank)
-            ]
+            text = f"the program ends after step {made}" if start.end else f"the program goes on after step {all_steps}"
+            step = min(made, all_steps) + 1
+            found.differences = [Difference(step, "number of steps", f"{text}, undisturbed after {all_steps}", rank)]
             return found
     found.differences = list(_rows(undisturbed, starts, rank, set(ignored)))
     found.notes += [
@@ -129,6 +134,13 @@ def judge(undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: I
         for name, step in silent.items()
     ]
     return found
+
+
+def _pairs(undisturbed: Start, start: Start, first: int) -> Iterator[tuple[Step, Step]]:
+    """Yield each step of the undisturbed run from ``first`` with that of ``start``, and what both have at the end."""
+    yield from zip(undisturbed.steps[first:], start.steps, strict=False)
+    if start.end and undisturbed.end and first + len(start.steps) == len(undisturbed.steps):
+        yield undisturbed.end, start.end
 
 
 def _add_random(found: Judgement, silent: dict[str, int]) -> None:
@@ -143,10 +155,10 @@ def _add_random(found: Judgement, silent: dict[str, int]) -> None:
     found.differences[place:place] = states
 
 
-def _differences(there: Step, here: Step, undisturbed: Start, start: Start, is_first: bool) -> Iterator[tuple[str, str]]:
+def _differences(there: Step, here: Step, undisturbed: Start, is_first: bool) -> Iterator[tuple[str, str]]:
     """Yield each part that differs and its detail, causes before effects."""
     for part in ("parameters", "optimizer"):
-        yield from _tensors(_WORDS[part], part, there["tensors"][part], here["tensors"][part], undisturbed, start)
+        yield from _tensors(part, there, here)
     old, new = there["values"], here["values"]
     if unequal := _unequal(old["hyperparameters"], new["hyperparameters"]):
         was, now = old["hyperparameters"][unequal[0]], new["hyperparameters"][unequal[0]]
@@ -155,18 +167,16 @@ def _differences(there: Step, here: Step, undisturbed: Start, start: Start, is_f
         pairs = zip(old["scaler"], new["scaler"], strict=False)
         name, was, now = next((key, a[key], b.get(key)) for a, b in pairs for key in a if a[key] != b.get(key))
         yield "gradient scaler", f"{name}: {now!r} instead of {was!r}"
-    part = "model"
-    yield from _tensors(_WORDS[part], part, there["tensors"][part], here["tensors"][part], undisturbed, start)
-    yield from _others(there["others"], here["others"], undisturbed, start)
+    yield from _tensors("model", there, here)
+    yield from _others(there, here)
     inputs_differ = _lists_differ(there, here, "inputs", is_first)
     has_inputs = there["since"]["inputs"] or here["since"]["inputs"]
     if inputs_differ or (not has_inputs and _lists_differ(there, here, "batches", True)):
         yield "batch", _whence("inputs" if has_inputs else "batches", here, undisturbed)
-    if _lists_differ(there, here, "losses", is_first):
-        was, now = there["since"]["losses"][-1], here["since"]["losses"][-1]
+    if old["scaler"] == new["scaler"] and _lists_differ(there, here, "losses", is_first):
+        was, now = ([None], *there["since"]["losses"])[-1], ([None], *here["since"]["losses"])[-1]
         yield "loss", "" if was[0] == now[0] else f"{now[0]!r} instead of {was[0]!r}"
-    part = "gradients"
-    yield from _tensors(_WORDS[part], part, there["tensors"][part], here["tensors"][part], undisturbed, start)
+    yield from _tensors("gradients", there, here)
 
 
 _WORDS = {
@@ -184,30 +194,33 @@ def _equal_parts(there: Step, here: Step) -> list[str]:
     return equal + ([] if _unequal(there["random"], here["random"]) else ["random state"])
 
 
-def _tensors(words: str, part: str, was: str, now: str, undisturbed: Start, start: Start) -> Iterator[tuple[str, str]]:
-    if was == now:
-        return
-    names, own_names = undisturbed.names.get(part, []), start.names.get(part, [])
+def _tensors(part: str, there: Step, here: Step) -> Iterator[tuple[str, str]]:
+    was, now = there["tensors"][part], here["tensors"][part]
+    if was != now:
+        yield _WORDS[part], _first_tensor(was, now, there["names"][part], here["names"][part])
+
+
+def _first_tensor(was: str, now: str, names: list[str], own_names: list[str]) -> str:
+    """Name the first tensor that differs, and say how many do."""
     old, new = unpacked(was), unpacked(now)
-    if len(old) != len(new):
-        missing = [name for name in names if name not in own_names] or [name for name in own_names if name not in names]
-        of = f", among them {missing[0]!r}" if missing else ""
-        yield words, f"{len(new)} tensors instead of {len(old)}{of}"
-        return
-    differing = [place for place, (a, b) in enumerate(zip(old, new, strict=True)) if a != b]
-    name = names[differing[0]] if differing[0] < len(names) else f"number {differing[0]}"
-    yield words, f"{name!r}" + (f" and {len(differing) - 1} more of {len(old)}" if len(differing) > 1 else "")
+    if names != own_names:
+        either = [
+            *(name for name in names if name not in own_names),
+            *(each for each in own_names if each not in names),
+        ]
+        return f"{len(new)} tensors instead of {len(old)}" + (f", without {either[0]!r}" if len(new) < len(old) else "")
+    differing = [name for name, a, b in zip(names, old, new, strict=True) if a != b]
+    return f"{differing[0]!r}" + (f" and {len(differing) - 1} more of {len(old)}" if len(differing) > 1 else "")
 
 
-def _others(was: list[list[str]], now: list[list[str]], undisturbed: Start, start: Start) -> Iterator[tuple[str, str]]:
+def _others(there: Step, here: Step) -> Iterator[tuple[str, str]]:
     """Compare modules that the optimizer does not train, such as averages: per class, in any order."""
-    old, new = _by_class(was), _by_class(now)
+    old, new = _by_class(there["others"]), _by_class(here["others"])
     for kind in old.keys() & new.keys():
         lost, added = old[kind] - new[kind], new[kind] - old[kind]
         if lost and added:
-            one, other = next(iter(lost)), next(iter(added))
-            part = f"module {kind}"
-            detail = next((text for _, text in _tensors("", part, one, other, undisturbed, start)), "")
+            names = (step["names"][f"module {kind}"] for step in (there, here))
+            detail = _first_tensor(next(iter(lost)), next(iter(added)), *names)
             yield f"a module {kind} that the optimizer does not train", detail
 
 
@@ -241,16 +254,18 @@ def _unequal(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 def _rows(undisturbed: Start, starts: Sequence[Start], rank: int, ignored: set[str]) -> Iterator[Difference]:
     """Compare logged values by name and step; one that was logged before a kill and again after it must be equal."""
     expected: dict[tuple[str, Any], list[str]] = defaultdict(list)
+    steps: dict[tuple[str, str], Any] = {}
     for name, value, step in undisturbed.rows:
         expected[name, step].append(repr(value))
-    for start in starts:
-        for name, value, step in start.rows:
-            if name in ignored or _OF_TIME.search(name) or step is None:
-                continue
-            if (name, step) not in expected:
-                yield Difference(int(step), LOGGED, f"{name!r} is logged for a step that the other run never logs", rank)
-            elif repr(value) not in expected[name, step]:
-                yield Difference(int(step), LOGGED, f"{name!r}: {value!r} instead of {expected[name, step][0]}", rank)
+        steps.setdefault((name, repr(value)), step)
+    for name, value, step in (row for start in starts for row in start.rows):
+        if name in ignored or OF_TIME.search(name) or step is None or repr(value) in expected.get((name, step), ()):
+            continue
+        if (name, repr(value)) in steps:
+            text = f"{name!r} of step {steps[name, repr(value)]} is logged as that of step {step}"
+        else:
+            text = f"{name!r} of step {step}: {value!r} instead of {(expected.get((name, step)) or ['no value'])[0]}"
+        yield Difference(int(step), LOGGED, text, rank)
 
 
 def logged_apart(one: Start, other: Start) -> set[str]:

@@ -37,7 +37,7 @@ def _each(see: See, metrics: Mapping[str, Any], step: Any) -> None:
         see(str(name), value, step)
 
 
-def _family(kind: type | None) -> Iterator[type]:
+def _family(kind: Any) -> Iterator[Any]:
     if kind is not None:
         yield kind
         for each in kind.__subclasses__():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 import drivetrain
-from drivetrain.proof.judge import LOGGED, Difference, Judgement, judge, logged_apart, summary
+from drivetrain.proof.judge import LOGGED, WRITTEN, Difference, Judgement, judge, logged_apart, summary
+from drivetrain.proof.outputs import Column, compare
 from drivetrain.proof.runs import GRACE_S, RUN, CannotTryError, Program, Run, kills_for, undisturbed
 
 
@@ -40,6 +41,7 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
     torch: str = torch.__version__
     drivetrain: str = drivetrain.__version__
+    python: str = platform.python_version()
 
 
 def prove(
@@ -60,58 +62,60 @@ def prove(
         CannotTryError: the program fails by itself, makes no step, or does not end; or two undisturbed runs differ.
     """
     reference = undisturbed(program, folder / "undisturbed", limit_s)
-    first = reference.ranks()[0]
-    steps = len(reference.starts(first)[0].steps)
+    one = reference.starts(reference.ranks()[0])[0]
+    steps = len(one.steps)
     say(f"undisturbed: {steps} optimizer steps in {reference.seconds:.1f} s")
     if steps < 2:
         raise CannotTryError("The program makes a single optimizer step, so there is no step to kill it at.")
-    killed, moments = Run(program, folder / "killed"), kills_for(reference, kills, seed)
-    verdict = Verdict(0, steps=steps, hash=summary(reference.starts(first)[0]))
-    code, deaths, limit_s = 0, 0, 3 * reference.seconds + GRACE_S
-    for kill in [*moments, None]:
-        code = killed.start(limit_s, kill, reference)
-        found = _judged(reference, killed)
-        if code == -signal.SIGKILL and kill is not None:
-            deaths += 1
-            say(f"killed in step {found.ended_in[-1] or '?'} of {steps}")
-        if code != -signal.SIGKILL or found.differences:
-            break
-    began = found.started_at
-    verdict.kills = list(zip(found.ended_in[:deaths], [*began[1:], None], strict=False))
-    verdict.notes = found.notes
-    if began[0] != 1:
+    killed = Run(program, folder / "killed")
+    code, found = _kill_and_restart(killed, reference, kills_for(reference, kills, seed), say)
+    verdict = Verdict(0, "", found.kills, steps, summary(one))
+    ends = ", ".join(str(at) for at, _ in found.kills)
+    if found.started_at[0] != 1:
         raise CannotTryError(
-            f"The second run began at step {began[0]} of the first one, before it was killed: it finds files that the "
-            f"first run has written. Write {RUN} in the program's arguments in place of the folder that it writes to."
+            "The second run does not begin at the first step: it finds files that the first run has written outside of "
+            f"its own folder. Write {RUN} in the program's arguments, in place of the folder that it writes to."
         )
     if code not in (0, -signal.SIGKILL):
-        after = f"after the kill in step {verdict.kills[-1][0]}" if verdict.kills else "in the second run"
-        return _failed(verdict, f"started again {after}, it fails with exit code {code}. {killed.output()}")
-    if found.differences and found.differences[0].part != LOGGED and found.start == 0:
-        raise CannotTryError(_not_deterministic(found.differences[0], steps))
+        return _failed(
+            verdict, f"killed in step {ends} and started again, it ends with exit code {code}. {killed.output()}"
+        )
+    if not found.differences:
+        if found.started_at[-1] is None and found.kills[-1][0] != steps:
+            return _failed(
+                verdict, f"killed in step {ends} of {steps} and started again, it ends without another step."
+            )
+        if found.kills and all(after == 1 for _, after in found.kills):
+            asked = "" if program.resume else " If it resumes only when asked to, pass --resume-args."
+            return _failed(verdict, f"killed in step {ends} of {steps}, it begins again at step 1 each time.{asked}")
+    found = _with_files(found, reference, killed)
     if found.differences:
         say("a difference: once more undisturbed, to see whether the program repeats itself")
-        found = _checked(reference, killed, undisturbed(program, folder / "again", limit_s), steps)
+        found = _checked(found, reference, killed, undisturbed(program, folder / "again", limit_s))
+    verdict.notes, verdict.differences = found.notes, found.differences
     if found.differences:
-        return _differs(verdict, found)
-    if len(began) > 1 and all(after == 1 for _, after in verdict.kills):
-        return _failed(
-            verdict,
-            f"after each kill (in {_steps(at for at, _ in verdict.kills)}) it begins again at step 1. "
-            "If it resumes only when asked to, pass --resume-args.",
+        verdict.code, verdict.message = 1, _what_differs(found)
+    else:
+        verdict.message = (
+            f"resumes exactly: {steps} steps with {len(found.kills)} kills (in step {ends}) equal those without; hash "
+            f"{verdict.hash}, torch {verdict.torch}, drivetrain {verdict.drivetrain}, Python {verdict.python}"
         )
-    reached = max(at or 0 for at, _ in verdict.kills)
-    if began[-1] is None and reached < steps:
-        return _failed(verdict, f"killed in step {reached} of {steps} and started again, it ends without another step.")
-    verdict.message = "\n".join(
-        [
-            f"resumes exactly: {len(verdict.kills)} kills in {_steps(at for at, _ in verdict.kills)}, all {steps} steps "
-            f"equal, hash {verdict.hash}, torch {verdict.torch}, drivetrain {verdict.drivetrain}, "
-            f"Python {platform.python_version()}",
-            *(f"note: {note}" for note in verdict.notes),
-        ]
-    )
+    verdict.message = "\n".join([verdict.message, *(f"note: {note}" for note in found.notes)])
     return verdict
+
+
+def _kill_and_restart(
+    killed: Run, reference: Run, moments: Sequence[tuple[int, float]], say: Callable[[str], Any]
+) -> tuple[int, Judgement]:
+    """Start the program until it ends or differs; return its last exit code, and the judgement."""
+    for kill in [*moments, None]:
+        code = killed.start(3 * reference.seconds + GRACE_S, kill, reference)
+        found = _judged(reference, killed)
+        if code == -signal.SIGKILL:
+            say(f"killed in step {found.ended_in[-1]} of {len(reference.starts(found.rank)[0].steps)}")
+        if code != -signal.SIGKILL or found.differences:
+            break
+    return code, found
 
 
 def _judged(reference: Run, killed: Run, ignored: Iterable[str] = ()) -> Judgement:
@@ -121,30 +125,39 @@ def _judged(reference: Run, killed: Run, ignored: Iterable[str] = ()) -> Judgeme
     return min(differing, key=lambda each: (each.start, each.differences[0].step)) if differing else found[0]
 
 
-def _checked(reference: Run, killed: Run, again: Run, steps: int) -> Judgement:
-    """Judge again, without what differs between two undisturbed runs.
-
-    Raises:
-        CannotTryError: the undisturbed runs differ in more than logged values.
-    """
-    apart: set[str] = set()
-    for rank in reference.ranks():
-        one, other = reference.starts(rank)[0], again.starts(rank)[0]
-        for each in judge(one, [other], rank).differences:
-            if each.part != LOGGED:
-                raise CannotTryError(_not_deterministic(each, steps))
-        apart |= logged_apart(one, other)
-    found = _judged(reference, killed, apart)
-    if apart:
-        found.notes.append(f"two undisturbed runs differ in these logged values: {', '.join(sorted(apart))}")
+def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[Column] = ()) -> Judgement:
+    """Add what differs in the files of two runs that made equal steps."""
+    if not found.differences:
+        steps = len(reference.starts(found.rank)[0].steps)
+        written = compare(reference.work, killed.work, reference.program.source, ignored)
+        found.differences = [Difference(steps, WRITTEN, each) for each in written.different]
+        if written.lacking:
+            found.notes.append(f"only the undisturbed run has written: {', '.join(written.lacking[:5])}")
     return found
 
 
-def _not_deterministic(each: Difference, steps: int) -> str:
-    return (
-        f"The program is not deterministic: two undisturbed runs differ at step {each.step} of {steps}: {_text(each)}. "
-        "Seed what it draws, and see torch.use_deterministic_algorithms."
-    )
+def _checked(found: Judgement, reference: Run, killed: Run, again: Run) -> Judgement:
+    """Judge again, without what differs between two undisturbed runs.
+
+    Raises:
+        CannotTryError: the undisturbed runs differ in more than logged values and files.
+    """
+    apart: set[str] = set()
+    same = found if found.start == 0 else Judgement()
+    for rank in reference.ranks():
+        one, other = reference.starts(rank)[0], again.starts(rank)[0]
+        for each in [*same.differences, *judge(one, [other], rank).differences]:
+            if each.part not in (LOGGED, WRITTEN):
+                raise CannotTryError(
+                    f"The program is not deterministic: two undisturbed runs differ at step {each.step} of "
+                    f"{len(one.steps)}: {_text(each)}. Seed what it draws, and see torch.use_deterministic_algorithms."
+                )
+        apart |= logged_apart(one, other)
+    columns = compare(reference.work, again.work, reference.program.source).columns
+    found = _with_files(_judged(reference, killed, apart), reference, killed, columns)
+    if names := apart | {column for _, column in columns}:
+        found.notes.append(f"not compared, because two undisturbed runs differ there: {', '.join(sorted(names))}")
+    return found
 
 
 def _failed(verdict: Verdict, why: str) -> Verdict:
@@ -152,27 +165,25 @@ def _failed(verdict: Verdict, why: str) -> Verdict:
     return verdict
 
 
-def _differs(verdict: Verdict, found: Judgement) -> Verdict:
-    """Say what differs first."""
-    verdict.code, verdict.differences = 1, found.differences
-    first, [at, after] = found.differences[0], verdict.kills[found.start - 1]
-    if first.part == LOGGED:
-        head = "does not resume exactly: all steps are equal, but not what is logged:"
+def _what_differs(found: Judgement) -> str:
+    """Say where the runs differ first, and in what."""
+    first = found.differences[0]
+    if first.part in (LOGGED, WRITTEN):
+        what = "what is logged" if first.part == LOGGED else "the files that it writes"
+        head = f"does not resume exactly: all steps are equal, but not {what}:"
     else:
-        where = f"which differs from step {first.step}" if first.step == after else f"and differs first at step {first.step}"
-        head = f"does not resume exactly: killed in step {at}, it continued at step {after}, {where} of the undisturbed run:"
-    lines = [f"  {_text(each)}" for each in found.differences[:8]]
+        at, after = found.kills[max(found.start - 1, 0)]
+        where = "this step" if first.step == after else f"step {first.step}"
+        head = (
+            f"does not resume exactly: killed in optimizer step {at}, it continued with {after}; {where} is not equal:"
+        )
+    lines = [f"  {_text(each)}" for each in found.differences[: 1 if first.part == LOGGED else 8]]
+    if (more := len(found.differences) - len(lines)) > 0:
+        lines.append(f"  and {more} more")
     equal = [f"  equal there: {', '.join(found.equal)}"] if found.equal else []
-    verdict.message = "\n".join([head, *lines, *equal, *(f"note: {note}" for note in found.notes)])
-    return verdict
+    return "\n".join([head, *lines, *equal])
 
 
 def _text(each: Difference) -> str:
     rank = f" on rank {each.rank}" if each.rank else ""
-    step = f" at step {each.step}" if each.part == LOGGED else ""
-    return f"{each.part}{rank}{step}" + (f": {each.detail}" if each.detail else "")
-
-
-def _steps(numbers: Iterable[int]) -> str:
-    found = list(numbers)
-    return f"step {found[0]}" if len(found) == 1 else f"steps {', '.join(map(str, found))}"
+    return f"{each.part}{rank}" + (f": {each.detail}" if each.detail else "")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import ctypes
 import gc
-import hashlib
 import os
 import random
 import signal
@@ -24,12 +22,13 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
-from drivetrain.base.fingerprint import fingerprint
+from drivetrain.proof.fingerprints import digest, numbers_of
 from drivetrain.proof.judge import position
 from drivetrain.proof.logged import listen
 from drivetrain.proof.records import Step, Writer, packed, path_of, read
 
 Tensors = dict[str, Tensor]
+Names = dict[str, list[str]]
 
 
 class Recorder:
@@ -56,11 +55,13 @@ class Recorder:
         self._since: dict[str, list[Any]] = {"inputs": [], "batches": [], "losses": []}  # since the last step
         self._modules: list[weakref.ref[nn.Module]] = []
         self._scalers: list[weakref.ref[Any]] = []
+        self._before: tuple[Step, Names] | None = None  # what was read before a step with a closure
         self._last: Optimizer | None = None  # holds the parameters until the end, for the last record
 
     def install(self) -> None:
         """Add the hooks to torch, for all of the process."""
         optimizers.register_optimizer_step_pre_hook(self._before_step)
+        optimizers.register_optimizer_step_post_hook(self._after_step)
         nn.modules.module.register_module_forward_pre_hook(self._before_forward)
         nn.modules.module.register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True)
         backward = torch.autograd.backward
@@ -97,10 +98,30 @@ class Recorder:
             self._look_around()
             listen(self._hear)
         self._last = optimizer
-        step = self._write("step")
+        if callable(kwargs.get("closure", args[1] if len(args) > 1 else None)):
+            self._before = self._state_of(optimizer)  # the step will call what computes loss and gradients
+        else:
+            self._finish(*self._state_of(optimizer))
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._before is not None and optimizer is self._last:
+            (step, names), (after, names_after) = self._before, self._state_of(optimizer)
+            step["tensors"]["gradients"], step["random"] = after["tensors"]["gradients"], after["random"]
+            self._before = None
+            self._finish(step, {**names, "gradients": names_after["gradients"]})
+
+    def _finish(self, step: Step, names: Names) -> None:
+        self._write("step", step, names)
         if self._kill is not None and rank() == 0:
             self._die_if_due(step, *self._kill)
         self._count += 1
+
+    def _write(self, kind: str, step: Step, names: Names) -> None:
+        assert self._writer is not None
+        step["since"] = {part: list(each) for part, each in self._since.items()}
+        for each in self._since.values():
+            each.clear()
+        self._writer.write(kind, step, names)
 
     def _hear(self, name: str, value: Any, logged_step: Any) -> None:
         """Write a logged value at once: it may be the last thing before the kill."""
@@ -111,16 +132,7 @@ class Recorder:
 
     def _at_exit(self) -> None:
         if self._last is not None and self._pid == os.getpid():
-            self._write("end")
-
-    def _write(self, kind: str) -> Step:
-        assert self._last is not None and self._writer is not None
-        step, names = self._state_of(self._last)
-        step["since"] = {part: list(each) for part, each in self._since.items()}
-        for each in self._since.values():
-            each.clear()
-        self._writer.write(kind, step, names)
-        return step
+            self._write("end", *self._state_of(self._last))
 
     def _die_if_due(self, step: Step, at: int, seconds: float) -> None:
         if self._first is None:
@@ -138,7 +150,7 @@ class Recorder:
         self._modules = [weakref.ref(each) for each in modules if id(each) not in inner]
         self._scalers = [weakref.ref(each) for each in alive if isinstance(each, torch.amp.GradScaler)]
 
-    def _state_of(self, optimizer: Optimizer) -> tuple[Step, dict[str, list[str]]]:
+    def _state_of(self, optimizer: Optimizer) -> tuple[Step, Names]:
         """Return the state at this moment as a record, and the names of the tensors in it."""
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         ids = {id(each): f"parameter {number}" for number, each in enumerate(own)}
@@ -156,7 +168,7 @@ class Recorder:
         tensors["gradients"] = {ids[id(each)]: each.grad for each in own if each.grad is not None}
         tensors["optimizer"], values = state_of_optimizer(optimizer, ids)
         everything = [*tensors.values(), *(found for _, found in others)]
-        numbers = iter(fingerprints([each for part in everything for each in part.values()]))
+        numbers = iter(numbers_of([each for part in everything for each in part.values()]))
         text = [packed([next(numbers) for _ in part]) for part in everything]
         names = {part: list(found) for part, found in tensors.items()}
         names.update({f"module {kind}": list(found) for kind, found in others})
@@ -255,57 +267,6 @@ def random_states() -> dict[str, str]:
 
 def _loss(loss: Any) -> list[Any]:
     return [loss.item() if isinstance(loss, Tensor) and loss.numel() == 1 else None, digest([loss])]
-
-
-# ---- fingerprints ----------------------------------------------------------------------------------------------------
-
-
-def digest(values: Any) -> str:
-    """Return 16 characters that depend on each of ``values``: tensors, bytes, numbers and texts."""
-    whole = hashlib.sha1(usedforsecurity=False)
-    values = list(values)
-    numbers = iter(fingerprints([each for each in values if isinstance(each, Tensor)]))
-    for each in values:
-        if isinstance(each, Tensor):
-            whole.update(f"{each.dtype} {tuple(each.shape)} {next(numbers)}".encode())
-        else:
-            whole.update(each if isinstance(each, bytes) else repr(each).encode())
-    return whole.hexdigest()[:16]
-
-
-@torch.no_grad()
-def fingerprints(tensors: list[Tensor]) -> list[int]:
-    """Return 64 bits for each tensor; the host waits once for the devices.
-
-    On the host, SHA-1 over the bytes is some 20 times as fast as arithmetic on tensors.
-    """
-    found: list[Any] = [_on_host(each) if each.is_cpu else fingerprint(each) for each in map(_local, tensors)]
-    waiting = [place for place, each in enumerate(found) if isinstance(each, Tensor)]
-    if waiting:
-        read_at_once = torch.stack([found[place].to(found[waiting[0]].device) for place in waiting]).tolist()
-        for place, number in zip(waiting, read_at_once, strict=True):
-            found[place] = number
-    return found
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return the dense tensor of this process: the shard of a DTensor, indices and values of a sparse tensor."""
-    tensor = getattr(tensor, "_local_tensor", tensor).detach()
-    if tensor.layout is torch.sparse_coo:
-        tensor = tensor.coalesce()
-        tensor = torch.cat([tensor.indices().reshape(-1).view(torch.uint8), _bytes(tensor.values())])
-    return tensor
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-
-
-def _on_host(tensor: Tensor) -> int:
-    whole = tensor.resolve_conj().resolve_neg().contiguous()
-    size = whole.numel() * whole.element_size()
-    content = (ctypes.c_char * size).from_address(whole.data_ptr()) if size else b""
-    return int.from_bytes(hashlib.sha1(content, usedforsecurity=False).digest()[:8], "little", signed=True)
 
 
 def _wrap_loaders(see: Callable[[Any], None]) -> None:

@@ -14,7 +14,7 @@ VARIABLE = "DRIVETRAIN_PROOF"
 """The environment variable with the JSON that tells a program's process what to record, and at which step to die."""
 
 Step = dict[str, Any]
-"""One record, as JSON: the parts of the state, see ``Recorder``."""
+"""One record, as JSON: the parts of the state, see ``Recorder``, and the names of the tensors in each."""
 
 
 class Writer:
@@ -40,13 +40,11 @@ class Start:
         steps: one record for each optimizer step, with the state before the step.
         end: the record of the state when the process ended by itself; ``None`` if it was killed.
         rows: the values that the program's loggers got: name, value, and the step under which it was logged.
-        names: the names of the tensors in each part, as last written.
     """
 
     steps: list[Step] = field(default_factory=list)
     rows: list[tuple[str, Any, Any]] = field(default_factory=list)
     end: Step | None = None
-    names: dict[str, list[str]] = field(default_factory=dict)
 
 
 def path_of(folder: str | Path, start: int, rank: int) -> Path:
@@ -57,12 +55,13 @@ def path_of(folder: str | Path, start: int, rank: int) -> Path:
 def read(path: Path) -> Start:
     """Read a file of records; a line that was cut by the kill is left out."""
     found = Start()
+    names: dict[str, list[str]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             step = json.loads(line)
         except ValueError:
             continue
-        found.names.update(step.pop("names", {}))
+        names = step["names"] = {**names, **step["names"]} if "names" in step else names
         kind = step.pop("kind")
         if kind == "row":
             found.rows.append(tuple(step["row"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from drivetrain.proof.records import VARIABLE, Start, path_of, ranks_of, read
 
 RUN = "{run}"
 """In the program's arguments: the folder of each run, for programs that write to absolute paths."""
+NEWEST = re.compile(r"(\{newest:([^}]+)\})")
+"""In the arguments of restarts: the newest file or folder with a name like this, relative to the run's folder."""
 _NOT_COPIED = {".git", ".hg", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox"}
 _MOST_BYTES = 2 << 30
 GRACE_S = 60.0  # a start may take this long beyond three times the undisturbed run
@@ -67,7 +70,7 @@ class Run:
 
         Args:
             limit_s: seconds after which it is killed.
-            kill: the step of the undisturbed run ``like`` at which the program is killed, and the seconds to wait there.
+            kill: the step of the run ``like`` at which the program is killed, and the seconds to wait there.
             like: the undisturbed run.
 
         Raises:
@@ -76,7 +79,9 @@ class Run:
         number, self.count = self.count, self.count + 1
         asked = {"folder": str(self.records), "start": number, "parent": os.getpid(), "kill": kill,
                  "undisturbed": str(like.records) if like else ""}  # fmt: skip
-        words = [*self.program.command, *(self.program.resume if number else ())]
+        patterns = [pattern for word in self.program.resume for _, pattern in NEWEST.findall(word)]
+        resumes = number and all(any(self.work.glob(pattern)) for pattern in patterns)
+        words = [*self.program.command, *(self.program.resume if resumes else ())]
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.program.ranks}"]
         words = [self._here(word) for word in words]
         command = [sys.executable, *(launch if self.program.ranks else ()), "-m", "drivetrain.proof.child", *words]
@@ -117,6 +122,9 @@ class Run:
 
     def _here(self, word: str) -> str:
         """Replace the folder of this run, and paths in the working directory, by those of the copy."""
+        for text, pattern in NEWEST.findall(word):
+            paths = sorted(self.work.glob(pattern), key=lambda path: path.stat().st_mtime_ns)
+            word = word.replace(text, str(paths[-1].relative_to(self.work)))
         return word.replace(RUN, str(self.work)).replace(str(self.program.source) + os.sep, str(self.work) + os.sep)
 
 
@@ -164,7 +172,9 @@ def copy_of(source: Path, target: Path, links: Sequence[str] = (), leave_out: Pa
 
     def ignored(folder: str, names: list[str]) -> set[str]:
         nonlocal total
-        out = {name for name in names if name in _NOT_COPIED or os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))}
+        out = {
+            name for name in names if name in _NOT_COPIED or os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
+        }
         out |= {name for name in names if Path(folder, name) in {leave_out, *(source / each for each in links)}}
         for name in set(names) - out:
             path = os.path.join(folder, name)
