@@ -25,18 +25,27 @@ FAULTS = {
     ("shuffled", "sampler_seed"): "batch",
     ("shuffled", "shuffled_twice"): "batch",
     ("workers", "worker_state"): "batch",
-    ("scheduler", "scheduler"): "optimizer",
-    ("scheduler", "optimizer"): "optimizer",
-    ("scaler", "scaler"): "scaler",
-    ("dropout_bf16", "dropout"): "random",
-    ("ema_averaged", "ema"): "average",
-    ("ema_by_hand", "ema"): "log",
-    ("accumulate", "gradient_window"): "gradient",
-    ("csv_log", "logger_step"): "log",
-    ("tensorboard_log", "logger_step"): "log",
-    ("early_stopping", "best_metric"): "log",
+    ("scheduler", "scheduler"): "hyperparameter: lr",
+    ("scheduler", "optimizer"): "optimizer state",
+    ("scaler", "scaler"): "gradient scaler",
+    ("dropout_bf16", "dropout"): "random state: of torch",
+    ("ema_averaged", "ema"): "a module AveragedModel",
+    ("accumulate", "gradient_window"): "gradients: '0.weight'",
+    ("tensorboard_log", "logger_step"): "logged row: 'loss'",
+    ("csv_log", "logger_step"): "file: metrics.csv",
+    ("ema_by_hand", "ema"): "file: checkpoint.pt: 'average/",
+    ("early_stopping", "best_metric"): "number of steps",
+    ("plain_sgd", "step"): "batch",
+    ("batch_norm", "buffers"): "buffers",
+    ("carried_state", "hidden"): "batch",
+    ("gan", "second_optimizer"): "optimizer state",
+    ("numpy_random", "numpy"): "batch",
+    ("iterable", "stream"): "batch",
 }
-"""Planted faults, each a program and its ``--fault``, and the part in which a fault shows first."""
+"""Planted faults, each a program and its ``--fault``, and how the first difference begins that a prover must name."""
+
+SEEN_AFTER_THE_STEPS = ("logged row", "file", "number of steps")
+"""Differences that show in what a run leaves behind, and not at the first step after a resume."""
 
 
 def lives(programs: Any, name: str, folder: Path, kills: Iterable[int], *arguments: str) -> list[str]:

@@ -1,10 +1,18 @@
-"""Batch normalization, whose buffers are in no optimizer, and a validation after each epoch."""
+"""Batch normalization, whose buffers are in no optimizer, and a validation after each epoch.
 
+--fault buffers: they are not restored.
+"""
+
+import argparse
 import os
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--fault", choices=["buffers"])
+fault = parser.parse_args().fault
 
 torch.manual_seed(0)
 x = torch.randn(80, 1, 6, 6)
@@ -15,7 +23,9 @@ optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 first_epoch = done = 0
 if os.path.exists("checkpoint.pt"):
     saved = torch.load("checkpoint.pt")
-    net.load_state_dict(saved["net"])
+    if fault:
+        saved["net"] = {name: value for name, value in saved["net"].items() if name in dict(net.named_parameters())}
+    net.load_state_dict(saved["net"], strict=not fault)
     optimizer.load_state_dict(saved["optimizer"])
     first_epoch, done = divmod(saved["step"], 6)
 

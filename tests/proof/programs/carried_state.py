@@ -1,9 +1,17 @@
-"""A recurrent network whose hidden state is carried from batch to batch, and saved."""
+"""A recurrent network whose hidden state is carried from batch to batch, and saved.
 
+--fault hidden: it starts at zero.
+"""
+
+import argparse
 import os
 
 import torch
 from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--fault", choices=["hidden"])
+fault = parser.parse_args().fault
 
 torch.manual_seed(0)
 song = torch.linspace(0, 60, 2 * 40 * 8 + 1).sin()
@@ -15,7 +23,7 @@ if os.path.exists("checkpoint.pt"):
     saved = torch.load("checkpoint.pt")
     net.load_state_dict(saved["net"])
     optimizer.load_state_dict(saved["optimizer"])
-    step, hidden = saved["step"], saved["hidden"]
+    step, hidden = saved["step"], hidden if fault else saved["hidden"]
 
 while step < 40:
     heard = torch.stack([song[voice * 320 + step * 8 :][:9] for voice in range(2)]).unsqueeze(2)

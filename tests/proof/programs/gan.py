@@ -1,10 +1,18 @@
-"""Two networks and two optimizers: the critic takes two steps for each of the generator; the random state is restored."""
+"""Two networks and two optimizers: the critic takes two steps for each of the generator; the random state is restored.
 
+--fault second_optimizer: the critic's optimizer is not restored.
+"""
+
+import argparse
 import os
 
 import torch
 from torch import nn
 from torch.nn.functional import softplus
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--fault", choices=["second_optimizer"])
+fault = parser.parse_args().fault
 
 torch.manual_seed(0)
 real = torch.randn(256, 2) * torch.tensor([1.0, 0.2]) + 1
@@ -16,7 +24,8 @@ step = 0
 if os.path.exists("checkpoint.pt"):
     saved = torch.load("checkpoint.pt")
     for name, part in parts.items():
-        part.load_state_dict(saved[name])
+        if not (fault and name == "second"):
+            part.load_state_dict(saved[name])
     torch.set_rng_state(saved["random"])
     step = saved["step"]
 

@@ -1,5 +1,9 @@
-"""An IterableDataset with a shuffle buffer and a state of its own, which checkpoints keep."""
+"""An IterableDataset with a shuffle buffer and a state of its own, which checkpoints keep.
 
+--fault stream: it is not restored.
+"""
+
+import argparse
 import os
 import random
 from collections.abc import Iterator
@@ -16,8 +20,7 @@ class Stream(IterableDataset):
     def __iter__(self) -> Iterator[torch.Tensor]:
         while True:
             while len(self.buffer) < 16:
-                self.buffer.append(self.read)
-                self.read += 1
+                self.buffer, self.read = [*self.buffer, self.read], self.read + 1
             number = self.buffer.pop(self.random.randrange(16))
             yield torch.linspace(0, 1 + number % 50, 8).sin()
 
@@ -29,17 +32,22 @@ class Stream(IterableDataset):
         self.read, self.buffer = state["read"], state["buffer"]
 
 
+parser = argparse.ArgumentParser()
+parser.add_argument("--fault", choices=["stream"])
+fault = parser.parse_args().fault
+
 torch.manual_seed(0)
 stream = Stream()
 net = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 8))
 optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+parts = {"net": net, "optimizer": optimizer, "stream": stream}
 start = 0
 if os.path.exists("checkpoint.pt"):
     saved = torch.load("checkpoint.pt")
-    net.load_state_dict(saved["net"])
-    optimizer.load_state_dict(saved["optimizer"])
-    stream.load_state_dict(saved["stream"])
-    start = saved["step"]
+    start = saved.pop("step")
+    for name, state in saved.items():
+        if name != fault:
+            parts[name].load_state_dict(state)
 
 batches = iter(DataLoader(stream, 8))
 for step in range(start + 1, 37):
@@ -50,7 +58,6 @@ for step in range(start + 1, 37):
     optimizer.step()
     print(f"step {step} loss {loss.item()!r}", flush=True)
     if step % 5 == 0:
-        state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "stream": stream.state_dict()}
-        torch.save({**state, "step": step}, "checkpoint.tmp")
+        torch.save({name: part.state_dict() for name, part in parts.items()} | {"step": step}, "checkpoint.tmp")
         os.replace("checkpoint.tmp", "checkpoint.pt")
 torch.save(net.state_dict(), "final.pt")

@@ -1,8 +1,11 @@
 """Augmentation with Python's and numpy's random numbers, all of whose states are restored; epochs of shuffle=True.
 
 Checkpoints are saved at the ends of epochs only.
+
+--fault numpy: numpy's state is not restored.
 """
 
+import argparse
 import os
 import random
 
@@ -17,6 +20,10 @@ def collate(rows: list) -> tuple[torch.Tensor, torch.Tensor]:
     return x + torch.from_numpy(np.random.normal(0, 0.1, x.shape)).float(), x.sum(1, keepdim=True)
 
 
+parser = argparse.ArgumentParser()
+parser.add_argument("--fault", choices=["numpy"])
+fault = parser.parse_args().fault
+
 random.seed(0)
 np.random.seed(0)
 torch.manual_seed(0)
@@ -30,7 +37,8 @@ if os.path.exists("checkpoint.pt"):
     optimizer.load_state_dict(saved["optimizer"])
     first_epoch = saved["epoch"]
     random.setstate(saved["random"])
-    np.random.set_state(saved["numpy"])
+    if not fault:
+        np.random.set_state(saved["numpy"])
     torch.set_rng_state(saved["torch"])
 
 for epoch in range(first_epoch, 9):

@@ -1,9 +1,17 @@
-"""SGD with momentum. The order of an epoch depends on its number alone; global random state is not restored."""
+"""SGD with momentum. The order of an epoch depends on its number alone; global random state is not restored.
 
+--fault step: the saved number is one too small, so that a batch is trained twice.
+"""
+
+import argparse
 import os
 
 import torch
 from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--fault", choices=["step"])
+fault = parser.parse_args().fault
 
 torch.manual_seed(0)
 x = torch.randn(96, 8)
@@ -28,6 +36,7 @@ while step < 36:
     step += 1
     print(f"step {step} loss {loss.item()!r}", flush=True)
     if step % 5 == 0:
-        torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, "checkpoint.tmp")
+        state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step - 1 if fault else step}
+        torch.save(state, "checkpoint.tmp")
         os.replace("checkpoint.tmp", "checkpoint.pt")
 torch.save(net.state_dict(), "final.pt")
