@@ -14,7 +14,7 @@ from pathlib import Path
 
 from drivetrain.cli.program import add_program_arguments
 from drivetrain.proof.proving import Verdict, prove
-from drivetrain.proof.runs import RUN, CannotTryError, Program
+from drivetrain.proof.runs import RUN, Program
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-resume") -> int:
@@ -63,8 +63,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
     verdict = Verdict(2)
     try:
         verdict = prove(program, folder, given.kills, given.seed, given.timeout, say=_say)
-    except CannotTryError as error:
-        verdict = Verdict(2, message=f"could not be tried: {error}")
     finally:
         if given.folder is None and verdict.code != 1:
             shutil.rmtree(folder, ignore_errors=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from drivetrain.proof.records import Start, Step, unpacked
 
-_WEIGHTS = {"parameters": 9, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
+_WEIGHTS = {"parameters": 20, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
 """How much an equal part says about the step at which a program continues."""
 OF_TIME = re.compile(r"time|second|speed|_per_|/s\b|throughput|memory|flops|util|\beta\b", re.IGNORECASE)
 """Names of logged values that measure the machine and not the training."""
@@ -271,7 +271,8 @@ def _rows(undisturbed: Start, starts: Sequence[Start], rank: int, ignored: set[s
 def logged_apart(one: Start, other: Start) -> set[str]:
     """Return the names of logged values in which two undisturbed runs differ."""
     values = [{(name, step): repr(value) for name, value, step in run.rows} for run in (one, other)]
-    return {key[0] for key in values[0].keys() | values[1].keys() if values[0].get(key) != values[1].get(key)}
+    names = {key[0] for key in values[0].keys() | values[1].keys() if values[0].get(key) != values[1].get(key)}
+    return {name for name in names if not OF_TIME.search(name)}
 
 
 def summary(run: Start) -> str:

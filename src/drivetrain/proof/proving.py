@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
 import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -9,11 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import drivetrain
 from drivetrain.proof.judge import LOGGED, WRITTEN, Difference, Judgement, judge, logged_apart, summary
-from drivetrain.proof.outputs import Column, compare
 from drivetrain.proof.runs import GRACE_S, RUN, CannotTryError, Program, Run, kills_for, undisturbed
 
 
@@ -39,7 +37,7 @@ class Verdict:
     hash: str = ""
     differences: list[Difference] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    torch: str = torch.__version__
+    torch: str = field(default_factory=lambda: importlib.metadata.version("torch"))
     drivetrain: str = drivetrain.__version__
     python: str = platform.python_version()
 
@@ -58,9 +56,14 @@ def prove(
         limit_s: seconds for the undisturbed run.
         say: called with a line of text about what is done.
 
-    Raises:
-        CannotTryError: the program fails by itself, makes no step, or does not end; or two undisturbed runs differ.
     """
+    try:
+        return _prove(program, folder, kills, seed, limit_s, say)
+    except CannotTryError as error:  # the program fails by itself, never steps or never ends, or does not repeat itself
+        return Verdict(2, f"could not be tried: {error}")
+
+
+def _prove(program: Program, folder: Path, kills: int, seed: int, limit_s: float, say: Callable[[str], Any]) -> Verdict:
     reference = undisturbed(program, folder / "undisturbed", limit_s)
     one = reference.starts(reference.ranks()[0])[0]
     steps = len(one.steps)
@@ -125,8 +128,10 @@ def _judged(reference: Run, killed: Run, ignored: Iterable[str] = ()) -> Judgeme
     return min(differing, key=lambda each: (each.start, each.differences[0].step)) if differing else found[0]
 
 
-def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[Column] = ()) -> Judgement:
+def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[tuple[str, str]] = ()) -> Judgement:
     """Add what differs in the files of two runs that made equal steps."""
+    from drivetrain.proof.outputs import compare
+
     if not found.differences:
         steps = len(reference.starts(found.rank)[0].steps)
         written = compare(reference.work, killed.work, reference.program.source, ignored)
@@ -142,6 +147,8 @@ def _checked(found: Judgement, reference: Run, killed: Run, again: Run) -> Judge
     Raises:
         CannotTryError: the undisturbed runs differ in more than logged values and files.
     """
+    from drivetrain.proof.outputs import compare
+
     apart: set[str] = set()
     same = found if found.start == 0 else Judgement()
     for rank in reference.ranks():

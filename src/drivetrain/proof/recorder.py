@@ -39,7 +39,8 @@ class Recorder:
         start: how often the program was started before in this run.
         parent: the process that has started the program; all of its descendants are killed.
         undisturbed: the folder with the records of the undisturbed run, in which a step to kill at is found.
-        kill: the step at which to kill, counted from 0 in the undisturbed run, and the seconds to wait there.
+        kill: the step at which to kill, counted from 0 in the undisturbed run, and the seconds to wait there; the kill
+            comes before the next step.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Recorder:
         self._writer: Writer | None = None
         self._pid = 0
         self._count = 0
+        self._is_dying = False
         self._first: int | None = None  # the undisturbed run's number of this process's first step
         self._depth = 0
         self._since: dict[str, list[Any]] = {"inputs": [], "batches": [], "losses": []}  # since the last step
@@ -94,6 +96,8 @@ class Recorder:
         if self._pid != os.getpid():  # the first step, or that of a forked process
             self._pid, self._count = os.getpid(), 0
             self._writer = Writer(path_of(self._folder, self._start, rank()))
+        if self._is_dying:  # at the latest now, before the next step
+            kill_job(self._parent)
         if self._count & (self._count - 1) == 0:  # at 0, 1, 2, 4, 8 ...: going through all objects takes long
             self._look_around()
             listen(self._hear)
@@ -132,6 +136,8 @@ class Recorder:
 
     def _at_exit(self) -> None:
         if self._last is not None and self._pid == os.getpid():
+            if self._is_dying:
+                kill_job(self._parent)
             self._write("end", *self._state_of(self._last))
 
     def _die_if_due(self, step: Step, at: int, seconds: float) -> None:
@@ -139,6 +145,7 @@ class Recorder:
             self._first = position(step, read(path_of(self._undisturbed, 0, rank())).steps)
         if self._first + self._count == at:
             # From a thread: the kill may come in the step, in the next batch or while a checkpoint is written.
+            self._is_dying = True
             timer = threading.Timer(seconds, kill_job, [self._parent])
             timer.daemon = True
             timer.start()
