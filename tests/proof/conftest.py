@@ -33,7 +33,9 @@ def zoo() -> types.ModuleType:
 
 
 @pytest.fixture
-def prove(programs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> Iterator[Callable[..., Proof]]:
+def prove(
+    programs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> Iterator[Callable[..., Proof]]:
     """``prove(*words)``: run ``drivetrain prove-resume`` in an empty folder."""
     process = partial(_beside("tests.proof.copied", "proof", "copied.py").CopiedProcess, programs)
     monkeypatch.setattr(runs, "subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": process}))

@@ -42,16 +42,16 @@ if os.path.exists("checkpoint.pt"):
     net.load_state_dict((saved := torch.load("checkpoint.pt"))["net"])
     sampler.epoch, sampler.position = saved["epoch"], saved["position"]
 
-for sampler.epoch in range(sampler.epoch, 3):
-    data.epoch = sampler.epoch
-    for step, (x, y) in enumerate(loader, sampler.epoch * 12 + sampler.position // 6 + 1):
+for epoch in range(sampler.epoch, 3):
+    data.epoch = sampler.epoch = epoch
+    for step, (x, y) in enumerate(loader, epoch * 12 + sampler.position // 6 + 1):
         loss = nn.functional.mse_loss(net(x).flatten(), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         print(f"step {step} loss {loss.item()!r}", flush=True)
         if step % 5 == 0:
-            state = {"net": net.state_dict(), "epoch": sampler.epoch, "position": (step - sampler.epoch * 12) * 6}
+            state = {"net": net.state_dict(), "epoch": epoch, "position": (step - epoch * 12) * 6}
             torch.save(state, "checkpoint.tmp")
             os.replace("checkpoint.tmp", "checkpoint.pt")
     sampler.position = 0
