@@ -15,13 +15,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 class Stream(IterableDataset):
     def __init__(self) -> None:
-        self.random, self.read, self.buffer = random.Random(3), 0, []
+        self.random, self.read, self.buffer = random.Random(3), 16, list(range(16))
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         while True:
-            while len(self.buffer) < 16:
-                self.buffer, self.read = [*self.buffer, self.read], self.read + 1
-            number = self.buffer.pop(self.random.randrange(16))
+            place = self.random.randrange(16)
+            number, self.buffer[place], self.read = self.buffer[place], self.read, self.read + 1
             yield torch.linspace(0, 1 + number % 50, 8).sin()
 
     def state_dict(self) -> dict:
@@ -37,8 +36,7 @@ parser.add_argument("--fault", choices=["stream"])
 fault = parser.parse_args().fault
 
 torch.manual_seed(0)
-stream = Stream()
-net = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 8))
+net, stream = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 8)), Stream()
 optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
 parts = {"net": net, "optimizer": optimizer, "stream": stream}
 start = 0
@@ -49,9 +47,7 @@ if os.path.exists("checkpoint.pt"):
         if name != fault:
             parts[name].load_state_dict(state)
 
-batches = iter(DataLoader(stream, 8))
-for step in range(start + 1, 37):
-    batch = next(batches)
+for step, batch in zip(range(start + 1, 37), DataLoader(stream, 8), strict=False):
     loss = nn.functional.mse_loss(net(batch), batch)
     optimizer.zero_grad()
     loss.backward()
