@@ -12,24 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import _beside
+from tests.proof.copied import CopiedProcess
 
 from drivetrain.proof import command, runs
 
 
 @dataclass
 class Proof:
-    """The exit code, the message, and the parts that differ first, each with its step."""
+    """The exit code, the message, what differs first: step, part, detail, rank; and where the program continued."""
 
     code: int
     message: str
-    differences: list[tuple[int, str, str]]
+    differences: list[tuple[int, str, str, int]]
     continued_at: list[int | None]
-
-
-@pytest.fixture(scope="session")
-def zoo() -> types.ModuleType:
-    return _beside("tests.proof.zoo", "proof", "zoo.py")
 
 
 @pytest.fixture
@@ -37,7 +32,7 @@ def prove(
     programs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> Iterator[Callable[..., Proof]]:
     """``prove(*words)``: run ``drivetrain prove-resume`` in an empty folder."""
-    process = partial(_beside("tests.proof.copied", "proof", "copied.py").CopiedProcess, programs)
+    process = partial(CopiedProcess, programs)
     monkeypatch.setattr(runs, "subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": process}))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -46,7 +41,7 @@ def prove(
         verdict = tmp_path / "verdict.json"
         code = command.main(["--folder", str(tmp_path / "runs"), "--json", str(verdict), *map(str, words)])
         found = json.loads(verdict.read_text())
-        differences = [(step, part, detail) for step, part, detail, *_ in found["differences"]]
+        differences = [tuple(each) for each in found["differences"]]
         return Proof(code, found["message"], differences, [after for _, after in found["kills"]])
 
     yield run
