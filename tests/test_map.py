@@ -131,6 +131,7 @@ TESTS_OF = {
     "profilers/xla.py": "xla/test_profiler.py",
     "proof/child.py": "proof/test_recorder.py proof/test_command.py",
     "proof/fingerprints.py": "proof/test_recorder.py proof/test_outputs.py",
+    "proof/plugin.py": "proof/test_command.py",
     "proof/proving.py": "proof/test_command.py",
     "proof/records.py": "proof/test_recorder.py",
     "strategies/background_shards.py": "distributed/test_background_saves.py",

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The process's exit code. Wrong usage ends in ``SystemExit(2)``, ``--help`` in ``SystemExit(0)``, as with
         argparse.
     """
-    listed = "\n".join(f"  {name:<12}{command.help}" for name, command in COMMANDS.items())
+    listed = "\n".join(f"  {name:<14}{command.help}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(
         "drivetrain", description="One PyTorch training program, whatever drives it.", epilog=f"commands:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
