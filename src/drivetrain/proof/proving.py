@@ -111,13 +111,15 @@ def _kill_and_restart(
     killed: Run, reference: Run, moments: Sequence[tuple[int, float]], say: Callable[[str], Any]
 ) -> tuple[int, Judgement]:
     """Start the program until it ends or differs; return its last exit code, and the judgement."""
+    latest = 0
     for kill in [*moments, None]:
-        code = killed.start(3 * reference.seconds + GRACE_S, kill, reference)
+        code = killed.start(3 * reference.seconds + GRACE_S, kill, reference, latest)
         found = _judged(reference, killed)
         if code == -signal.SIGKILL:
             say(f"killed in step {found.ended_in[-1]} of {len(reference.starts(found.rank)[0].steps)}")
         if code != -signal.SIGKILL or found.differences:
             break
+        latest = found.ended_in[-1] or latest
     return code, found
 
 

@@ -39,15 +39,17 @@ class Recorder:
         start: how often the program was started before in this run.
         parent: the process that has started the program; all of its descendants are killed.
         undisturbed: the folder with the records of the undisturbed run, in which a step to kill at is found.
+        latest: the step that would have come next without the last kill.
         kill: the step at which to kill, counted from 0 in the undisturbed run, and the seconds to wait there; the kill
             comes before the next step.
     """
 
     def __init__(
-        self, folder: str, start: int, parent: int, undisturbed: str = "", kill: tuple[int, float] | None = None
-    ) -> None:
+        self, folder: str, start: int, parent: int, undisturbed: str = "", latest: int = 0,
+        kill: tuple[int, float] | None = None,
+    ) -> None:  # fmt: skip
         self._folder, self._start, self._parent = folder, start, parent
-        self._undisturbed, self._kill = undisturbed, kill
+        self._undisturbed, self._latest, self._kill = undisturbed, latest, kill
         self._writer: Writer | None = None
         self._pid = 0
         self._count = 0
@@ -142,7 +144,7 @@ class Recorder:
 
     def _die_if_due(self, step: Step, at: int, seconds: float) -> None:
         if self._first is None:
-            self._first = position(step, read(path_of(self._undisturbed, 0, rank())).steps)
+            self._first = position([step], read(path_of(self._undisturbed, 0, rank())).steps, self._latest)
         if self._first + self._count == at:
             # From a thread: the kill may come in the step, in the next batch or while a checkpoint is written.
             self._is_dying = True

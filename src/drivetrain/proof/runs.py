@@ -65,19 +65,22 @@ class Run:
         self.seconds = 0.0
         self.count = 0  # how often the program was started
 
-    def start(self, limit_s: float, kill: tuple[int, float] | None = None, like: Run | None = None) -> int:
+    def start(
+        self, limit_s: float, kill: tuple[int, float] | None = None, like: Run | None = None, latest: int = 0
+    ) -> int:
         """Start the program, wait until it ends, and return its exit code.
 
         Args:
             limit_s: seconds after which it is killed.
             kill: the step of the run ``like`` at which the program is killed, and the seconds to wait there.
             like: the undisturbed run.
+            latest: the step that would have come next without the last kill.
 
         Raises:
             CannotTryError: it ran longer than ``limit_s``.
         """
         number, self.count = self.count, self.count + 1
-        asked = {"folder": str(self.records), "start": number, "parent": os.getpid(), "kill": kill,
+        asked = {"folder": str(self.records), "start": number, "parent": os.getpid(), "kill": kill, "latest": latest,
                  "undisturbed": str(like.records) if like else ""}  # fmt: skip
         patterns = [pattern for word in self.program.resume for _, pattern in NEWEST.findall(word)]
         resumes = number and all(any(self.work.glob(pattern)) for pattern in patterns)
