@@ -68,6 +68,20 @@ class Judgement:
         return list(zip(self.ended_in, self.started_at[1:], strict=False))
 
 
+def earliest(found: Sequence[Judgement]) -> Judgement:
+    """Return the judgement of the rank that differs first, the cause before what other ranks get from it.
+
+    Without a difference, it is that of the first rank.
+    """
+    differing = [each for each in found if each.differences]
+
+    def order(each: Judgement) -> tuple[int, int, int]:
+        first = each.differences[0]
+        return each.start, first.step, _ORDER.index(first.part) if first.part in _ORDER else len(_ORDER)
+
+    return min(differing, key=order) if differing else found[0]
+
+
 def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int) -> int:
     """Return the number of the step in ``undisturbed``, from 0, that the first of ``steps`` equals, or is most like.
 
@@ -102,7 +116,9 @@ def _signature(step: Step) -> dict[str, Any]:
     }
 
 
-def judge(undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: Iterable[str] = ()) -> Judgement:
+def judge(
+    undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: Iterable[str] = (), resumes: bool = True
+) -> Judgement:
     """Compare each step of ``starts`` with the step of the undisturbed run at which it was made.
 
     Args:
@@ -110,6 +126,7 @@ def judge(undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: I
         starts: the records of the run that was killed, in order.
         rank: the rank that has written both, for the messages.
         ignored: names of logged values that differ between two undisturbed runs.
+        resumes: whether a process may continue anywhere; else it begins at the first step.
     """
     found = Judgement(rank=rank)
     silent: dict[str, int] = {}  # random generator -> the step at which it differed first
@@ -117,7 +134,8 @@ def judge(undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: I
     firsts: list[int | None] = []
     latest = 0
     for start in starts:
-        firsts.append(first := position(start.steps, undisturbed.steps, latest) if start.steps else None)
+        first = (position(start.steps, undisturbed.steps, latest) if resumes else 0) if start.steps else None
+        firsts.append(first)
         latest = latest if first is None else first + len(start.steps)
     found.started_at = [None if first is None else first + 1 for first in firsts]
     found.ended_in = [
@@ -203,6 +221,16 @@ _WORDS = {
     "model": "buffers and frozen parameters",
     "gradients": "gradients",
 }
+
+
+_ORDER = (
+    "parameters",
+    "optimizer state",
+    "hyperparameter",
+    "gradient scaler",
+    "buffers and frozen parameters",
+    "batch",
+)
 
 
 def _equal_parts(there: Step, here: Step) -> list[str]:
