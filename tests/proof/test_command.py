@@ -13,6 +13,7 @@ import pytest
 
 from drivetrain.proof import runs
 from drivetrain.proof.command import main
+from drivetrain.proof.diff_command import main as diff
 from drivetrain.proof.plugin import prove_resume
 
 PROGRAM = """
@@ -32,10 +33,14 @@ if os.path.exists("last.pt"):
     if "--without-optimizer" not in sys.argv:
         optimizer.load_state_dict(state["optimizer"])
     done = state["done"]
+start = done
 while done < 12:
     if "--random" in sys.argv:
         torch.seed()
-    batch = torch.linspace(done, done + 1, 3) if "--random" not in sys.argv else torch.rand(3)
+    first = done + 0.5 * (start > 0 and "--wrong-batch" in sys.argv) + 0.25 * (done == 7 and "--other" in sys.argv)
+    batch = torch.linspace(first, first + 1, 3)
+    if "--random" in sys.argv:
+        batch = torch.rand(3)
     optimizer.zero_grad()
     model(batch).square().sum().backward()
     optimizer.step()
@@ -83,7 +88,7 @@ def test_a_program_that_does_not_restore_its_optimizer(program: str, capsys: pyt
     head, first, *_ = capsys.readouterr().out.splitlines()
     assert head.startswith("does not resume exactly: killed in optimizer step")
     assert first == "  optimizer state: 0 tensors instead of 6, without 'step of weight'"
-    assert sorted(path.name for path in Path("proof").iterdir()) == ["again", "killed", "undisturbed"]
+    assert sorted(path.name for path in Path("proof").iterdir()) == ["again", "killed", "program.json", "undisturbed"]
 
 
 @pytest.mark.usefixtures("copies")
@@ -101,8 +106,40 @@ def test_a_program_that_does_not_repeat_itself_or_never_resumes(
     assert text in capsys.readouterr().out
 
 
+LINE = PROGRAM.splitlines().index("    batch = torch.linspace(first, first + 1, 3)") + 1
+OPERATION = f"  first operation with another result: aten.linspace.default in train.py:{LINE}: batch = torch.linspace("
+
+
+@pytest.mark.usefixtures("copies")
+def test_why_names_the_operation_and_its_line(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--kills", "1", "--folder", "proof", "--why", program, "--wrong-batch"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("  inputs of the model: ")
+    assert lines[-1].startswith(OPERATION)
+
+
+@pytest.mark.usefixtures("copies")
+def test_diff_names_step_tensor_and_operation(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, words in (("one", []), ("same", []), ("other", ["--other"])):
+        assert main(["--kills", "0", "--folder", folder, program, *words]) == 0
+    assert capsys.readouterr().out.count("recorded: 12 steps") == 3
+    assert diff(["one", "same"]) == 0
+    assert capsys.readouterr().out.startswith("equal: 12 steps on 1 ranks; hash ")
+    assert diff(["one", "other", "--why"]) == 1
+    head, inputs, _, gradients, *_, operation = capsys.readouterr().out.splitlines()
+    assert head == "optimizer step 8 is the first that differs, in the second run:"
+    assert inputs == "  inputs of the model: one that the undisturbed run never had"
+    assert gradients == "  gradients: 'weight' and 1 more of 2"
+    assert operation.startswith(OPERATION)
+
+
+def test_diff_needs_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff([str(tmp_path / "one"), str(tmp_path / "other")]) == 2
+    assert f"drivetrain prove-resume --kills 0 --folder {tmp_path / 'one'} PROGRAM" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
-    ("words", "text"), [(["--kills", "0", "a.py"], "--kills"), (["--folder", ".", "a.py"], "exists")]
+    ("words", "text"), [(["--kills", "-1", "a.py"], "--kills"), (["--folder", ".", "a.py"], "exists")]
 )
 def test_wrong_usage(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -64,8 +63,10 @@ def test_a_run_that_repeats_the_steps_since_its_checkpoint_is_equal() -> None:
         (lambda s: s["values"].update(scaler=[{"scale": 8.0}]), "gradient scaler", "scale: 8.0 instead of 4.0"),
         (lambda s: s.update(others=[["Average", packed([4, 9])]]), "a module Average that the optimizer does not train",
          "'bias'"),
-        (lambda s: s["since"].update(inputs=["i0"]), "batch", "that of step 1"),
-        (lambda s: s["since"].update(inputs=["new"]), "batch", "one that the undisturbed run never had"),
+        (lambda s: s["since"].update(inputs=["i0"], batches=["b0"]), "batch", "that of step 1"),
+        (lambda s: s["since"].update(inputs=["new"], batches=["new"]), "batch",
+         "one that the undisturbed run never had"),
+        (lambda s: s["since"].update(inputs=["i0"]), "inputs of the model", "that of step 1"),
         (lambda s: s["since"].update(losses=[[0.25, "l"]]), "loss", "0.25 instead of 0.1"),
         (lambda s: s["tensors"].update(gradients=packed([0, 12])), "gradients", "'weight'"),
     ],
@@ -111,7 +112,7 @@ def test_what_came_before_the_restart_is_not_expected_again() -> None:
     undisturbed.steps[4]["since"]["inputs"] = ["validation", "i4"]
     assert judged(restart, undisturbed=undisturbed).differences == []
     undisturbed.steps[5]["since"]["inputs"] = ["validation", "i5"]
-    assert [part for _, part, _ in parts(judged(restart, undisturbed=undisturbed))] == ["batch"]
+    assert [part for _, part, _ in parts(judged(restart, undisturbed=undisturbed))] == ["inputs of the model"]
 
 
 def test_a_batch_that_no_module_gets_is_that_of_the_loader() -> None:
@@ -143,18 +144,19 @@ def test_the_end_is_compared_too() -> None:
     assert parts(judged(restart)) == [(13, "parameters", "'bias'")]
 
 
-def test_equal_steps_are_told_apart_by_the_rest_and_else_the_last_one_counts() -> None:
-    warm_up = [step(0), step(1), step(2)]
-    for each in warm_up:
-        each["tensors"]["parameters"] = packed([0, 0])
-    assert position(warm_up[1], warm_up) == 1
-    assert position(warm_up[0], [warm_up[0], copy.deepcopy(warm_up[0])]) == 1
+def test_among_equal_steps_one_counts_that_can_have_come_next_and_fits_what_follows() -> None:
+    flat = [step(0) for _ in range(4)] + [step(number) for number in range(4, 8)]
+    assert position(flat, flat, latest=0) == 0
+    assert position(flat[1:], flat, latest=3) == 1
+    assert position(flat[3:], flat, latest=3) == 3
+    assert position(flat[1:2], flat, latest=2) == 2
+    assert position(flat[4:], flat, latest=3) == 4
 
 
 def test_a_program_that_restores_nothing_but_its_weights_is_compared_with_their_step() -> None:
     odd = {**step(0), "since": step(0)["since"]}
     odd["tensors"] = {**odd["tensors"], "parameters": step(5)["tensors"]["parameters"]}
-    assert position(odd, run().steps) == 5
+    assert position([odd], run().steps, latest=6) == 5
 
 
 # ---- logged values ---------------------------------------------------------------------------------------------------

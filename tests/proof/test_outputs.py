@@ -62,6 +62,11 @@ def test_a_row_with_another_value_is_named(folders: Any, name: str, rows: list[s
     assert line == f"{name}: 'loss', 0.125 instead of 0.25 in a row loss=0.125, step=2"
 
 
+def test_a_row_under_another_number_is_named_with_that(folders: Any) -> None:
+    [line] = compared(folders, "log.csv", "step,loss\n1,0.5\n2,0.25\n", "step,loss\n1,0.25\n").different
+    assert line == "log.csv: 'step', 1 instead of 2 in a row loss=0.25, step=1"
+
+
 def test_rows_that_are_lost_with_a_kill_are_listed(folders: Any) -> None:
     found = compared(folders, "log.csv", "step,loss\n1,0.5\n2,0.25\n", "step,loss\n1,0.5\n")
     assert (found.different, found.lacking) == ([], ["1 rows of log.csv"])

@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
         "drivetrain.cli.checkpoint_command:main", "inspect, verify, compare, convert, prune checkpoints"
     ),
     "devices": Command("drivetrain.cli.devices:main", "list the hardware that can be used here"),
+    "diff": Command("drivetrain.proof.diff_command:main", "find the first step in which two recorded runs differ"),
     "exec": Command("drivetrain.compat.command:main", "run a program that was written for Lightning"),
     "goodput": Command("drivetrain.cli.goodput:main", "show where the wall time of a training went, over its restarts"),
     "migrate": Command("drivetrain.legacy.migrate.command:main", "rewrite programs that were written for Lightning"),
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The process's exit code. Wrong usage ends in ``SystemExit(2)``, ``--help`` in ``SystemExit(0)``, as with
         argparse.
     """
-    listed = "\n".join(f"  {name:<12}{command.help}" for name, command in COMMANDS.items())
+    listed = "\n".join(f"  {name:<14}{command.help}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(
         "drivetrain", description="One PyTorch training program, whatever drives it.", epilog=f"commands:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -34,7 +34,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
         "restart with the same command; compare every step. It works for any program with optimizers of torch.optim.",
         allow_abbrev=False,
     )
-    parser.add_argument("--kills", type=int, default=5, help="how often to kill the program (default: 5)")
+    parser.add_argument(
+        "--kills", type=int, default=5, help="how often to kill the program (default: 5); 0: only record it"
+    )
     parser.add_argument("--ranks", type=int, default=0, help="start the program as this many ranks of torchrun")
     parser.add_argument("--seed", type=int, default=0, help="draws the steps at which to kill (default: 0)")
     parser.add_argument(
@@ -47,14 +49,16 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for the undisturbed run (default: 3600)")
     parser.add_argument("--folder", type=Path, help="keep the runs and their records in this new folder")
     parser.add_argument("--json", metavar="FILE", help="write the verdict as JSON; -: to the standard output")
+    parser.add_argument("--why", action="store_true",
+                        help="name the first operation with another result, too: repeat the step")  # fmt: skip
     parser.epilog = (
         "Both runs start in a copy of the working directory, so that neither sees the files of the other. "
         f"{RUN} in an argument of the program stands for the copy."
     )
     add_program_arguments(parser)
     given = parser.parse_args(arguments)
-    if given.kills < 1:
-        parser.error(f"--kills must be at least 1, not {given.kills}")
+    if given.kills < 0:
+        parser.error(f"--kills must be at least 0, not {given.kills}")
     if given.folder is not None and given.folder.exists():
         parser.error(f"--folder {given.folder} exists already; name a new one, or remove it")
     folder = (given.folder or Path(tempfile.mkdtemp(prefix="drivetrain-proof-"))).absolute()
@@ -62,7 +66,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
     program = Program(command, given.resume_args, given.ranks, links=given.link)
     verdict = Verdict(2)
     try:
-        verdict = prove(program, folder, given.kills, given.seed, given.timeout, say=_say)
+        verdict = prove(program, folder, given.kills, given.seed, given.timeout, _say, given.why)
     finally:
         if given.folder is None and verdict.code != 1:
             shutil.rmtree(folder, ignore_errors=True)

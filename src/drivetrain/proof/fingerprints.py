@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from drivetrain.base.fingerprint import fingerprints
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Yield the tensors and numbers in nested containers, such as a batch or the arguments of a module."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from leaves(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from leaves(value)
+    elif isinstance(tree, (int, float, str)):
+        yield tree
 
 
 def digest(values: Iterable[Any]) -> str:

@@ -14,6 +14,8 @@ from drivetrain.proof.records import Start, Step, unpacked
 
 _WEIGHTS = {"parameters": 20, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
 """How much an equal part says about the step at which a program continues."""
+_FOLLOWING = 50
+"""How many steps tell apart where a program may have continued."""
 OF_TIME = re.compile(r"time|second|speed|_per_|/s\b|throughput|memory|flops|util|\beta\b", re.IGNORECASE)
 """Names of logged values that measure the machine and not the training."""
 
@@ -66,18 +68,42 @@ class Judgement:
         return list(zip(self.ended_in, self.started_at[1:], strict=False))
 
 
-def position(step: Step, undisturbed: Sequence[Step]) -> int:
-    """Return the number of the step in ``undisturbed``, from 0, that ``step`` equals, or is most like.
+def earliest(found: Sequence[Judgement]) -> Judgement:
+    """Return the judgement of the rank that differs first, the cause before what other ranks get from it.
 
-    Of equally good steps, the last one counts: a run that learns nothing at first has equal parameters there.
+    Without a difference, it is that of the first rank.
     """
-    own = _signature(step)
+    differing = [each for each in found if each.differences]
 
-    def likeness(number: int) -> tuple[int, int]:
-        other = _signature(undisturbed[number])
-        return sum(_WEIGHTS[part] for part, value in own.items() if value and value == other[part]), number
+    def order(each: Judgement) -> tuple[int, int, int]:
+        first = each.differences[0]
+        return each.start, first.step, _ORDER.index(first.part) if first.part in _ORDER else len(_ORDER)
 
-    return max(range(len(undisturbed)), key=likeness)
+    return min(differing, key=order) if differing else found[0]
+
+
+def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int) -> int:
+    """Return the number of the step in ``undisturbed``, from 0, that the first of ``steps`` equals, or is most like.
+
+    Where a run learns nothing, several steps are equal. Then one counts at which the program can have continued, and
+    which fits the steps that follow.
+
+    Args:
+        steps: what a process has recorded.
+        undisturbed: the steps of the undisturbed run.
+        latest: the number of the step that would have come next without the kill.
+    """
+    own, others = [_signature(step) for step in steps[:_FOLLOWING]], [_signature(step) for step in undisturbed]
+
+    def likeness(number: int) -> int:
+        return sum(_WEIGHTS[part] for part, value in own[0].items() if value and value == others[number][part])
+
+    def fit(number: int) -> tuple[bool, int, int]:
+        follow = sum(a == b for a, b in zip(own, others[number:], strict=False))
+        return number <= latest, follow, number
+
+    likely = [likeness(number) for number in range(len(others))]
+    return max((number for number, value in enumerate(likely) if value == max(likely)), key=fit)
 
 
 def _signature(step: Step) -> dict[str, Any]:
@@ -90,7 +116,9 @@ def _signature(step: Step) -> dict[str, Any]:
     }
 
 
-def judge(undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: Iterable[str] = ()) -> Judgement:
+def judge(
+    undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: Iterable[str] = (), resumes: bool = True
+) -> Judgement:
     """Compare each step of ``starts`` with the step of the undisturbed run at which it was made.
 
     Args:
@@ -98,11 +126,17 @@ def judge(undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: I
         starts: the records of the run that was killed, in order.
         rank: the rank that has written both, for the messages.
         ignored: names of logged values that differ between two undisturbed runs.
+        resumes: whether a process may continue anywhere; else it begins at the first step.
     """
     found = Judgement(rank=rank)
     silent: dict[str, int] = {}  # random generator -> the step at which it differed first
     unseeded = _unequal(undisturbed.steps[0]["random"], starts[0].steps[0]["random"]) if starts[0].steps else []
-    firsts = [position(start.steps[0], undisturbed.steps) if start.steps else None for start in starts]
+    firsts: list[int | None] = []
+    latest = 0
+    for start in starts:
+        first = (position(start.steps, undisturbed.steps, latest) if resumes else 0) if start.steps else None
+        firsts.append(first)
+        latest = latest if first is None else first + len(start.steps)
     found.started_at = [None if first is None else first + 1 for first in firsts]
     found.ended_in = [
         None if first is None else first + len(start.steps) for first, start in zip(firsts, starts, strict=True)
@@ -171,8 +205,10 @@ def _differences(there: Step, here: Step, undisturbed: Start, is_first: bool) ->
     yield from _others(there, here)
     inputs_differ = _lists_differ(there, here, "inputs", is_first)
     has_inputs = there["since"]["inputs"] or here["since"]["inputs"]
-    if inputs_differ or (not has_inputs and _lists_differ(there, here, "batches", True)):
-        yield "batch", _whence("inputs" if has_inputs else "batches", here, undisturbed)
+    batches_differ = _lists_differ(there, here, "batches", True)
+    if inputs_differ or (not has_inputs and batches_differ):
+        name = "inputs" if has_inputs else "batches"
+        yield "batch" if batches_differ else "inputs of the model", _whence(name, here, undisturbed)
     if old["scaler"] == new["scaler"] and _lists_differ(there, here, "losses", is_first):
         was, now = ([None], *there["since"]["losses"])[-1], ([None], *here["since"]["losses"])[-1]
         yield "loss", "" if was[0] == now[0] else f"{now[0]!r} instead of {was[0]!r}"
@@ -185,6 +221,16 @@ _WORDS = {
     "model": "buffers and frozen parameters",
     "gradients": "gradients",
 }
+
+
+_ORDER = (
+    "parameters",
+    "optimizer state",
+    "hyperparameter",
+    "gradient scaler",
+    "buffers and frozen parameters",
+    "batch",
+)
 
 
 def _equal_parts(there: Step, here: Step) -> list[str]:

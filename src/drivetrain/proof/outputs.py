@@ -20,6 +20,7 @@ from drivetrain.proof.fingerprints import digest
 from drivetrain.proof.judge import OF_TIME
 
 Row = dict[str, str]
+Cells = tuple[tuple[str, str], ...]
 Column = tuple[str, str]
 """A file and the name of a column, or of a tensor or number in a checkpoint."""
 
@@ -66,7 +67,7 @@ def compare(one: Path, other: Path, before: Path, ignored: Collection[Column] = 
         common -= {column for column in common if (name, column) in ignored}
         known, made = (Counter(tuple(sorted(_only(row, common))) for row in each) for each in (rows, others))
         if extra := [row for row in made if row not in known]:
-            nearest = max(known, key=lambda row: len(set(row) & set(extra[0])))
+            nearest = max(known, key=lambda row: _likeness(row, extra[0]))
             columns = [column for column, _ in set(extra[0]) - set(nearest)] or [column for column, _ in extra[0]]
             found.columns.update((name, column) for column in columns)
             found.different.append(f"{name}: {_described(extra[0], nearest, len(rows))}")
@@ -87,7 +88,13 @@ def _only(row: Row, columns: set[str]) -> Iterator[tuple[str, str]]:
     return ((column, value) for column, value in row.items() if column in columns)
 
 
-def _described(row: Collection[tuple[str, str]], nearest: Collection[tuple[str, str]], count: int) -> str:
+def _likeness(row: Cells, other: Cells) -> tuple[int, int]:
+    """Count equal cells, and of them those that do not number the row: a wrong number is likelier than equal values."""
+    equal = set(row) & set(other)
+    return len(equal), sum(name not in ("step", "epoch", "iteration") for name, _ in equal)
+
+
+def _described(row: Cells, nearest: Cells, count: int) -> str:
     old, new = dict(nearest), dict(row)
     name = next((column for column in new if new[column] != old.get(column)), next(iter(new), ""))
     values = "" if old.get(name, "").startswith("tensor") else f", {new.get(name)} instead of {old.get(name)}"

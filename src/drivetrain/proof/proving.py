@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
+import json
 import platform
 import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -11,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import drivetrain
-from drivetrain.proof.judge import LOGGED, WRITTEN, Difference, Judgement, judge, logged_apart, summary
+from drivetrain.proof.judge import LOGGED, WRITTEN, Difference, Judgement, earliest, judge, logged_apart, summary
+from drivetrain.proof.records import OPERATIONS
 from drivetrain.proof.runs import GRACE_S, RUN, CannotTryError, Program, Run, kills_for, undisturbed
 
 
@@ -44,7 +47,7 @@ class Verdict:
 
 def prove(
     program: Program, folder: Path, kills: int = 5, seed: int = 0, limit_s: float = 3600.0,
-    say: Callable[[str], Any] = lambda line: None,
+    say: Callable[[str], Any] = lambda line: None, why: bool = False,
 ) -> Verdict:  # fmt: skip
     """Run ``program`` undisturbed and killed, and return the verdict.
 
@@ -55,22 +58,28 @@ def prove(
         seed: draws the steps at which it is killed.
         limit_s: seconds for the undisturbed run.
         say: called with a line of text about what is done.
-
+        why: name the first operation with another result, too.
     """
     try:
-        return _prove(program, folder, kills, seed, limit_s, say)
+        return _prove(program, folder, kills, seed, limit_s, say, why)
     except CannotTryError as error:  # the program fails by itself, never steps or never ends, or does not repeat itself
         return Verdict(2, f"could not be tried: {error}")
 
 
-def _prove(program: Program, folder: Path, kills: int, seed: int, limit_s: float, say: Callable[[str], Any]) -> Verdict:
+def _prove(
+    program: Program, folder: Path, kills: int, seed: int, limit_s: float, say: Callable[[str], Any], why: bool
+) -> Verdict:
     reference = undisturbed(program, folder / "undisturbed", limit_s)
+    text = json.dumps({**dataclasses.asdict(program), "source": str(program.source)})
+    (folder / "program.json").write_text(text + "\n", encoding="utf-8")
     one = reference.starts(reference.ranks()[0])[0]
     steps = len(one.steps)
     say(f"undisturbed: {steps} optimizer steps in {reference.seconds:.1f} s")
+    if not kills:
+        return Verdict(0, f"recorded: {steps} steps, hash {summary(one)}", [], steps, summary(one))
     if steps < 2:
         raise CannotTryError("The program makes a single optimizer step, so there is no step to kill it at.")
-    killed = Run(program, folder / "killed")
+    killed = Run(program, folder / "killed", keeps=why)
     code, found = _kill_and_restart(killed, reference, kills_for(reference, kills, seed), say)
     verdict = Verdict(0, "", found.kills, steps, summary(one))
     ends = ", ".join(str(at) for at, _ in found.kills)
@@ -84,11 +93,13 @@ def _prove(program: Program, folder: Path, kills: int, seed: int, limit_s: float
             verdict, f"killed in step {ends} and started again, it ends with exit code {code}. {killed.output()}"
         )
     if not found.differences:
+        if not found.kills:
+            raise CannotTryError("The program ends before it can be killed.")
         if found.started_at[-1] is None and found.kills[-1][0] != steps:
             return _failed(
                 verdict, f"killed in step {ends} of {steps} and started again, it ends without another step."
             )
-        if found.kills and all(after == 1 for _, after in found.kills):
+        if all(after == 1 for _, after in found.kills):
             asked = "" if program.resume else " If it resumes only when asked to, pass --resume-args."
             return _failed(verdict, f"killed in step {ends} of {steps}, it begins again at step 1 each time.{asked}")
     found = _with_files(found, reference, killed)
@@ -98,6 +109,11 @@ def _prove(program: Program, folder: Path, kills: int, seed: int, limit_s: float
     verdict.notes, verdict.differences = found.notes, found.differences
     if found.differences:
         verdict.code, verdict.message = 1, _what_differs(found)
+        if why and found.differences[0].part not in (LOGGED, WRITTEN):
+            rank, at = found.rank, found.differences[0].step - 1
+            steps_of = at, at + 1 - (found.started_at[found.start] or 1)
+            again, limit_s = Run(program, folder / "operations"), 10 * killed.seconds + GRACE_S
+            verdict.message += f"\n  {first_operation(again, killed.before(), rank, steps_of, limit_s)}"
     else:
         verdict.message = (
             f"resumes exactly: {steps} steps with {len(found.kills)} kills (in step {ends}) equal those without; hash "
@@ -111,21 +127,34 @@ def _kill_and_restart(
     killed: Run, reference: Run, moments: Sequence[tuple[int, float]], say: Callable[[str], Any]
 ) -> tuple[int, Judgement]:
     """Start the program until it ends or differs; return its last exit code, and the judgement."""
+    latest = 0
     for kill in [*moments, None]:
-        code = killed.start(3 * reference.seconds + GRACE_S, kill, reference)
+        code = killed.start(3 * reference.seconds + GRACE_S, kill, reference, latest)
         found = _judged(reference, killed)
         if code == -signal.SIGKILL:
             say(f"killed in step {found.ended_in[-1]} of {len(reference.starts(found.rank)[0].steps)}")
         if code != -signal.SIGKILL or found.differences:
             break
+        latest = found.ended_in[-1] or latest
     return code, found
 
 
 def _judged(reference: Run, killed: Run, ignored: Iterable[str] = ()) -> Judgement:
-    """Judge each rank, and return the judgement with the earliest difference, or else that of the first rank."""
-    found = [judge(reference.starts(rank)[0], killed.starts(rank), rank, ignored) for rank in reference.ranks()]
-    differing = [each for each in found if each.differences]
-    return min(differing, key=lambda each: (each.start, each.differences[0].step)) if differing else found[0]
+    """Judge each rank, and return the judgement with the earliest difference."""
+    return earliest(
+        [judge(reference.starts(rank)[0], killed.starts(rank), rank, ignored) for rank in reference.ranks()]
+    )
+
+
+def first_operation(one: Run, other: Run, rank: int, steps: tuple[int, int], limit_s: float) -> str:
+    """Start two runs once more, up to a step of each, and say which operation is the first with another result."""
+    from drivetrain.proof.operations import first_difference
+
+    for run, step in zip((one, other), steps, strict=True):
+        run.start(limit_s, operations=(rank, step))
+        if not (run.records / OPERATIONS).exists():
+            return "the step could not be repeated, so the operation is not known"
+    return first_difference(one.records / OPERATIONS, other.records / OPERATIONS)
 
 
 def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[tuple[str, str]] = ()) -> Judgement:
@@ -157,7 +186,7 @@ def _checked(found: Judgement, reference: Run, killed: Run, again: Run) -> Judge
             if each.part not in (LOGGED, WRITTEN):
                 raise CannotTryError(
                     f"The program is not deterministic: two undisturbed runs differ at step {each.step} of "
-                    f"{len(one.steps)}: {_text(each)}. Seed what it draws, and see torch.use_deterministic_algorithms."
+                    f"{len(one.steps)}: {text_of(each)}. Seed what it draws; see torch.use_deterministic_algorithms."
                 )
         apart |= logged_apart(one, other)
     columns = compare(reference.work, again.work, reference.program.source).columns
@@ -184,13 +213,14 @@ def _what_differs(found: Judgement) -> str:
         head = (
             f"does not resume exactly: killed in optimizer step {at}, it continued with {after}; {where} is not equal:"
         )
-    lines = [f"  {_text(each)}" for each in found.differences[: 1 if first.part == LOGGED else 8]]
+    lines = [f"  {text_of(each)}" for each in found.differences[: 1 if first.part == LOGGED else 8]]
     if (more := len(found.differences) - len(lines)) > 0:
         lines.append(f"  and {more} more")
     equal = [f"  equal there: {', '.join(found.equal)}"] if found.equal else []
     return "\n".join([head, *lines, *equal])
 
 
-def _text(each: Difference) -> str:
+def text_of(each: Difference) -> str:
+    """Say in a line what differs."""
     rank = f" on rank {each.rank}" if each.rank else ""
     return f"{each.part}{rank}" + (f": {each.detail}" if each.detail else "")

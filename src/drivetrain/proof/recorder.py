@@ -12,7 +12,8 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,10 +23,11 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
-from drivetrain.proof.fingerprints import digest, numbers_of
+from drivetrain.proof.fingerprints import digest, leaves, numbers_of
 from drivetrain.proof.judge import position
 from drivetrain.proof.logged import listen
-from drivetrain.proof.records import Step, Writer, packed, path_of, read
+from drivetrain.proof.operations import Operations
+from drivetrain.proof.records import OPERATIONS, Step, Writer, packed, path_of, read
 
 Tensors = dict[str, Tensor]
 Names = dict[str, list[str]]
@@ -39,15 +41,20 @@ class Recorder:
         start: how often the program was started before in this run.
         parent: the process that has started the program; all of its descendants are killed.
         undisturbed: the folder with the records of the undisturbed run, in which a step to kill at is found.
+        latest: the step that would have come next without the last kill.
         kill: the step at which to kill, counted from 0 in the undisturbed run, and the seconds to wait there; the kill
             comes before the next step.
+        operations: a rank, and a step counted from 0 in this process, of which all operations are recorded; then the
+            job is killed.
     """
 
     def __init__(
-        self, folder: str, start: int, parent: int, undisturbed: str = "", kill: tuple[int, float] | None = None
-    ) -> None:
+        self, folder: str, start: int, parent: int, undisturbed: str = "", latest: int = 0,
+        kill: tuple[int, float] | None = None, operations: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
         self._folder, self._start, self._parent = folder, start, parent
-        self._undisturbed, self._kill = undisturbed, kill
+        self._undisturbed, self._latest, self._kill = undisturbed, latest, kill
+        self._operations, self._mode = list(operations or ()), Operations()
         self._writer: Writer | None = None
         self._pid = 0
         self._count = 0
@@ -76,6 +83,7 @@ class Recorder:
         torch.autograd.backward = recorded_backward
         _wrap_loaders(lambda batch: self._since["batches"].append(digest(leaves(batch))))
         atexit.register(self._at_exit)
+        self._watch_operations()
 
     # ---- what happens between steps ----------------------------------------------------------------------------------
 
@@ -115,10 +123,15 @@ class Recorder:
             self._finish(step, {**names, "gradients": names_after["gradients"]})
 
     def _finish(self, step: Step, names: Names) -> None:
+        if self._operations == [rank(), self._count]:
+            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._mode.write(Path(self._folder, OPERATIONS))
+            kill_job(self._parent)
         self._write("step", step, names)
         if self._kill is not None and rank() == 0:
             self._die_if_due(step, *self._kill)
         self._count += 1
+        self._watch_operations()  # those of the optimizer are the first
 
     def _write(self, kind: str, step: Step, names: Names) -> None:
         assert self._writer is not None
@@ -126,6 +139,11 @@ class Recorder:
         for each in self._since.values():
             each.clear()
         self._writer.write(kind, step, names)
+
+    def _watch_operations(self) -> None:
+        """Record operations from here on, if the next step is the one that is asked for."""
+        if self._operations == [rank(), self._count]:
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _hear(self, name: str, value: Any, logged_step: Any) -> None:
         """Write a logged value at once: it may be the last thing before the kill."""
@@ -142,7 +160,7 @@ class Recorder:
 
     def _die_if_due(self, step: Step, at: int, seconds: float) -> None:
         if self._first is None:
-            self._first = position(step, read(path_of(self._undisturbed, 0, rank())).steps)
+            self._first = position([step], read(path_of(self._undisturbed, 0, rank())).steps, self._latest)
         if self._first + self._count == at:
             # From a thread: the kill may come in the step, in the next batch or while a checkpoint is written.
             self._is_dying = True
@@ -208,20 +226,6 @@ def kill_job(parent: int) -> None:
 
 
 # ---- what is read ----------------------------------------------------------------------------------------------------
-
-
-def leaves(tree: Any) -> Iterator[Any]:
-    """Yield the tensors and numbers in nested containers, such as a batch or the arguments of a module."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from leaves(value)
-    elif isinstance(tree, (list, tuple)):
-        for value in tree:
-            yield from leaves(value)
-    elif isinstance(tree, (int, float, str)):
-        yield tree
 
 
 def tensors_of(module: nn.Module) -> Tensors:

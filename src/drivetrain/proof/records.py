@@ -13,6 +13,9 @@ from typing import Any
 VARIABLE = "DRIVETRAIN_PROOF"
 """The environment variable with the JSON that tells a program's process what to record, and at which step to die."""
 
+OPERATIONS = "operations.json"
+"""The file with the operations of one step."""
+
 Step = dict[str, Any]
 """One record, as JSON: the parts of the state, see ``Recorder``, and the names of the tensors in each."""
 

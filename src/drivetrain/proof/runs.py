@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -56,29 +57,50 @@ class Run:
     Args:
         program: what is run.
         folder: the folder for the copy and the records; it must not exist.
+        keeps: whether the copy is copied before each start, so that :meth:`before` can repeat the last one.
     """
 
-    def __init__(self, program: Program, folder: Path) -> None:
+    def __init__(self, program: Program, folder: Path, keeps: bool = False) -> None:
         self.program, self.work, self.records = program, folder / "work", folder / "records"
         self.records.mkdir(parents=True)
         copy_of(program.source, self.work, program.links, leave_out=folder.parent)
         self.seconds = 0.0
         self.count = 0  # how often the program was started
+        self._before = folder / "before" if keeps else None
 
-    def start(self, limit_s: float, kill: tuple[int, float] | None = None, like: Run | None = None) -> int:
+    def before(self) -> Run:
+        """Return a run that is as this one was before its last start."""
+        found = copy.copy(self)
+        assert self._before is not None
+        found.work, found.records = self._before, self._before.with_name("records-before")
+        found.records.mkdir()
+        found.count, found._before = self.count - 1, None
+        return found
+
+    def start(
+        self, limit_s: float, kill: tuple[int, float] | None = None, like: Run | None = None, latest: int = 0,
+        operations: tuple[int, int] | None = None,
+    ) -> int:  # fmt: skip
         """Start the program, wait until it ends, and return its exit code.
 
         Args:
             limit_s: seconds after which it is killed.
             kill: the step of the run ``like`` at which the program is killed, and the seconds to wait there.
             like: the undisturbed run.
+            latest: the step that would have come next without the last kill.
+            operations: a rank and a step of this start, from 0, whose operations are recorded before all is killed.
 
         Raises:
             CannotTryError: it ran longer than ``limit_s``.
         """
         number, self.count = self.count, self.count + 1
-        asked = {"folder": str(self.records), "start": number, "parent": os.getpid(), "kill": kill,
-                 "undisturbed": str(like.records) if like else ""}  # fmt: skip
+        if self._before is not None:
+            shutil.rmtree(self._before, ignore_errors=True)
+            shutil.copytree(self.work, self._before, symlinks=True)
+        asked = {
+            "folder": str(self.records), "start": number, "parent": os.getpid(), "kill": kill, "latest": latest,
+            "undisturbed": str(like.records) if like else "", "operations": operations,
+        }  # fmt: skip
         patterns = [pattern for word in self.program.resume for _, pattern in NEWEST.findall(word)]
         resumes = number and all(any(self.work.glob(pattern)) for pattern in patterns)
         words = [*self.program.command, *(self.program.resume if resumes else ())]
