@@ -33,6 +33,10 @@ XLA_ENVIRON := DRIVETRAIN_XLA=1 PJRT_DEVICE=CPU
 LEGACY_VENV := .venv-legacy
 LEGACY_STAMP := $(LEGACY_VENV)/.installed
 LEGACY_PACKAGES := tests/legacy_examples/requirements.txt
+# Other trainers, on whose programs prove-resume is tried.
+PROOF_VENV := .venv-proof
+PROOF_STAMP := $(PROOF_VENV)/.installed
+PROOF_PACKAGES := tests/proof/peers/requirements.txt
 BENCH_RESULTS := benchmarks/results
 # Three workers for two cores, because many tests wait for processes; tests/conftest.py says which tests go together, and in which order. `make test PARALLEL=` has none.
 PARALLEL ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
@@ -41,13 +45,13 @@ LONG_TESTS := tests/faults tests/conformance tests/test_examples.py tests/distri
 	tests/distributed/test_model_parallel.py tests/distributed/test_pipeline.py tests/distributed/test_precisions.py \
 	tests/distributed/test_parity.py tests/distributed/test_context_parallel.py \
 	tests/distributed/test_replica_check.py tests/legacy/v1_1/test_started.py \
-	tests/trainer/test_shown.py tests/trainer/test_other_ranks.py
+	tests/trainer/test_shown.py tests/trainer/test_other_ranks.py tests/proof
 
 # Many tests start programs: they should not compile the package anew each time.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test where test-faults test-interop test-compat test-clusters test-extras test-xla test-legacy check dist bench clean
+.PHONY: help demo test where test-faults test-interop test-compat test-clusters test-extras test-xla test-legacy test-proof check dist bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -87,6 +91,9 @@ test-xla: $(XLA_STAMP) ## run the tests on torch_xla's devices on the processor,
 test-legacy: $(LEGACY_STAMP) ## run the official examples of Lightning 1.0, 1.1 and 1.3, fetched from their wheels, on stand-in data
 	@DRIVETRAIN_LEGACY=1 $(LEGACY_VENV)/bin/python -m pytest tests/legacy_examples $(PYTEST_ARGS)
 
+test-proof: $(PROOF_STAMP) ## prove-resume on programs of Accelerate, transformers and Lightning, in an environment of their own
+	@DRIVETRAIN_PEERS=1 $(PROOF_VENV)/bin/python -m pytest tests/proof/peers $(PYTEST_ARGS)
+
 check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the disk
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
@@ -117,7 +124,7 @@ bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other librarie
 
 clean: ## remove the environments and everything that the targets wrote
 	rm -rf $(VENV) $(BENCH_VENV) $(COMPAT_VENV) $(CLUSTERS_VENV) $(EXTRAS_VENV) $(XLA_VENV) $(LEGACY_VENV) \
-		build dist demo_output
+		$(PROOF_VENV) build dist demo_output
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find src tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -183,4 +190,10 @@ $(LEGACY_STAMP): pyproject.toml constraints.txt $(LEGACY_PACKAGES) tests/legacy_
 		$(LEGACY_VENV)/bin/python $(PIP_INSTALL) --no-deps -c constraints.txt "$$package" || echo "Not installed: $$package"; \
 	done
 	@$(LEGACY_VENV)/bin/python tests/legacy_examples/fetch.py
+	@touch $@
+
+$(PROOF_STAMP): pyproject.toml constraints.txt $(PROOF_PACKAGES)
+	@echo "Setting up $(PROOF_VENV) ..."
+	@$(PYTHON) -m venv $(PROOF_VENV)
+	@$(PROOF_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt -e . -r $(PROOF_PACKAGES) pytest pytest-timeout
 	@touch $@

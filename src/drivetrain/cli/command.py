@@ -36,9 +36,11 @@ COMMANDS: dict[str, Command] = {
         "drivetrain.cli.conformance:main", "check a part of your own against the contract of its kind"
     ),
     "devices": Command("drivetrain.cli.devices:main", "list the hardware that can be used here"),
+    "diff": Command("drivetrain.proof.diff_command:main", "find the first step in which two recorded runs differ"),
     "exec": Command("drivetrain.compat.command:main", "run a program that was written for Lightning"),
     "goodput": Command("drivetrain.cli.goodput:main", "show where the wall time of a training went, over its restarts"),
     "migrate": Command("drivetrain.legacy.migrate.command:main", "rewrite programs that were written for Lightning"),
+    "prove-resume": Command("drivetrain.proof.command:main", "kill a program, start it again, and compare every step"),
     "run": Command("drivetrain.cli.run:main", "run a program with a loop of its own on hardware chosen here"),
     "stacks": Command("drivetrain.cli.stacks:main", "show where the ranks of a running job are and wait"),
 }
@@ -54,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The process's exit code. Wrong usage ends in ``SystemExit(2)``, ``--help`` in ``SystemExit(0)``, as with
         argparse.
     """
-    listed = "\n".join(f"  {name:<12}{command.help}" for name, command in COMMANDS.items())
+    listed = "\n".join(f"  {name:<14}{command.help}" for name, command in COMMANDS.items())
     parser = argparse.ArgumentParser(
         "drivetrain", description="One PyTorch training program, whatever drives it.", epilog=f"commands:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,0 +1,1 @@
+"""Prove that a program resumes exactly: run it undisturbed and killed, and compare the two runs step by step."""

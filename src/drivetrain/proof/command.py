@@ -1,0 +1,84 @@
+"""The command ``drivetrain prove-resume``: kill a training program, start it again, and compare every step."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from drivetrain.cli.program import add_program_arguments
+from drivetrain.proof.proving import Verdict, prove
+from drivetrain.proof.runs import RUN, Program
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-resume") -> int:
+    """Prove that the program in ``arguments`` resumes exactly.
+
+    Args:
+        arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
+        prog: the command's name in messages.
+
+    Returns:
+        0: it does. 1: it does not. 2: that could not be tried.
+    """
+    parser = argparse.ArgumentParser(
+        prog,
+        "%(prog)s [OPTION ...] PROGRAM [ARGUMENT ...]\n       %(prog)s [OPTION ...] -m MODULE [ARGUMENT ...]",
+        "Run a training program undisturbed, then again with kills at random optimizer steps, each followed by a "
+        "restart with the same command; compare every step. It works for any program with optimizers of torch.optim.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--kills", type=int, default=5, help="how often to kill the program (default: 5); 0: only record it"
+    )
+    parser.add_argument("--ranks", type=int, default=0, help="start the program as this many ranks of torchrun")
+    parser.add_argument("--seed", type=int, default=0, help="draws the steps at which to kill (default: 0)")
+    parser.add_argument(
+        "--resume-args", type=shlex.split, default=[], metavar="WORDS",
+        help='arguments that a restart gets in addition, such as --resume-args "--resume {newest:step_*}": the newest '
+        "file or folder with such a name; without any, the restart gets none of these arguments",
+    )  # fmt: skip
+    parser.add_argument("--link", action="append", default=[], metavar="NAME",
+                        help="a file or folder that the program only reads; each run gets a link to it")  # fmt: skip
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for the undisturbed run (default: 3600)")
+    parser.add_argument("--folder", type=Path, help="keep the runs and their records in this new folder")
+    parser.add_argument("--json", metavar="FILE", help="write the verdict as JSON; -: to the standard output")
+    parser.add_argument("--why", action="store_true",
+                        help="name the first operation with another result, too: repeat the step")  # fmt: skip
+    parser.epilog = (
+        "Both runs start in a copy of the working directory, so that neither sees the files of the other. "
+        f"{RUN} in an argument of the program stands for the copy."
+    )
+    add_program_arguments(parser)
+    given = parser.parse_args(arguments)
+    if given.kills < 0:
+        parser.error(f"--kills must be at least 0, not {given.kills}")
+    if given.folder is not None and given.folder.exists():
+        parser.error(f"--folder {given.folder} exists already; name a new one, or remove it")
+    folder = (given.folder or Path(tempfile.mkdtemp(prefix="drivetrain-proof-"))).absolute()
+    command = [*(["-m"] if given.is_module else []), given.program, *given.arguments]
+    program = Program(command, given.resume_args, given.ranks, links=given.link)
+    verdict = Verdict(2)
+    try:
+        verdict = prove(program, folder, given.kills, given.seed, given.timeout, _say, given.why)
+    finally:
+        if given.folder is None and verdict.code != 1:
+            shutil.rmtree(folder, ignore_errors=True)
+    if verdict.code == 1 and given.folder is None:
+        verdict.message += f"\nThe runs and their records are in {folder}"
+    if given.json != "-":
+        print(verdict.message)
+    if given.json:
+        text = json.dumps(dataclasses.asdict(verdict))
+        print(text) if given.json == "-" else Path(given.json).write_text(text + "\n", encoding="utf-8")
+    return verdict.code
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

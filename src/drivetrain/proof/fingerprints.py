@@ -1,0 +1,66 @@
+"""Fingerprints of values of all kinds, for the comparison of two processes."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from drivetrain.base.fingerprint import fingerprints
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Yield the tensors and numbers in nested containers, such as a batch or the arguments of a module."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from leaves(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from leaves(value)
+    elif isinstance(tree, (int, float, str)):
+        yield tree
+
+
+def digest(values: Iterable[Any]) -> str:
+    """Return 16 characters that depend on each of ``values``: tensors, bytes, numbers and texts."""
+    whole, values = hashlib.sha1(usedforsecurity=False), list(values)
+    numbers = iter(numbers_of([each for each in values if isinstance(each, Tensor)]))
+    for each in values:
+        if isinstance(each, Tensor):
+            whole.update(f"{each.dtype} {tuple(each.shape)} {next(numbers)}".encode())
+        else:
+            whole.update(each if isinstance(each, bytes) else repr(each).encode())
+    return whole.hexdigest()[:16]
+
+
+@torch.no_grad()
+def numbers_of(tensors: list[Tensor]) -> list[int]:
+    """Return 64 bits for each tensor, 0 for one without bits; the host waits once for the devices.
+
+    On the host, SHA-1 over the bytes is some 20 times as fast as arithmetic on tensors.
+    """
+    found: list[int] = [0] * len(tensors)
+    rest: list[int] = []
+    for place, each in enumerate(tensors):
+        if each.is_meta or each.is_quantized:
+            continue
+        if each.is_cpu and each.layout is torch.strided and not hasattr(each, "__tensor_flatten__"):
+            found[place] = _of_host(each.detach())
+        else:
+            rest.append(place)
+    for place, number in zip(rest, fingerprints(tensors[place] for place in rest).tolist(), strict=True):
+        found[place] = number
+    return found
+
+
+def _of_host(tensor: Tensor) -> int:
+    whole = tensor.resolve_conj().resolve_neg().contiguous()
+    size = whole.numel() * whole.element_size()
+    content = (ctypes.c_char * size).from_address(whole.data_ptr()) if size else b""
+    return int.from_bytes(hashlib.sha1(content, usedforsecurity=False).digest()[:8], "little", signed=True)

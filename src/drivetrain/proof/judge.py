@@ -1,0 +1,327 @@
+"""Compare the records of a run that was killed and restarted with those of an undisturbed run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from drivetrain.proof.records import Start, Step, unpacked
+
+_WEIGHTS = {"parameters": 20, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
+"""How much an equal part says about the step at which a program continues."""
+_FOLLOWING = 50
+"""How many steps tell apart where a program may have continued."""
+OF_TIME = re.compile(r"time|second|speed|_per_|/s\b|throughput|memory|flops|util|\beta\b", re.IGNORECASE)
+"""Names of logged values that measure the machine and not the training."""
+
+LOGGED, WRITTEN = "logged row", "file"
+"""The parts of a :class:`Difference` in what a program's loggers got, and in the files that it wrote."""
+
+
+class Difference(NamedTuple):
+    """One part of a step that differs.
+
+    Attributes:
+        step: the optimizer step of the undisturbed run, counted from 1; one more than there are: after the last step.
+        part: which part of the state differs, in words.
+        detail: the name of the tensor or value, and both values if they are short.
+        rank: the rank.
+    """
+
+    step: int
+    part: str
+    detail: str
+    rank: int = 0
+
+
+@dataclass
+class Judgement:
+    """What the comparison of one rank has found.
+
+    Attributes:
+        differences: what differs at the first step that differs, the cause before its effects.
+        equal: parts that are equal at this step.
+        started_at: for each start the step of the undisturbed run at which it continued, counted from 1; ``None``:
+            the process made no step.
+        ended_in: for each start the step in which it ended.
+        start: which start contains the difference, from 0.
+        rank: the rank that is judged.
+        notes: what differs, but changed nothing that counts.
+    """
+
+    differences: list[Difference] = field(default_factory=list)
+    equal: list[str] = field(default_factory=list)
+    started_at: list[int | None] = field(default_factory=list)
+    ended_in: list[int | None] = field(default_factory=list)
+    start: int = 0
+    rank: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def kills(self) -> list[tuple[int | None, int | None]]:
+        """For each restart the last step before it, and the step with which the program continued."""
+        return list(zip(self.ended_in, self.started_at[1:], strict=False))
+
+
+def earliest(found: Sequence[Judgement]) -> Judgement:
+    """Return the judgement of the rank that differs first, the cause before what other ranks get from it.
+
+    Without a difference, it is that of the first rank.
+    """
+    differing = [each for each in found if each.differences]
+
+    def order(each: Judgement) -> tuple[int, int, int]:
+        first = each.differences[0]
+        return each.start, first.step, _ORDER.index(first.part) if first.part in _ORDER else len(_ORDER)
+
+    return min(differing, key=order) if differing else found[0]
+
+
+def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int) -> int:
+    """Return the number of the step in ``undisturbed``, from 0, that the first of ``steps`` equals, or is most like.
+
+    Where a run learns nothing, several steps are equal. Then one counts at which the program can have continued, and
+    which fits the steps that follow.
+
+    Args:
+        steps: what a process has recorded.
+        undisturbed: the steps of the undisturbed run.
+        latest: the number of the step that would have come next without the kill.
+    """
+    own, others = [_signature(step) for step in steps[:_FOLLOWING]], [_signature(step) for step in undisturbed]
+
+    def likeness(number: int) -> int:
+        return sum(_WEIGHTS[part] for part, value in own[0].items() if value and value == others[number][part])
+
+    def fit(number: int) -> tuple[bool, int, int]:
+        follow = sum(a == b for a, b in zip(own, others[number:], strict=False))
+        return number <= latest, follow, number
+
+    likely = [likeness(number) for number in range(len(others))]
+    return max((number for number, value in enumerate(likely) if value == max(likely)), key=fit)
+
+
+def _signature(step: Step) -> dict[str, Any]:
+    last = {part: each[-1:] for part, each in step["since"].items()}
+    return {
+        **{part: step["tensors"][part] for part in ("parameters", "optimizer")},
+        **{part: last[part] for part in ("inputs", "losses")},
+        "hyperparameters": step["values"]["hyperparameters"],
+        **{part: step["random"][part] for part in ("Python", "torch")},
+    }
+
+
+def judge(
+    undisturbed: Start, starts: Sequence[Start], rank: int = 0, ignored: Iterable[str] = (), resumes: bool = True
+) -> Judgement:
+    """Compare each step of ``starts`` with the step of the undisturbed run at which it was made.
+
+    Args:
+        undisturbed: the records of the undisturbed run.
+        starts: the records of the run that was killed, in order.
+        rank: the rank that has written both, for the messages.
+        ignored: names of logged values that differ between two undisturbed runs.
+        resumes: whether a process may continue anywhere; else it begins at the first step.
+    """
+    found = Judgement(rank=rank)
+    silent: dict[str, int] = {}  # random generator -> the step at which it differed first
+    unseeded = _unequal(undisturbed.steps[0]["random"], starts[0].steps[0]["random"]) if starts[0].steps else []
+    firsts: list[int | None] = []
+    latest = 0
+    for start in starts:
+        first = (position(start.steps, undisturbed.steps, latest) if resumes else 0) if start.steps else None
+        firsts.append(first)
+        latest = latest if first is None else first + len(start.steps)
+    found.started_at = [None if first is None else first + 1 for first in firsts]
+    found.ended_in = [
+        None if first is None else first + len(start.steps) for first, start in zip(firsts, starts, strict=True)
+    ]
+    for number, (first, start) in enumerate(zip(firsts, starts, strict=True)):
+        if first is None:
+            continue
+        for place, (there, here) in enumerate(_pairs(undisturbed, start, first)):
+            differing = list(_differences(there, here, undisturbed, is_first=place == 0))
+            for name in _unequal(there["random"], here["random"]):
+                if name not in unseeded:
+                    silent.setdefault(name, first + place + 1)
+            if differing:
+                found.start = number
+                found.differences = [Difference(first + place + 1, *each, rank) for each in differing]
+                _add_random(found, silent)
+                found.equal = _equal_parts(there, here)
+                return found
+        made, all_steps = first + len(start.steps), len(undisturbed.steps)
+        if made > all_steps or (start.end and made < all_steps):
+            found.start = number
+            text = f"the program ends after step {made}" if start.end else f"the program goes on after step {all_steps}"
+            step = min(made, all_steps) + 1
+            found.differences = [Difference(step, "number of steps", f"{text}, undisturbed after {all_steps}", rank)]
+            return found
+    found.differences = list(_rows(undisturbed, starts, rank, set(ignored)))
+    found.notes += [
+        f"the random state of {name} differs from step {step} on; no number that was compared depends on it"
+        for name, step in silent.items()
+    ]
+    return found
+
+
+def _pairs(undisturbed: Start, start: Start, first: int) -> Iterator[tuple[Step, Step]]:
+    """Yield each step of the undisturbed run from ``first`` with that of ``start``, and what both have at the end."""
+    yield from zip(undisturbed.steps[first:], start.steps, strict=False)
+    if start.end and undisturbed.end and first + len(start.steps) == len(undisturbed.steps):
+        yield undisturbed.end, start.end
+
+
+def _add_random(found: Judgement, silent: dict[str, int]) -> None:
+    """Put random states that differ where they explain the difference: before what the program computes from them."""
+    step = found.differences[0].step
+    states = [
+        Difference(step, "random state", f"of {name}, since step {since}", found.differences[0].rank)
+        for name, since in silent.items()
+    ]
+    causes = ("loss", "gradients")
+    place = next((n for n, each in enumerate(found.differences) if each.part in causes), len(found.differences))
+    found.differences[place:place] = states
+
+
+def _differences(there: Step, here: Step, undisturbed: Start, is_first: bool) -> Iterator[tuple[str, str]]:
+    """Yield each part that differs and its detail, causes before effects."""
+    for part in ("parameters", "optimizer"):
+        yield from _tensors(part, there, here)
+    old, new = there["values"], here["values"]
+    if unequal := _unequal(old["hyperparameters"], new["hyperparameters"]):
+        was, now = old["hyperparameters"][unequal[0]], new["hyperparameters"][unequal[0]]
+        yield "hyperparameter", f"{unequal[0]}: {now!r} instead of {was!r}"
+    if old["scaler"] and new["scaler"] and old["scaler"] != new["scaler"]:
+        pairs = zip(old["scaler"], new["scaler"], strict=False)
+        name, was, now = next((key, a[key], b.get(key)) for a, b in pairs for key in a if a[key] != b.get(key))
+        yield "gradient scaler", f"{name}: {now!r} instead of {was!r}"
+    yield from _tensors("model", there, here)
+    yield from _others(there, here)
+    inputs_differ = _lists_differ(there, here, "inputs", is_first)
+    has_inputs = there["since"]["inputs"] or here["since"]["inputs"]
+    batches_differ = _lists_differ(there, here, "batches", True)
+    if inputs_differ or (not has_inputs and batches_differ):
+        name = "inputs" if has_inputs else "batches"
+        yield "batch" if batches_differ else "inputs of the model", _whence(name, here, undisturbed)
+    if old["scaler"] == new["scaler"] and _lists_differ(there, here, "losses", is_first):
+        was, now = ([None], *there["since"]["losses"])[-1], ([None], *here["since"]["losses"])[-1]
+        yield "loss", "" if was[0] == now[0] else f"{now[0]!r} instead of {was[0]!r}"
+    yield from _tensors("gradients", there, here)
+
+
+_WORDS = {
+    "parameters": "parameters",
+    "optimizer": "optimizer state",
+    "model": "buffers and frozen parameters",
+    "gradients": "gradients",
+}
+
+
+_ORDER = (
+    "parameters",
+    "optimizer state",
+    "hyperparameter",
+    "gradient scaler",
+    "buffers and frozen parameters",
+    "batch",
+)
+
+
+def _equal_parts(there: Step, here: Step) -> list[str]:
+    equal = [words for part, words in _WORDS.items() if there["tensors"][part] == here["tensors"][part] != ""]
+    if there["since"]["inputs"][-1:] == here["since"]["inputs"][-1:] != []:
+        equal.append("batch")
+    return equal + ([] if _unequal(there["random"], here["random"]) else ["random state"])
+
+
+def _tensors(part: str, there: Step, here: Step) -> Iterator[tuple[str, str]]:
+    was, now = there["tensors"][part], here["tensors"][part]
+    if was != now:
+        yield _WORDS[part], _first_tensor(was, now, there["names"][part], here["names"][part])
+
+
+def _first_tensor(was: str, now: str, names: list[str], own_names: list[str]) -> str:
+    """Name the first tensor that differs, and say how many do."""
+    old, new = unpacked(was), unpacked(now)
+    if names != own_names:
+        either = [
+            *(name for name in names if name not in own_names),
+            *(each for each in own_names if each not in names),
+        ]
+        return f"{len(new)} tensors instead of {len(old)}" + (f", without {either[0]!r}" if len(new) < len(old) else "")
+    differing = [name for name, a, b in zip(names, old, new, strict=True) if a != b]
+    return f"{differing[0]!r}" + (f" and {len(differing) - 1} more of {len(old)}" if len(differing) > 1 else "")
+
+
+def _others(there: Step, here: Step) -> Iterator[tuple[str, str]]:
+    """Compare modules that the optimizer does not train, such as averages: per class, in any order."""
+    old, new = _by_class(there["others"]), _by_class(here["others"])
+    for kind in old.keys() & new.keys():
+        lost, added = old[kind] - new[kind], new[kind] - old[kind]
+        if lost and added:
+            names = (step["names"][f"module {kind}"] for step in (there, here))
+            detail = _first_tensor(next(iter(lost)), next(iter(added)), *names)
+            yield f"a module {kind} that the optimizer does not train", detail
+
+
+def _by_class(others: list[list[str]]) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for kind, tensors in others:
+        found[kind][tensors] += 1
+    return found
+
+
+def _lists_differ(there: Step, here: Step, name: str, is_first: bool) -> bool:
+    """Whether two lists differ; at the first step of a process, their ends: the rest may be from before the restart."""
+    was, now = there["since"][name], here["since"][name]
+    if is_first:
+        common = min(len(was), len(now))
+        was, now = was[len(was) - common :], now[len(now) - common :]
+    return repr(was) != repr(now)  # by repr, because NaN is not equal to itself
+
+
+def _whence(name: str, here: Step, undisturbed: Start) -> str:
+    """Say which step of the undisturbed run had this batch."""
+    last = here["since"][name][-1:]
+    steps = [n + 1 for n, each in enumerate(undisturbed.steps) if last and last[0] in each["since"][name]]
+    return f"that of step {steps[0]}" if steps else "one that the undisturbed run never had"
+
+
+def _unequal(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    return [name for name in old if name in new and repr(old[name]) != repr(new[name])]
+
+
+def _rows(undisturbed: Start, starts: Sequence[Start], rank: int, ignored: set[str]) -> Iterator[Difference]:
+    """Compare logged values by name and step; one that was logged before a kill and again after it must be equal."""
+    expected: dict[tuple[str, Any], list[str]] = defaultdict(list)
+    steps: dict[tuple[str, str], Any] = {}
+    for name, value, step in undisturbed.rows:
+        expected[name, step].append(repr(value))
+        steps.setdefault((name, repr(value)), step)
+    for name, value, step in (row for start in starts for row in start.rows):
+        if name in ignored or OF_TIME.search(name) or step is None or repr(value) in expected.get((name, step), ()):
+            continue
+        if (name, repr(value)) in steps:
+            text = f"{name!r} of step {steps[name, repr(value)]} is logged as that of step {step}"
+        else:
+            text = f"{name!r} of step {step}: {value!r} instead of {(expected.get((name, step)) or ['no value'])[0]}"
+        yield Difference(int(step), LOGGED, text, rank)
+
+
+def logged_apart(one: Start, other: Start) -> set[str]:
+    """Return the names of logged values in which two undisturbed runs differ."""
+    values = [{(name, step): repr(value) for name, value, step in run.rows} for run in (one, other)]
+    names = {key[0] for key in values[0].keys() | values[1].keys() if values[0].get(key) != values[1].get(key)}
+    return {name for name in names if not OF_TIME.search(name)}
+
+
+def summary(run: Start) -> str:
+    """Return 16 characters that depend on every step of a run."""
+    kept = [{key: value for key, value in step.items() if key != "time"} for step in [*run.steps, run.end] if step]
+    return hashlib.sha1(json.dumps(kept, sort_keys=True).encode(), usedforsecurity=False).hexdigest()[:16]

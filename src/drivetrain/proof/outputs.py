@@ -1,0 +1,144 @@
+"""Compare the files that two runs have written: checkpoints tensor by tensor, tables row by row."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from drivetrain.checkpoints.foreign import is_container, read_objects
+from drivetrain.cli import checkpoint_safetensors
+from drivetrain.cli.checkpoint_kinds import leaves
+from drivetrain.errors import DrivetrainError
+from drivetrain.proof.fingerprints import digest
+from drivetrain.proof.judge import OF_TIME
+
+Row = dict[str, str]
+Cells = tuple[tuple[str, str], ...]
+Column = tuple[str, str]
+"""A file and the name of a column, or of a tensor or number in a checkpoint."""
+
+_RANDOM = re.compile(r"rng|random|generator", re.IGNORECASE)
+
+
+class Written(NamedTuple):
+    """What differs between the files of two runs.
+
+    Attributes:
+        different: one line of text for each file with a value that the other run has not.
+        columns: which columns these are.
+        lacking: one line for each file, or rows of a file, that only the first run has.
+    """
+
+    different: list[str]
+    columns: set[Column]
+    lacking: list[str]
+
+
+def compare(one: Path, other: Path, before: Path, ignored: Collection[Column] = ()) -> Written:
+    """Compare what two runs of a program have written.
+
+    Rows count, not their order: a run that is restarted may write rows again.
+
+    Args:
+        one: the folder of the undisturbed run.
+        other: the folder of the run that was killed.
+        before: the folder of which both were copies.
+        ignored: columns that are not compared.
+    """
+    found = Written([], set(), [])
+    for path in sorted(one.rglob("*")):
+        name = path.relative_to(one).as_posix()
+        if path.is_symlink() or not path.is_file() or _is_same(path, before / name) or _RANDOM.search(path.name):
+            continue
+        if (rows := _rows(path, one)) is None:
+            continue
+        others = _rows(other / name, other) if (other / name).is_file() else None
+        if others is None:
+            found.lacking.append(name)
+            continue
+        common = {column for row in rows for column in row} & {column for row in others for column in row}
+        common -= {column for column in common if (name, column) in ignored}
+        known, made = (Counter(tuple(sorted(_only(row, common))) for row in each) for each in (rows, others))
+        if extra := [row for row in made if row not in known]:
+            nearest = max(known, key=lambda row: _likeness(row, extra[0]))
+            columns = [column for column, _ in set(extra[0]) - set(nearest)] or [column for column, _ in extra[0]]
+            found.columns.update((name, column) for column in columns)
+            found.different.append(f"{name}: {_described(extra[0], nearest, len(rows))}")
+        elif len(known) > len(made):
+            found.lacking.append(f"{len(known) - len(made)} rows of {name}")
+    return found
+
+
+def _is_same(path: Path, before: Path) -> bool:
+    """Whether the file was there before the run, and was not written since."""
+    if not before.exists():
+        return False
+    now, then = path.stat(), before.stat()
+    return (now.st_size, now.st_mtime_ns) == (then.st_size, then.st_mtime_ns)
+
+
+def _only(row: Row, columns: set[str]) -> Iterator[tuple[str, str]]:
+    return ((column, value) for column, value in row.items() if column in columns)
+
+
+def _likeness(row: Cells, other: Cells) -> tuple[int, int]:
+    """Count equal cells, and of them those that do not number the row: a wrong number is likelier than equal values."""
+    equal = set(row) & set(other)
+    return len(equal), sum(name not in ("step", "epoch", "iteration") for name, _ in equal)
+
+
+def _described(row: Cells, nearest: Cells, count: int) -> str:
+    old, new = dict(nearest), dict(row)
+    name = next((column for column in new if new[column] != old.get(column)), next(iter(new), ""))
+    values = "" if old.get(name, "").startswith("tensor") else f", {new.get(name)} instead of {old.get(name)}"
+    of = "" if count == 1 else f" in a row {', '.join(f'{key}={value}' for key, value in list(new.items())[:4])}"
+    return f"{name!r}{values}{of}"
+
+
+def _rows(path: Path, run: Path) -> list[Row] | None:
+    """Return a file as rows of a table, one row for a checkpoint; ``None`` if it is of no known kind."""
+    try:
+        if path.suffix in (".csv", ".tsv", ".jsonl", ".json"):
+            text = path.read_text(encoding="utf-8").replace(str(run), "{run}")
+            rows = list(_of_text(text, path.suffix))
+        elif path.suffix == ".safetensors":
+            rows = [checkpoint_safetensors.read(path)]
+        elif is_container(path):
+            rows = [dict(leaves(read_objects(path, str(path), map_location="cpu")))]
+        else:
+            return None
+    except (DrivetrainError, ValueError, OSError, csv.Error):
+        return None  # not what its name promises, or cut short by the kill
+    return [
+        {name: _shown(value) for name, value in row.items() if _counts(name, value)} for row in rows if row
+    ]  # fmt: skip
+
+
+def _of_text(text: str, suffix: str) -> Iterator[dict[str, Any]]:
+    if suffix == ".json":
+        yield dict(leaves(json.loads(text)))
+    elif suffix == ".jsonl":
+        for line in text.splitlines():
+            yield dict(leaves(json.loads(line)))
+    else:
+        yield from csv.DictReader(text.splitlines(), delimiter="\t" if suffix == ".tsv" else ",")
+
+
+def _counts(name: str | None, value: Any) -> bool:
+    """Whether a value says something about the training: no time, random state or object."""
+    if name is None or _RANDOM.search(name):
+        return False
+    if isinstance(value, Tensor):
+        return not value.is_meta
+    return isinstance(value, (int, float, str, list)) and OF_TIME.search(name) is None
+
+
+def _shown(value: Any) -> str:
+    return f"tensor {digest([value])}" if isinstance(value, Tensor) else str(value)

@@ -1,0 +1,37 @@
+"""A pytest fixture: ``pytest_plugins = ["drivetrain.proof.plugin"]`` in a ``conftest.py`` makes it known."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from drivetrain.proof.proving import Verdict, prove
+from drivetrain.proof.runs import Program
+
+
+@pytest.fixture
+def prove_resume(tmp_path: Path) -> Callable[..., Verdict]:
+    """A function that fails the test unless a program resumes exactly, and returns the verdict.
+
+    It is called with the program and its arguments, as one text or as a list of words, and with the options of
+    ``drivetrain prove-resume``: ``kills`` (2), ``ranks``, ``seed``, ``resume_args``, ``link``, ``timeout`` in seconds
+    (3600). The program starts in copies of the working directory, or of ``folder``.
+    """
+
+    def check(
+        program: str | list[str], *, kills: int = 2, ranks: int = 0, seed: int = 0, resume_args: str = "",
+        link: list[str] | tuple[str, ...] = (), timeout: float = 3600.0, folder: str | Path | None = None,
+    ) -> Verdict:  # fmt: skip
+        command = shlex.split(program) if isinstance(program, str) else program
+        source = Path.cwd() if folder is None else Path(folder).absolute()
+        verdict = prove(
+            Program(command, shlex.split(resume_args), ranks, source, link), tmp_path / "proof", kills, seed, timeout
+        )
+        if verdict.code:
+            pytest.fail(verdict.message, pytrace=False)
+        return verdict
+
+    return check

@@ -1,0 +1,226 @@
+"""Prove that a program resumes exactly: run it, kill it, restart it, and judge."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import platform
+import signal
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import drivetrain
+from drivetrain.proof.judge import LOGGED, WRITTEN, Difference, Judgement, earliest, judge, logged_apart, summary
+from drivetrain.proof.records import OPERATIONS
+from drivetrain.proof.runs import GRACE_S, RUN, CannotTryError, Program, Run, kills_for, undisturbed
+
+
+@dataclass
+class Verdict:
+    """What was found about a program.
+
+    Attributes:
+        code: 0: it resumes exactly; 1: it does not; 2: that could not be tried.
+        message: the verdict in words.
+        kills: for each kill the last step before it, and the step at which the program continued, counted from 1;
+            ``None``: it made no step.
+        steps: the optimizer steps of the undisturbed run.
+        hash: 16 characters that depend on every step of that run.
+        differences: what differs first, the cause before its effects.
+        notes: what differs without any effect.
+    """
+
+    code: int
+    message: str = ""
+    kills: list[tuple[int | None, int | None]] = field(default_factory=list)
+    steps: int = 0
+    hash: str = ""
+    differences: list[Difference] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    torch: str = field(default_factory=lambda: importlib.metadata.version("torch"))
+    drivetrain: str = drivetrain.__version__
+    python: str = platform.python_version()
+
+
+def prove(
+    program: Program, folder: Path, kills: int = 5, seed: int = 0, limit_s: float = 3600.0,
+    say: Callable[[str], Any] = lambda line: None, why: bool = False,
+) -> Verdict:  # fmt: skip
+    """Run ``program`` undisturbed and killed, and return the verdict.
+
+    Args:
+        program: what is run.
+        folder: a folder for the runs.
+        kills: how often it is killed.
+        seed: draws the steps at which it is killed.
+        limit_s: seconds for the undisturbed run.
+        say: called with a line of text about what is done.
+        why: name the first operation with another result, too.
+    """
+    try:
+        return _prove(program, folder, kills, seed, limit_s, say, why)
+    except CannotTryError as error:  # the program fails by itself, never steps or never ends, or does not repeat itself
+        return Verdict(2, f"could not be tried: {error}")
+
+
+def _prove(
+    program: Program, folder: Path, kills: int, seed: int, limit_s: float, say: Callable[[str], Any], why: bool
+) -> Verdict:
+    reference = undisturbed(program, folder / "undisturbed", limit_s)
+    text = json.dumps({**dataclasses.asdict(program), "source": str(program.source)})
+    (folder / "program.json").write_text(text + "\n", encoding="utf-8")
+    one = reference.starts(reference.ranks()[0])[0]
+    steps = len(one.steps)
+    say(f"undisturbed: {steps} optimizer steps in {reference.seconds:.1f} s")
+    if not kills:
+        return Verdict(0, f"recorded: {steps} steps, hash {summary(one)}", [], steps, summary(one))
+    if steps < 2:
+        raise CannotTryError("The program makes a single optimizer step, so there is no step to kill it at.")
+    killed = Run(program, folder / "killed", keeps=why)
+    code, found = _kill_and_restart(killed, reference, kills_for(reference, kills, seed), say)
+    verdict = Verdict(0, "", found.kills, steps, summary(one))
+    ends = ", ".join(str(at) for at, _ in found.kills)
+    if found.started_at[0] != 1:
+        raise CannotTryError(
+            "The second run does not begin at the first step: it finds files that the first run has written outside of "
+            f"its own folder. Write {RUN} in the program's arguments, in place of the folder that it writes to."
+        )
+    if code not in (0, -signal.SIGKILL):
+        return _failed(
+            verdict, f"killed in step {ends} and started again, it ends with exit code {code}. {killed.output()}"
+        )
+    if not found.differences:
+        if not found.kills:
+            raise CannotTryError("The program ends before it can be killed.")
+        if found.started_at[-1] is None and found.kills[-1][0] != steps:
+            return _failed(
+                verdict, f"killed in step {ends} of {steps} and started again, it ends without another step."
+            )
+        if all(after == 1 for _, after in found.kills):
+            asked = "" if program.resume else " If it resumes only when asked to, pass --resume-args."
+            return _failed(verdict, f"killed in step {ends} of {steps}, it begins again at step 1 each time.{asked}")
+    found = _with_files(found, reference, killed)
+    if found.differences:
+        say("a difference: once more undisturbed, to see whether the program repeats itself")
+        found = _checked(found, reference, killed, undisturbed(program, folder / "again", limit_s))
+    verdict.notes, verdict.differences = found.notes, found.differences
+    if found.differences:
+        verdict.code, verdict.message = 1, _what_differs(found)
+        if why and found.differences[0].part not in (LOGGED, WRITTEN):
+            rank, at = found.rank, found.differences[0].step - 1
+            steps_of = at, at + 1 - (found.started_at[found.start] or 1)
+            again, limit_s = Run(program, folder / "operations"), 10 * killed.seconds + GRACE_S
+            verdict.message += f"\n  {first_operation(again, killed.before(), rank, steps_of, limit_s)}"
+    else:
+        verdict.message = (
+            f"resumes exactly: {steps} steps with {len(found.kills)} kills (in step {ends}) equal those without; hash "
+            f"{verdict.hash}, torch {verdict.torch}, drivetrain {verdict.drivetrain}, Python {verdict.python}"
+        )
+    verdict.message = "\n".join([verdict.message, *(f"note: {note}" for note in found.notes)])
+    return verdict
+
+
+def _kill_and_restart(
+    killed: Run, reference: Run, moments: Sequence[tuple[int, float]], say: Callable[[str], Any]
+) -> tuple[int, Judgement]:
+    """Start the program until it ends or differs; return its last exit code, and the judgement."""
+    latest = 0
+    for kill in [*moments, None]:
+        code = killed.start(3 * reference.seconds + GRACE_S, kill, reference, latest)
+        found = _judged(reference, killed)
+        if code == -signal.SIGKILL:
+            say(f"killed in step {found.ended_in[-1]} of {len(reference.starts(found.rank)[0].steps)}")
+        if code != -signal.SIGKILL or found.differences:
+            break
+        latest = found.ended_in[-1] or latest
+    return code, found
+
+
+def _judged(reference: Run, killed: Run, ignored: Iterable[str] = ()) -> Judgement:
+    """Judge each rank, and return the judgement with the earliest difference."""
+    return earliest(
+        [judge(reference.starts(rank)[0], killed.starts(rank), rank, ignored) for rank in reference.ranks()]
+    )
+
+
+def first_operation(one: Run, other: Run, rank: int, steps: tuple[int, int], limit_s: float) -> str:
+    """Start two runs once more, up to a step of each, and say which operation is the first with another result."""
+    from drivetrain.proof.operations import first_difference
+
+    for run, step in zip((one, other), steps, strict=True):
+        run.start(limit_s, operations=(rank, step))
+        if not (run.records / OPERATIONS).exists():
+            return "the step could not be repeated, so the operation is not known"
+    return first_difference(one.records / OPERATIONS, other.records / OPERATIONS)
+
+
+def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[tuple[str, str]] = ()) -> Judgement:
+    """Add what differs in the files of two runs that made equal steps."""
+    from drivetrain.proof.outputs import compare
+
+    if not found.differences:
+        steps = len(reference.starts(found.rank)[0].steps)
+        written = compare(reference.work, killed.work, reference.program.source, ignored)
+        found.differences = [Difference(steps, WRITTEN, each) for each in written.different]
+        if written.lacking:
+            found.notes.append(f"only the undisturbed run has written: {', '.join(written.lacking[:5])}")
+    return found
+
+
+def _checked(found: Judgement, reference: Run, killed: Run, again: Run) -> Judgement:
+    """Judge again, without what differs between two undisturbed runs.
+
+    Raises:
+        CannotTryError: the undisturbed runs differ in more than logged values and files.
+    """
+    from drivetrain.proof.outputs import compare
+
+    apart: set[str] = set()
+    same = found if found.start == 0 else Judgement()
+    for rank in reference.ranks():
+        one, other = reference.starts(rank)[0], again.starts(rank)[0]
+        for each in [*same.differences, *judge(one, [other], rank).differences]:
+            if each.part not in (LOGGED, WRITTEN):
+                raise CannotTryError(
+                    f"The program is not deterministic: two undisturbed runs differ at step {each.step} of "
+                    f"{len(one.steps)}: {text_of(each)}. Seed what it draws; see torch.use_deterministic_algorithms."
+                )
+        apart |= logged_apart(one, other)
+    columns = compare(reference.work, again.work, reference.program.source).columns
+    found = _with_files(_judged(reference, killed, apart), reference, killed, columns)
+    if names := apart | {column for _, column in columns}:
+        found.notes.append(f"not compared, because two undisturbed runs differ there: {', '.join(sorted(names))}")
+    return found
+
+
+def _failed(verdict: Verdict, why: str) -> Verdict:
+    verdict.code, verdict.message = 1, f"does not resume: {why}"
+    return verdict
+
+
+def _what_differs(found: Judgement) -> str:
+    """Say where the runs differ first, and in what."""
+    first = found.differences[0]
+    if first.part in (LOGGED, WRITTEN):
+        what = "what is logged" if first.part == LOGGED else "the files that it writes"
+        head = f"does not resume exactly: all steps are equal, but not {what}:"
+    else:
+        at, after = found.kills[max(found.start - 1, 0)]
+        where = "this step" if first.step == after else f"step {first.step}"
+        head = (
+            f"does not resume exactly: killed in optimizer step {at}, it continued with {after}; {where} is not equal:"
+        )
+    lines = [f"  {text_of(each)}" for each in found.differences[: 1 if first.part == LOGGED else 8]]
+    if (more := len(found.differences) - len(lines)) > 0:
+        lines.append(f"  and {more} more")
+    equal = [f"  equal there: {', '.join(found.equal)}"] if found.equal else []
+    return "\n".join([head, *lines, *equal])
+
+
+def text_of(each: Difference) -> str:
+    """Say in a line what differs."""
+    rank = f" on rank {each.rank}" if each.rank else ""
+    return f"{each.part}{rank}" + (f": {each.detail}" if each.detail else "")

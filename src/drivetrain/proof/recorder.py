@@ -1,0 +1,296 @@
+"""Record what a training program has in memory at each optimizer step, through torch's global hooks."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim import optimizer as optimizers
+from torch.utils.data import dataloader
+
+from drivetrain.proof.fingerprints import digest, leaves, numbers_of
+from drivetrain.proof.judge import position
+from drivetrain.proof.logged import listen
+from drivetrain.proof.operations import Operations
+from drivetrain.proof.records import OPERATIONS, Step, Writer, packed, path_of, read
+
+Tensors = dict[str, Tensor]
+Names = dict[str, list[str]]
+
+
+class Recorder:
+    """Records each optimizer step of this process, and kills the job at a given one.
+
+    Args:
+        folder: where the records go.
+        start: how often the program was started before in this run.
+        parent: the process that has started the program; all of its descendants are killed.
+        undisturbed: the folder with the records of the undisturbed run, in which a step to kill at is found.
+        latest: the step that would have come next without the last kill.
+        kill: the step at which to kill, counted from 0 in the undisturbed run, and the seconds to wait there; the kill
+            comes before the next step.
+        operations: a rank, and a step counted from 0 in this process, of which all operations are recorded; then the
+            job is killed.
+    """
+
+    def __init__(
+        self, folder: str, start: int, parent: int, undisturbed: str = "", latest: int = 0,
+        kill: tuple[int, float] | None = None, operations: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        self._folder, self._start, self._parent = folder, start, parent
+        self._undisturbed, self._latest, self._kill = undisturbed, latest, kill
+        self._operations, self._mode = list(operations or ()), Operations()
+        self._writer: Writer | None = None
+        self._pid = 0
+        self._count = 0
+        self._is_dying = False
+        self._first: int | None = None  # the undisturbed run's number of this process's first step
+        self._depth = 0
+        self._since: dict[str, list[Any]] = {"inputs": [], "batches": [], "losses": []}  # since the last step
+        self._modules: list[weakref.ref[nn.Module]] = []
+        self._scalers: list[weakref.ref[Any]] = []
+        self._before: tuple[Step, Names] | None = None  # what was read before a step with a closure
+        self._last: Optimizer | None = None  # holds the parameters until the end, for the last record
+
+    def install(self) -> None:
+        """Add the hooks to torch, for all of the process."""
+        optimizers.register_optimizer_step_pre_hook(self._before_step)
+        optimizers.register_optimizer_step_post_hook(self._after_step)
+        nn.modules.module.register_module_forward_pre_hook(self._before_forward)
+        nn.modules.module.register_module_forward_hook(self._after_forward, with_kwargs=True, always_call=True)
+        backward = torch.autograd.backward
+
+        def recorded_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if not torch.compiler.is_compiling():
+                self._since["losses"] += map(_loss, leaves(tensors))
+            backward(tensors, *args, **kwargs)
+
+        torch.autograd.backward = recorded_backward
+        _wrap_loaders(lambda batch: self._since["batches"].append(digest(leaves(batch))))
+        atexit.register(self._at_exit)
+        self._watch_operations()
+
+    # ---- what happens between steps ----------------------------------------------------------------------------------
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._depth += 1
+
+    def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._depth = max(self._depth - 1, 0)
+        if self._depth == 0 and torch.is_grad_enabled():
+            self._since["inputs"].append(digest(leaves((args, kwargs))))
+
+    # ---- a step ------------------------------------------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._pid != os.getpid():  # the first step, or that of a forked process
+            self._pid, self._count = os.getpid(), 0
+            self._writer = Writer(path_of(self._folder, self._start, rank()))
+        if self._is_dying:  # at the latest now, before the next step
+            kill_job(self._parent)
+        if self._count & (self._count - 1) == 0:  # at 0, 1, 2, 4, 8 ...: going through all objects takes long
+            self._look_around()
+            listen(self._hear)
+        self._last = optimizer
+        if callable(kwargs.get("closure", args[1] if len(args) > 1 else None)):
+            self._before = self._state_of(optimizer)  # the step will call what computes loss and gradients
+        else:
+            self._finish(*self._state_of(optimizer))
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._before is not None and optimizer is self._last:
+            (step, names), (after, names_after) = self._before, self._state_of(optimizer)
+            step["tensors"]["gradients"], step["random"] = after["tensors"]["gradients"], after["random"]
+            self._before = None
+            self._finish(step, {**names, "gradients": names_after["gradients"]})
+
+    def _finish(self, step: Step, names: Names) -> None:
+        if self._operations == [rank(), self._count]:
+            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._mode.write(Path(self._folder, OPERATIONS))
+            kill_job(self._parent)
+        self._write("step", step, names)
+        if self._kill is not None and rank() == 0:
+            self._die_if_due(step, *self._kill)
+        self._count += 1
+        self._watch_operations()  # those of the optimizer are the first
+
+    def _write(self, kind: str, step: Step, names: Names) -> None:
+        assert self._writer is not None
+        step["since"] = {part: list(each) for part, each in self._since.items()}
+        for each in self._since.values():
+            each.clear()
+        self._writer.write(kind, step, names)
+
+    def _watch_operations(self) -> None:
+        """Record operations from here on, if the next step is the one that is asked for."""
+        if self._operations == [rank(), self._count]:
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def _hear(self, name: str, value: Any, logged_step: Any) -> None:
+        """Write a logged value at once: it may be the last thing before the kill."""
+        if self._writer is not None and self._pid == os.getpid():
+            value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+            if isinstance(value, (int, float)):
+                self._writer.write("row", {"row": [name, value, logged_step]}, {})
+
+    def _at_exit(self) -> None:
+        if self._last is not None and self._pid == os.getpid():
+            if self._is_dying:
+                kill_job(self._parent)
+            self._write("end", *self._state_of(self._last))
+
+    def _die_if_due(self, step: Step, at: int, seconds: float) -> None:
+        if self._first is None:
+            self._first = position([step], read(path_of(self._undisturbed, 0, rank())).steps, self._latest)
+        if self._first + self._count == at:
+            # From a thread: the kill may come in the step, in the next batch or while a checkpoint is written.
+            self._is_dying = True
+            timer = threading.Timer(seconds, kill_job, [self._parent])
+            timer.daemon = True
+            timer.start()
+
+    def _look_around(self) -> None:
+        alive = [each for each in gc.get_objects() if issubclass(type(each), (nn.Module, torch.amp.GradScaler))]
+        modules = [each for each in alive if isinstance(each, nn.Module)]
+        inner = {id(child) for each in modules for child in vars(each).get("_modules", {}).values()}
+        self._modules = [weakref.ref(each) for each in modules if id(each) not in inner]
+        self._scalers = [weakref.ref(each) for each in alive if isinstance(each, torch.amp.GradScaler)]
+
+    def _state_of(self, optimizer: Optimizer) -> tuple[Step, Names]:
+        """Return the state at this moment as a record, and the names of the tensors in it."""
+        own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        ids = {id(each): f"parameter {number}" for number, each in enumerate(own)}
+        roots = [module for ref in self._modules if (module := ref()) is not None]
+        tensors: dict[str, Tensors] = {"model": {}}
+        others: list[tuple[str, Tensors]] = []
+        for module in roots:
+            found = tensors_of(module)
+            if any(id(each) in ids for each in found.values()):
+                ids.update({id(each): name for name, each in found.items() if id(each) in ids})
+                tensors["model"].update({name: each for name, each in found.items() if id(each) not in ids})
+            elif found:
+                others.append((type(module).__name__, found))
+        tensors["parameters"] = {ids[id(each)]: each for each in own}
+        tensors["gradients"] = {ids[id(each)]: each.grad for each in own if each.grad is not None}
+        tensors["optimizer"], values = state_of_optimizer(optimizer, ids)
+        everything = [*tensors.values(), *(found for _, found in others)]
+        numbers = iter(numbers_of([each for part in everything for each in part.values()]))
+        text = [packed([next(numbers) for _ in part]) for part in everything]
+        names = {part: list(found) for part, found in tensors.items()}
+        names.update({f"module {kind}": list(found) for kind, found in others})
+        step = {
+            "time": time.monotonic(),
+            "tensors": dict(zip(tensors, text, strict=False)),
+            "others": [[kind, each] for (kind, _), each in zip(others, text[len(tensors) :], strict=True)],
+            "values": {
+                "hyperparameters": values,
+                "scaler": [state for ref in self._scalers if (scaler := ref()) and (state := scaler.state_dict())],
+            },
+            "random": random_states(),
+        }
+        return step, names
+
+
+def rank() -> int:
+    """Return this process's rank in its job, or 0."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    return int(os.environ.get("RANK", "0"))
+
+
+def kill_job(parent: int) -> None:
+    """Kill all descendants of the process ``parent``; this process last."""
+    for each in psutil.Process(parent).children(recursive=True):
+        if each.pid != os.getpid():
+            os.kill(each.pid, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ---- what is read ----------------------------------------------------------------------------------------------------
+
+
+def tensors_of(module: nn.Module) -> Tensors:
+    """Return a module's parameters and persistent buffers by name."""
+    found: Tensors = dict(module.named_parameters())
+    for prefix, each in module.named_modules():
+        for name, buffer in each._buffers.items():
+            if buffer is not None and name not in each._non_persistent_buffers_set:
+                found[f"{prefix}.{name}" if prefix else name] = buffer
+    return found
+
+
+def state_of_optimizer(optimizer: Optimizer, names: dict[int, str]) -> tuple[Tensors, dict[str, Any]]:
+    """Return the tensors of an optimizer's state by name, and its hyperparameters and other numbers."""
+    tensors: Tensors = {}
+    values: dict[str, Any] = {}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items() if isinstance(state, Mapping) else ():
+            name = f"{key} of {names.get(id(parameter), 'another parameter')}"
+            if isinstance(value, Tensor):
+                tensors[name] = value
+            elif isinstance(value, (int, float)):
+                values[name] = value
+    for number, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if isinstance(value, Tensor) and value.numel() == 1:
+                value = value.item()
+            if key != "initial_lr" and isinstance(value, (int, float, tuple)):
+                values[f"{key} of group {number}"] = _plain(value)
+    return tensors, values
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def random_states() -> dict[str, str]:
+    """Return a digest of each random generator that all of the process shares."""
+    states: dict[str, Any] = {"Python": repr(random.getstate()).encode(), "torch": torch.get_rng_state()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        kind, keys, *rest = numpy.random.get_state()
+        states["NumPy"] = repr((kind, keys.tobytes(), *rest)).encode()
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is not None and (module := torch.get_device_module(device)).is_initialized():
+        states[f"torch on {device.type}"] = module.get_rng_state()
+    return {name: digest([each]) for name, each in states.items()}
+
+
+def _loss(loss: Any) -> list[Any]:
+    return [loss.item() if isinstance(loss, Tensor) and loss.numel() == 1 else None, digest([loss])]
+
+
+def _wrap_loaders(see: Callable[[Any], None]) -> None:
+    """Call ``see`` with each batch that an iterator of torch's DataLoader returns."""
+    kind: Any = dataloader._BaseDataLoaderIter
+    following = kind.__next__
+
+    def recorded_next(self: Any) -> Any:
+        batch = following(self)
+        see(batch)
+        return batch
+
+    # A Trainer of drivetrain that finds torch's iterator replaced would use other code than without the recorder.
+    kind.__next__ = types.FunctionType(
+        recorded_next.__code__, vars(dataloader), "__next__", None, recorded_next.__closure__
+    )

@@ -1,0 +1,214 @@
+"""Run a program undisturbed, and once more with kills and restarts, each time in a copy of the working directory."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drivetrain.proof.records import VARIABLE, Start, path_of, ranks_of, read
+
+RUN = "{run}"
+"""In the program's arguments: the folder of each run, for programs that write to absolute paths."""
+NEWEST = re.compile(r"(\{newest:([^}]+)\})")
+"""In the arguments of restarts: the newest file or folder with a name like this, relative to the run's folder."""
+_NOT_COPIED = {".git", ".hg", "__pycache__", "node_modules", ".mypy_cache", ".pytest_cache", ".ruff_cache", ".tox"}
+_MOST_BYTES = 2 << 30
+GRACE_S = 60.0  # a start may take this long beyond three times the undisturbed run
+
+
+class CannotTryError(Exception):
+    """The program could not be tried; the message says why and what to do."""
+
+
+@dataclass
+class Program:
+    """The program and how it is started.
+
+    Attributes:
+        command: the words after ``python``.
+        resume: arguments that every start but the first gets in addition.
+        ranks: how many processes torchrun starts; 0: the program is started without torchrun.
+        source: the working directory that is copied.
+        links: names in it that are linked in place of being copied.
+    """
+
+    command: Sequence[str]
+    resume: Sequence[str] = ()
+    ranks: int = 0
+    source: Path = field(default_factory=Path.cwd)
+    links: Sequence[str] = ()
+
+
+class Run:
+    """A run of a program in its own copy of the working directory.
+
+    Args:
+        program: what is run.
+        folder: the folder for the copy and the records; it must not exist.
+        keeps: whether the copy is copied before each start, so that :meth:`before` can repeat the last one.
+    """
+
+    def __init__(self, program: Program, folder: Path, keeps: bool = False) -> None:
+        self.program, self.work, self.records = program, folder / "work", folder / "records"
+        self.records.mkdir(parents=True)
+        copy_of(program.source, self.work, program.links, leave_out=folder.parent)
+        self.seconds = 0.0
+        self.count = 0  # how often the program was started
+        self._before = folder / "before" if keeps else None
+
+    def before(self) -> Run:
+        """Return a run that is as this one was before its last start."""
+        found = copy.copy(self)
+        assert self._before is not None
+        found.work, found.records = self._before, self._before.with_name("records-before")
+        found.records.mkdir()
+        found.count, found._before = self.count - 1, None
+        return found
+
+    def start(
+        self, limit_s: float, kill: tuple[int, float] | None = None, like: Run | None = None, latest: int = 0,
+        operations: tuple[int, int] | None = None,
+    ) -> int:  # fmt: skip
+        """Start the program, wait until it ends, and return its exit code.
+
+        Args:
+            limit_s: seconds after which it is killed.
+            kill: the step of the run ``like`` at which the program is killed, and the seconds to wait there.
+            like: the undisturbed run.
+            latest: the step that would have come next without the last kill.
+            operations: a rank and a step of this start, from 0, whose operations are recorded before all is killed.
+
+        Raises:
+            CannotTryError: it ran longer than ``limit_s``.
+        """
+        number, self.count = self.count, self.count + 1
+        if self._before is not None:
+            shutil.rmtree(self._before, ignore_errors=True)
+            shutil.copytree(self.work, self._before, symlinks=True)
+        asked = {
+            "folder": str(self.records), "start": number, "parent": os.getpid(), "kill": kill, "latest": latest,
+            "undisturbed": str(like.records) if like else "", "operations": operations,
+        }  # fmt: skip
+        patterns = [pattern for word in self.program.resume for _, pattern in NEWEST.findall(word)]
+        resumes = number and all(any(self.work.glob(pattern)) for pattern in patterns)
+        words = [*self.program.command, *(self.program.resume if resumes else ())]
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.program.ranks}"]
+        words = [self._here(word) for word in words]
+        command = [sys.executable, *(launch if self.program.ranks else ()), "-m", "drivetrain.proof.child", *words]
+        began = time.monotonic()
+        with open(self.log, "ab") as log:
+            process = subprocess.Popen(
+                command, cwd=self.work, env={**os.environ, VARIABLE: json.dumps(asked)}, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+            try:
+                return process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                raise CannotTryError(f"The program did not end within {limit_s:.0f} s. {self.output()}") from None
+            finally:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                self.seconds += time.monotonic() - began
+
+    @property
+    def log(self) -> Path:
+        """The file with what the program has printed."""
+        return self.records / "output.txt"
+
+    def output(self) -> str:
+        """Return the last lines that the program has printed."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+        return "Its last output:\n" + "\n".join(f"  {line}" for line in lines) if lines else "It printed nothing."
+
+    def starts(self, rank: int) -> list[Start]:
+        """Return the records of a rank, one for each start; empty ones of starts that made no step."""
+        paths = [path_of(self.records, number, rank) for number in range(self.count)]
+        return [read(path) if path.exists() else Start() for path in paths]
+
+    def ranks(self) -> list[int]:
+        """Return the ranks that made a step."""
+        return ranks_of(self.records)
+
+    def _here(self, word: str) -> str:
+        """Replace the folder of this run, and paths in the working directory, by those of the copy."""
+        for text, pattern in NEWEST.findall(word):
+            paths = sorted(self.work.glob(pattern), key=lambda path: path.stat().st_mtime_ns)
+            word = word.replace(text, str(paths[-1].relative_to(self.work)))
+        return word.replace(RUN, str(self.work)).replace(str(self.program.source) + os.sep, str(self.work) + os.sep)
+
+
+def undisturbed(program: Program, folder: Path, limit_s: float) -> Run:
+    """Run the program once.
+
+    Raises:
+        CannotTryError: it failed, made no optimizer step, or took longer than ``limit_s``.
+    """
+    run = Run(program, folder)
+    code = run.start(limit_s)
+    if code:
+        raise CannotTryError(
+            f"The program fails by itself, with exit code {code}, before anything was killed. {run.output()}"
+        )
+    if not run.ranks():
+        raise CannotTryError(
+            "The program made no step of a torch.optim optimizer, so there is nothing to compare. If it starts other "
+            "processes that train, run it with --ranks, or pass the program that trains."
+        )
+    return run
+
+
+def kills_for(run: Run, count: int, seed: int) -> list[tuple[int, float]]:
+    """Draw ``count`` moments: one step in each part of the run, and the seconds to wait there."""
+    steps = run.starts(run.ranks()[0])[0].steps
+    count = min(count, len(steps) - 1)
+    draw = random.Random(seed)
+    kills = []
+    for number in range(count):  # never the first step: nothing is lost there
+        first, last = (1 + (len(steps) - 1) * place // count for place in (number, number + 1))
+        at = draw.randrange(first, last)
+        until = steps[at + 1]["time"] if at + 1 < len(steps) else steps[at]["time"]
+        kills.append((at, draw.random() * (until - steps[at]["time"])))
+    return kills
+
+
+def copy_of(source: Path, target: Path, links: Sequence[str] = (), leave_out: Path | None = None) -> None:
+    """Copy a working directory, without caches and virtual environments; ``links`` are linked.
+
+    Raises:
+        CannotTryError: it is larger than two gigabytes.
+    """
+    total = 0
+
+    def ignored(folder: str, names: list[str]) -> set[str]:
+        nonlocal total
+        out = {
+            name for name in names if name in _NOT_COPIED or os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
+        }
+        out |= {name for name in names if Path(folder, name) in {leave_out, *(source / each for each in links)}}
+        for name in set(names) - out:
+            path = os.path.join(folder, name)
+            total += 0 if os.path.islink(path) or os.path.isdir(path) else os.path.getsize(path)
+        if total > _MOST_BYTES:
+            raise CannotTryError(
+                f"The working directory {source} holds more than {_MOST_BYTES >> 30} GB, and each run gets a copy of "
+                "it. Name what the program only reads: --link data. Or start in a smaller folder."
+            )
+        return out
+
+    shutil.copytree(source, target, symlinks=True, ignore=ignored, ignore_dangling_symlinks=True)
+    for name in links:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).symlink_to(source / name)

@@ -1,0 +1,161 @@
+"""``drivetrain prove-resume`` on programs that resume rightly and wrongly, with its exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import types
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain.proof import runs
+from drivetrain.proof.command import main
+from drivetrain.proof.diff_command import main as diff
+from drivetrain.proof.plugin import prove_resume
+
+PROGRAM = """
+import os
+import sys
+import torch
+
+if "--fails" in sys.argv:
+    raise RuntimeError("no such data")
+torch.manual_seed(1)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.Adam(model.parameters())
+done = 0
+if os.path.exists("last.pt"):
+    state = torch.load("last.pt")
+    model.load_state_dict(state["model"])
+    if "--without-optimizer" not in sys.argv:
+        optimizer.load_state_dict(state["optimizer"])
+    done = state["done"]
+start = done
+while done < 12:
+    if "--random" in sys.argv:
+        torch.seed()
+    first = done + 0.5 * (start > 0 and "--wrong-batch" in sys.argv) + 0.25 * (done == 7 and "--other" in sys.argv)
+    batch = torch.linspace(first, first + 1, 3)
+    if "--random" in sys.argv:
+        batch = torch.rand(3)
+    optimizer.zero_grad()
+    model(batch).square().sum().backward()
+    optimizer.step()
+    done += 1
+    if done % 2 == 0 and "--never" not in sys.argv:
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done}, "new.pt")
+        os.replace("new.pt", "last.pt")
+"""
+
+
+@pytest.fixture
+def copies(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command starts copies of one process in place of new interpreters."""
+    where = Path(__file__).with_name("copied.py")
+    copied = types.ModuleType("copied")
+    exec(compile(where.read_text(), where, "exec"), vars(copied))
+    popen = partial(copied.CopiedProcess, programs)
+    monkeypatch.setattr(runs, "subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": popen}))
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A program in the working directory."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    return "train.py"
+
+
+@pytest.mark.usefixtures("copies")
+def test_a_program_that_resumes_exactly(program: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["--kills", "2", "--json", "verdict.json", program]) == 0
+    [line] = capsys.readouterr().out.splitlines()
+    verdict = json.loads(Path("verdict.json").read_text())
+    assert line == verdict["message"]
+    assert line.startswith("resumes exactly: 12 steps with 2 kills")
+    for part in ("hash", "torch", "drivetrain", "python"):
+        assert str(verdict[part]) in line
+    assert [at >= after - 1 for at, after in verdict["kills"]] == [True, True]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py", "verdict.json"]
+
+
+@pytest.mark.usefixtures("copies")
+def test_a_program_that_does_not_restore_its_optimizer(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--kills", "1", "--seed", "3", "--folder", "proof", program, "--without-optimizer"]) == 1
+    head, first, *_ = capsys.readouterr().out.splitlines()
+    assert head.startswith("does not resume exactly: killed in optimizer step")
+    assert first == "  optimizer state: 0 tensors instead of 6, without 'step of weight'"
+    assert sorted(path.name for path in Path("proof").iterdir()) == ["again", "killed", "program.json", "undisturbed"]
+
+
+@pytest.mark.usefixtures("copies")
+@pytest.mark.parametrize(
+    ("argument", "code", "text"),
+    [
+        ("--random", 2, "not deterministic: two undisturbed runs differ at step 1"),
+        ("--never", 1, "begins again at step 1 each time"),
+    ],
+)
+def test_a_program_that_does_not_repeat_itself_or_never_resumes(
+    program: str, argument: str, code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--kills", "1", program, argument]) == code
+    assert text in capsys.readouterr().out
+
+
+LINE = PROGRAM.splitlines().index("    batch = torch.linspace(first, first + 1, 3)") + 1
+OPERATION = f"  first operation with another result: aten.linspace.default in train.py:{LINE}: batch = torch.linspace("
+
+
+@pytest.mark.usefixtures("copies")
+def test_why_names_the_operation_and_its_line(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--kills", "1", "--folder", "proof", "--why", program, "--wrong-batch"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("  inputs of the model: ")
+    assert lines[-1].startswith(OPERATION)
+
+
+@pytest.mark.usefixtures("copies")
+def test_diff_names_step_tensor_and_operation(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, words in (("one", []), ("same", []), ("other", ["--other"])):
+        assert main(["--kills", "0", "--folder", folder, program, *words]) == 0
+    assert capsys.readouterr().out.count("recorded: 12 steps") == 3
+    assert diff(["one", "same"]) == 0
+    assert capsys.readouterr().out.startswith("equal: 12 steps on 1 ranks; hash ")
+    assert diff(["one", "other", "--why"]) == 1
+    head, inputs, _, gradients, *_, operation = capsys.readouterr().out.splitlines()
+    assert head == "optimizer step 8 is the first that differs, in the second run:"
+    assert inputs == "  inputs of the model: one that the undisturbed run never had"
+    assert gradients == "  gradients: 'weight' and 1 more of 2"
+    assert operation.startswith(OPERATION)
+
+
+def test_diff_needs_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff([str(tmp_path / "one"), str(tmp_path / "other")]) == 2
+    assert f"drivetrain prove-resume --kills 0 --folder {tmp_path / 'one'} PROGRAM" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"), [(["--kills", "-1", "a.py"], "--kills"), (["--folder", ".", "a.py"], "exists")]
+)
+def test_wrong_usage(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("copies")
+def test_the_fixture_returns_the_verdict_or_fails_with_it(program: str, prove_resume: Any) -> None:
+    assert prove_resume(program, kills=1).steps == 12
+
+
+def test_a_program_that_fails_by_itself(program: str, prove_resume: Any) -> None:
+    """In an interpreter of its own."""
+    with pytest.raises(pytest.fail.Exception, match="fails by itself.*\n.*\n.*\n.*\n.*RuntimeError: no such data"):
+        prove_resume(f"{program} --fails")
+
+
+__all__ = ["prove_resume"]  # a fixture

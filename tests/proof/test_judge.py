@@ -1,0 +1,204 @@
+"""Judging records: where a restarted program continued, and what differs from the undisturbed run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from drivetrain.proof.judge import Judgement, judge, logged_apart, position, summary
+from drivetrain.proof.records import Start, packed
+
+NAMES = {"parameters": ["weight", "bias"], "optimizer": ["exp_avg of weight", "exp_avg of bias"], "model": [],
+         "gradients": ["weight", "bias"], "module Average": ["weight", "bias"]}  # fmt: skip
+
+
+def step(number: int) -> dict[str, Any]:
+    """The record of a step in which everything depends on its number."""
+    return {
+        "time": number * 0.1,
+        "names": NAMES,
+        "tensors": {
+            "parameters": packed([number, 10 * number]),
+            "optimizer": packed([20 * number, 0]),
+            "model": packed([]),
+            "gradients": packed([number + 7, number + 8]),
+        },
+        "others": [["Average", packed([number, 3])]],
+        "values": {"hyperparameters": {"lr of group 0": 0.1 / (1 + number // 4)}, "scaler": [{"scale": 4.0}]},
+        "random": {"Python": "p", "torch": f"t{number}"},
+        "since": {"inputs": [f"i{number}"], "batches": [f"b{number}"], "losses": [[0.5 / (1 + number), f"l{number}"]]},
+    }
+
+
+def run(first: int = 0, last: int = 12, ends: bool = True) -> Start:
+    end = {**step(last), "since": {"inputs": [], "batches": [], "losses": []}}
+    return Start([step(number) for number in range(first, last)], end=end if ends else None)
+
+
+def judged(*restarts: Start, undisturbed: Start | None = None) -> Judgement:
+    """Judge a run that was killed in its sixth step, and then started again."""
+    undisturbed = undisturbed or run()
+    return judge(undisturbed, [Start(undisturbed.steps[:6]), *restarts])
+
+
+def parts(found: Judgement) -> list[tuple[int, str, str]]:
+    return [each[:3] for each in found.differences]
+
+
+def test_a_run_that_repeats_the_steps_since_its_checkpoint_is_equal() -> None:
+    found = judged(run(3, 8, ends=False), run(8))
+    assert (found.differences, found.notes) == ([], [])
+    assert found.kills == [(6, 4), (8, 9)]
+
+
+@pytest.mark.parametrize(
+    ("change", "part", "detail"),
+    [
+        (lambda s: s["tensors"].update(parameters=packed([4, 0])), "parameters", "'bias'"),
+        (lambda s: s["tensors"].update(optimizer=packed([1, 1])), "optimizer state",
+         "'exp_avg of weight' and 1 more of 2"),
+        (lambda s: s["values"].update(hyperparameters={"lr of group 0": 0.1}), "hyperparameter",
+         "lr of group 0: 0.1 instead of 0.05"),
+        (lambda s: s["values"].update(scaler=[{"scale": 8.0}]), "gradient scaler", "scale: 8.0 instead of 4.0"),
+        (lambda s: s.update(others=[["Average", packed([4, 9])]]), "a module Average that the optimizer does not train",
+         "'bias'"),
+        (lambda s: s["since"].update(inputs=["i0"], batches=["b0"]), "batch", "that of step 1"),
+        (lambda s: s["since"].update(inputs=["new"], batches=["new"]), "batch",
+         "one that the undisturbed run never had"),
+        (lambda s: s["since"].update(inputs=["i0"]), "inputs of the model", "that of step 1"),
+        (lambda s: s["since"].update(losses=[[0.25, "l"]]), "loss", "0.25 instead of 0.1"),
+        (lambda s: s["tensors"].update(gradients=packed([0, 12])), "gradients", "'weight'"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("place", [0, 1], ids=["at the restart", "one step later"])
+def test_a_part_that_differs_is_named_with_its_step(change: Any, part: str, detail: str, place: int) -> None:
+    restart = run(4 - place)
+    change(restart.steps[place])
+    found = judged(restart)
+    assert parts(found) == [(5, part, detail)]
+    assert found.started_at[1] == 5 - place
+
+
+def test_causes_come_before_their_effects() -> None:
+    restart = run(4)
+    restart.steps[0]["tensors"]["gradients"] = packed([0, 0])
+    restart.steps[0]["since"].update(losses=[[9.0, "l"]])
+    restart.steps[0]["random"]["torch"] = "t0"
+    assert [part for _, part, _ in parts(judged(restart))] == ["random state", "loss", "gradients"]
+    assert judged(restart).equal == ["parameters", "optimizer state", "batch"]
+
+
+def test_a_random_state_that_nothing_depends_on_is_a_note() -> None:
+    restart = run(4)
+    for each in restart.steps[2:]:
+        each["random"] = {**each["random"], "torch": "other"}
+    found = judged(restart)
+    assert found.differences == []
+    assert found.notes == [
+        "the random state of torch differs from step 7 on; no number that was compared depends on it"
+    ]
+
+
+def test_a_generator_that_the_program_never_seeds_is_not_compared() -> None:
+    first, restart = run(last=6, ends=False), run(4)
+    for each in (*first.steps, *restart.steps):
+        each["random"] = {**each["random"], "Python": "of this process"}
+    assert judge(run(), [first, restart]).notes == []
+
+
+def test_what_came_before_the_restart_is_not_expected_again() -> None:
+    undisturbed, restart = run(), run(4)
+    undisturbed.steps[4]["since"]["inputs"] = ["validation", "i4"]
+    assert judged(restart, undisturbed=undisturbed).differences == []
+    undisturbed.steps[5]["since"]["inputs"] = ["validation", "i5"]
+    assert [part for _, part, _ in parts(judged(restart, undisturbed=undisturbed))] == ["inputs of the model"]
+
+
+def test_a_batch_that_no_module_gets_is_that_of_the_loader() -> None:
+    undisturbed, restart = run(), run(4)
+    for each in (*undisturbed.steps, *restart.steps):
+        each["since"]["inputs"] = []
+    restart.steps[1]["since"]["batches"] = ["b2"]
+    assert parts(judged(restart, undisturbed=undisturbed)) == [(6, "batch", "that of step 3")]
+
+
+def test_averages_without_a_counterpart_are_not_compared() -> None:
+    undisturbed, restart = run(), run(4)
+    for each in undisturbed.steps:
+        each["others"] = [*each["others"], ["Average", packed([0, 0])]]  # one that was collected later
+    assert judged(restart, undisturbed=undisturbed).differences == []
+
+
+@pytest.mark.parametrize(("last", "text"), [(10, "ends after step 10"), (14, "ends after step 14")])
+def test_a_run_of_another_length_differs(last: int, text: str) -> None:
+    [found] = judged(run(4, last)).differences
+    assert found.part == "number of steps"
+    assert text in found.detail
+
+
+def test_the_end_is_compared_too() -> None:
+    restart = run(4)
+    assert restart.end is not None
+    restart.end["tensors"]["parameters"] = packed([12, 0])
+    assert parts(judged(restart)) == [(13, "parameters", "'bias'")]
+
+
+def test_among_equal_steps_one_counts_that_can_have_come_next_and_fits_what_follows() -> None:
+    flat = [step(0) for _ in range(4)] + [step(number) for number in range(4, 8)]
+    assert position(flat, flat, latest=0) == 0
+    assert position(flat[1:], flat, latest=3) == 1
+    assert position(flat[3:], flat, latest=3) == 3
+    assert position(flat[1:2], flat, latest=2) == 2
+    assert position(flat[4:], flat, latest=3) == 4
+
+
+def test_a_program_that_restores_nothing_but_its_weights_is_compared_with_their_step() -> None:
+    odd = {**step(0), "since": step(0)["since"]}
+    odd["tensors"] = {**odd["tensors"], "parameters": step(5)["tensors"]["parameters"]}
+    assert position([odd], run().steps, latest=6) == 5
+
+
+# ---- logged values ---------------------------------------------------------------------------------------------------
+
+
+def logged(*rows: tuple[str, float, int]) -> Judgement:
+    undisturbed, restart = run(), run(4)
+    undisturbed.rows = [("loss", 0.5, 1), ("loss", 0.25, 2), ("loss", 0.125, 3)]
+    restart.rows = list(rows)
+    return judged(restart, undisturbed=undisturbed)
+
+
+def test_rows_that_are_logged_again_or_lost_are_no_difference() -> None:
+    assert logged(("loss", 0.25, 2), ("loss", 0.25, 2)).differences == []
+
+
+@pytest.mark.parametrize(
+    ("row", "detail"),
+    [
+        (("loss", 0.3, 2), "'loss' of step 2: 0.3 instead of 0.25"),
+        (("loss", 0.25, 1), "'loss' of step 2 is logged as that of step 1"),
+        (("loss", 0.3, 9), "'loss' of step 9: 0.3 instead of no value"),
+    ],
+)
+def test_a_value_that_the_undisturbed_run_does_not_log_there_differs(row: Any, detail: str) -> None:
+    assert parts(logged(row)) == [(row[2], "logged row", detail)]
+
+
+def test_times_are_no_part_of_the_training() -> None:
+    assert logged(("samples_per_second", 3.5, 2), ("epoch_time", 1.0, 2)).differences == []
+    assert logged(("beta", 3.5, 2)).differences != []
+
+
+def test_values_in_which_two_undisturbed_runs_differ_are_found_by_name() -> None:
+    one, other = run(), run()
+    one.rows, other.rows = [("loss", 0.5, 1), ("load", 3.0, 1)], [("loss", 0.5, 1), ("load", 4.0, 1)]
+    assert logged_apart(one, other) == {"load"}
+
+
+def test_the_hash_depends_on_each_step_and_not_on_the_time() -> None:
+    slower, other = run(), run()
+    for each in slower.steps:
+        each["time"] += 1
+    other.steps[3]["random"]["Python"] = "q"
+    assert summary(slower) == summary(run()) != summary(other)

@@ -1,0 +1,125 @@
+"""What the process of a program records: its parts, their names, and only the process that trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivetrain.proof.records import VARIABLE, Start, path_of, read, unpacked
+
+PROGRAM = """
+import sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+WORKERS, CLOSURE, STEPS = (int(word) for word in sys.argv[1:])
+torch.manual_seed(0)
+data = TensorDataset(torch.arange(24.0).reshape(12, 2), torch.arange(12.0))
+model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+average = torch.optim.swa_utils.AveragedModel(model)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.125)
+for index, (x, y) in enumerate(DataLoader(data, 3, num_workers=WORKERS)):
+    if index == STEPS:
+        break
+
+    def compute():
+        optimizer.zero_grad()
+        loss = (model(x).squeeze() - y).square().mean()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        model(x + 100)  # an evaluation is no part of the training
+    if not CLOSURE:
+        print(compute().item())
+    optimizer.step(*([compute] if CLOSURE else []))
+    average.update_parameters(model)
+"""
+
+
+class Recorded:
+    """Runs the program above in a folder."""
+
+    def __init__(self, programs: Any, folder: Path) -> None:
+        self.programs, self.folder, self.count = programs, folder, 0
+        (folder / "program.py").write_text(PROGRAM)
+
+    def run(self, workers: int = 0, closure: int = 0, steps: int = 4, **asked: Any) -> tuple[int, list[str], Start]:
+        """Return the exit code, what the program printed, and its records."""
+        parent = self.programs._start() and self.programs._server.pid  # whose copies are the programs
+        asked = {"folder": str(self.folder), "start": self.count, "parent": parent, **asked}
+        self.count += 1
+        done = self.programs.run(
+            "-m", "drivetrain.proof.child", "program.py", workers, closure, steps, cwd=self.folder,
+            env={**os.environ, VARIABLE: json.dumps(asked)},
+        )  # fmt: skip
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+        return done.returncode, done.stdout.split(), read(path_of(self.folder, asked["start"], 0))
+
+
+@pytest.fixture(scope="module")
+def recorded(programs: Any, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    return Recorded(programs, tmp_path_factory.mktemp("recorded"))
+
+
+@pytest.fixture(scope="module")
+def plain(recorded: Recorded) -> tuple[int, list[str], Start]:
+    """The first run, without workers and closure."""
+    return recorded.run()
+
+
+def test_a_step_is_recorded_with_the_names_and_values_of_its_parts(plain: Any) -> None:
+    _, printed, found = plain
+    assert len(found.steps) == 4
+    assert found.end is not None
+    first, second = found.steps[:2]
+    parameters = ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias"]
+    assert second["names"]["parameters"] == second["names"]["gradients"] == parameters
+    assert second["names"]["optimizer"][:3] == ["step of 0.weight", "exp_avg of 0.weight", "exp_avg_sq of 0.weight"]
+    assert second["names"]["model"] == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
+    assert [kind for kind, _ in second["others"]] == ["AveragedModel"]
+    assert second["values"]["hyperparameters"]["lr of group 0"] == 0.125
+    assert [len(each["since"]["inputs"]) for each in found.steps] == [1, 1, 1, 1]
+    assert [each["since"]["losses"][0][0] for each in found.steps] == [float(text) for text in printed]
+    old, new = (unpacked(each["tensors"]["parameters"]) for each in (first, second))
+    assert all(a != b for a, b in zip(old, new, strict=True))
+
+
+def test_two_runs_record_the_same_whatever_the_number_of_workers(plain: Any, recorded: Recorded) -> None:
+    _, _, other = recorded.run(workers=2)
+    for here, there in zip(plain[2].steps, other.steps, strict=True):
+        assert here["tensors"] == there["tensors"]
+        assert here["since"] == there["since"]
+
+
+def test_loss_and_gradients_of_a_closure_belong_to_the_step_that_calls_it(plain: Any, recorded: Recorded) -> None:
+    _, _, closure = recorded.run(closure=1)
+    for here, there in zip(plain[2].steps, closure.steps, strict=True):
+        assert here["tensors"]["gradients"] == there["tensors"]["gradients"]
+        assert here["tensors"]["parameters"] == there["tensors"]["parameters"]
+        assert here["since"] == there["since"]
+
+
+def test_the_program_is_killed_in_the_step_of_the_undisturbed_run(plain: Any, recorded: Recorded) -> None:
+    code, _, found = recorded.run(steps=10**6, undisturbed=str(recorded.folder), kill=(2, 0.0))
+    assert code == -signal.SIGKILL
+    assert found.end is None
+    assert len(found.steps) in (3, 4)
+
+
+def test_a_record_that_the_kill_has_cut_is_left_out(plain: Any, recorded: Recorded, tmp_path: Path) -> None:
+    path = tmp_path / "cut.jsonl"
+    path.write_bytes(path_of(recorded.folder, 0, 0).read_bytes()[:-40])
+    assert (len(read(path).steps), read(path).end) == (4, None)
+    assert plain[2].end is not None
+
+
+def test_a_program_that_makes_no_step_leaves_no_record(recorded: Recorded) -> None:
+    with pytest.raises(FileNotFoundError):
+        recorded.run(steps=0)
