@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.proof.judge import Judgement, judge, logged_apart, position, summary
+from drivetrain.proof.judge import Difference, Judgement, earliest, judge, logged_apart, position, summary
 from drivetrain.proof.records import Start, packed
 
 NAMES = {"parameters": ["weight", "bias"], "optimizer": ["exp_avg of weight", "exp_avg of bias"], "model": [],
@@ -194,6 +194,14 @@ def test_values_in_which_two_undisturbed_runs_differ_are_found_by_name() -> None
     one, other = run(), run()
     one.rows, other.rows = [("loss", 0.5, 1), ("load", 3.0, 1)], [("loss", 0.5, 1), ("load", 4.0, 1)]
     assert logged_apart(one, other) == {"load"}
+
+
+def test_the_rank_with_the_cause_is_reported() -> None:
+    cause, effect = Judgement(rank=1), Judgement(rank=0)
+    cause.differences = [Difference(5, "random state", "", 1), Difference(5, "gradients", "", 1)]
+    effect.differences = [Difference(5, "gradients", "", 0)]
+    assert earliest([effect, cause]) is cause
+    assert earliest([effect, Judgement(rank=1)]) is effect
 
 
 def test_the_hash_depends_on_each_step_and_not_on_the_time() -> None:

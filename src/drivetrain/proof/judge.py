@@ -224,13 +224,9 @@ _WORDS = {
 
 
 _ORDER = (
-    "parameters",
-    "optimizer state",
-    "hyperparameter",
-    "gradient scaler",
-    "buffers and frozen parameters",
-    "batch",
-)
+    "parameters", "optimizer state", "hyperparameter", "gradient scaler", "buffers and frozen parameters", "batch",
+    "inputs of the model", "random state", "loss", "gradients",
+)  # fmt: skip
 
 
 def _equal_parts(there: Step, here: Step) -> list[str]:
