@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.proof.judge import Judgement, judge, logged_apart, position, summary
+from drivetrain.proof.judge import Difference, Judgement, earliest, judge, logged_apart, position, summary
 from drivetrain.proof.records import Start, packed
 
 NAMES = {"parameters": ["weight", "bias"], "optimizer": ["exp_avg of weight", "exp_avg of bias"], "model": [],
@@ -151,6 +151,10 @@ def test_among_equal_steps_one_counts_that_can_have_come_next_and_fits_what_foll
     assert position(flat[3:], flat, latest=3) == 3
     assert position(flat[1:2], flat, latest=2) == 2
     assert position(flat[4:], flat, latest=3) == 4
+    end = [step(9) for _ in range(6)]
+    other = [{**step(9), "random": {"Python": "of another process", "torch": "t"}} for _ in range(4)]
+    assert position(other, end, latest=5) == 2
+    assert position(other[:2], end, latest=5, ends=True) == 4
 
 
 def test_a_program_that_restores_nothing_but_its_weights_is_compared_with_their_step() -> None:
@@ -196,9 +200,18 @@ def test_values_in_which_two_undisturbed_runs_differ_are_found_by_name() -> None
     assert logged_apart(one, other) == {"load"}
 
 
-def test_the_hash_depends_on_each_step_and_not_on_the_time() -> None:
+def test_the_rank_with_the_cause_is_reported() -> None:
+    cause, effect = Judgement(rank=1), Judgement(rank=0)
+    cause.differences = [Difference(5, "random state", "", 1), Difference(5, "gradients", "", 1)]
+    effect.differences = [Difference(5, "gradients", "", 0)]
+    assert earliest([effect, cause]) is cause
+    assert earliest([effect, Judgement(rank=1)]) is effect
+
+
+def test_the_hash_depends_on_each_step_and_not_on_the_time_or_what_is_never_seeded() -> None:
     slower, other = run(), run()
     for each in slower.steps:
         each["time"] += 1
-    other.steps[3]["random"]["Python"] = "q"
+        each["random"]["Python"] = "of this process"
+    other.steps[3]["since"]["losses"] = [[0.0, "l"]]
     assert summary(slower) == summary(run()) != summary(other)

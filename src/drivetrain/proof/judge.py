@@ -82,7 +82,7 @@ def earliest(found: Sequence[Judgement]) -> Judgement:
     return min(differing, key=order) if differing else found[0]
 
 
-def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int) -> int:
+def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int, ends: bool = False) -> int:
     """Return the number of the step in ``undisturbed``, from 0, that the first of ``steps`` equals, or is most like.
 
     Where a run learns nothing, several steps are equal. Then one counts at which the program can have continued, and
@@ -92,15 +92,17 @@ def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int) ->
         steps: what a process has recorded.
         undisturbed: the steps of the undisturbed run.
         latest: the number of the step that would have come next without the kill.
+        ends: whether the process has ended by itself.
     """
     own, others = [_signature(step) for step in steps[:_FOLLOWING]], [_signature(step) for step in undisturbed]
 
     def likeness(number: int) -> int:
         return sum(_WEIGHTS[part] for part, value in own[0].items() if value and value == others[number][part])
 
-    def fit(number: int) -> tuple[bool, int, int]:
-        follow = sum(a == b for a, b in zip(own, others[number:], strict=False))
-        return number <= latest, follow, number
+    def fit(number: int) -> tuple[bool, bool, int, int]:
+        pairs = zip(own, others[number:], strict=False)
+        follow = sum(all(a[part] == b[part] for part in a if part not in ("Python", "torch")) for a, b in pairs)
+        return number <= latest, ends and number + len(steps) == len(others), follow, number
 
     likely = [likeness(number) for number in range(len(others))]
     return max((number for number, value in enumerate(likely) if value == max(likely)), key=fit)
@@ -134,7 +136,10 @@ def judge(
     firsts: list[int | None] = []
     latest = 0
     for start in starts:
-        first = (position(start.steps, undisturbed.steps, latest) if resumes else 0) if start.steps else None
+        first = None
+        if start.steps:
+            ends = start.end is not None
+            first = position(start.steps, undisturbed.steps, latest, ends) if resumes else 0
         firsts.append(first)
         latest = latest if first is None else first + len(start.steps)
     found.started_at = [None if first is None else first + 1 for first in firsts]
@@ -224,13 +229,9 @@ _WORDS = {
 
 
 _ORDER = (
-    "parameters",
-    "optimizer state",
-    "hyperparameter",
-    "gradient scaler",
-    "buffers and frozen parameters",
-    "batch",
-)
+    "parameters", "optimizer state", "hyperparameter", "gradient scaler", "buffers and frozen parameters", "batch",
+    "inputs of the model", "random state", "loss", "gradients",
+)  # fmt: skip
 
 
 def _equal_parts(there: Step, here: Step) -> list[str]:
@@ -322,6 +323,13 @@ def logged_apart(one: Start, other: Start) -> set[str]:
 
 
 def summary(run: Start) -> str:
-    """Return 16 characters that depend on every step of a run."""
-    kept = [{key: value for key, value in step.items() if key != "time"} for step in [*run.steps, run.end] if step]
+    """Return 16 characters that depend on each step of a run: on its tensors, hyperparameters, inputs and losses.
+
+    Random states do not count: a program need not seed generators from which it draws nothing.
+    """
+    kept = [
+        [each["tensors"], each["values"], each["since"]["inputs"], each["since"]["losses"]]
+        for each in [*run.steps, run.end]
+        if each
+    ]
     return hashlib.sha1(json.dumps(kept, sort_keys=True).encode(), usedforsecurity=False).hexdigest()[:16]

@@ -59,21 +59,24 @@ def _shown(path: str, name: str, number: int) -> str:
     return f"{path}:{number}: {linecache.getline(name, number).strip()}"
 
 
-def first_difference(one: Path, other: Path) -> str:
-    """Say which operation of two recorded steps is the first with another result.
+def first_difference(one: Path, other: Path, has_same_start: bool) -> str:
+    """Say which operation of two recorded steps is the first that differs.
 
-    What only one process did before the step, such as loading a checkpoint, is left out: operations are compared from
-    the last one backwards, as far as their names are equal.
+    Args:
+        one: the file with the operations of the first run.
+        other: that of the second run.
+        has_same_start: whether both begin with the step before. Else what only one process did at its start, such as
+            loading a checkpoint, is left out: operations are compared as far as the last ones have equal names.
     """
     old, new = (json.loads(path.read_text(encoding="utf-8")) for path in (one, other))
-    count = 0
-    while count < min(len(old), len(new)) and old[-1 - count][0] == new[-1 - count][0]:
-        count += 1
-    pairs = list(zip(old[len(old) - count :], new[len(new) - count :], strict=True))
-    for (name, was, place), (_, now, _) in pairs:
+    if not has_same_start:
+        count = 0
+        while count < min(len(old), len(new)) and old[-1 - count][0] == new[-1 - count][0]:
+            count += 1
+        old, new = old[len(old) - count :], new[len(new) - count :]
+    for (name, was, _), (other_name, now, place) in zip(old, new, strict=False):
+        if name != other_name:
+            return f"first operation that the other run has not: {other_name} in {place}"
         if was != now:
             return f"first operation with another result: {name} in {place}"
-    if count < len(old) and count < len(new):
-        (name, _, place), (other_name, _, _) = old[-1 - count], new[-1 - count]
-        return f"the operations differ: {other_name} instead of {name} in {place}"
-    return "each operation has the same result"
+    return "no operation has another result: what differs was read or set before"

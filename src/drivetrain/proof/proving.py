@@ -154,7 +154,7 @@ def first_operation(one: Run, other: Run, rank: int, steps: tuple[int, int], lim
         run.start(limit_s, operations=(rank, step))
         if not (run.records / OPERATIONS).exists():
             return "the step could not be repeated, so the operation is not known"
-    return first_difference(one.records / OPERATIONS, other.records / OPERATIONS)
+    return first_difference(one.records / OPERATIONS, other.records / OPERATIONS, has_same_start=min(steps) > 0)
 
 
 def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[tuple[str, str]] = ()) -> Judgement:
