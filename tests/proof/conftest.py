@@ -28,12 +28,15 @@ class Proof:
 
 
 @pytest.fixture
-def prove(
-    programs: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
-) -> Iterator[Callable[..., Proof]]:
-    """``prove(*words)``: run ``drivetrain prove-resume`` in an empty folder."""
+def copies(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command starts copies of one process in place of new interpreters."""
     process = partial(CopiedProcess, programs)
     monkeypatch.setattr(runs, "subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": process}))
+
+
+@pytest.fixture
+def prove(copies: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> Iterator[Callable[..., Proof]]:
+    """``prove(*words)``: run ``drivetrain prove-resume`` in an empty folder."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import types
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from drivetrain.proof import runs
 from drivetrain.proof.command import main
 from drivetrain.proof.diff_command import main as diff
 from drivetrain.proof.plugin import prove_resume
@@ -49,16 +45,6 @@ while done < 12:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "done": done}, "new.pt")
         os.replace("new.pt", "last.pt")
 """
-
-
-@pytest.fixture
-def copies(programs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command starts copies of one process in place of new interpreters."""
-    where = Path(__file__).with_name("copied.py")
-    copied = types.ModuleType("copied")
-    exec(compile(where.read_text(), where, "exec"), vars(copied))
-    popen = partial(copied.CopiedProcess, programs)
-    monkeypatch.setattr(runs, "subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": popen}))
 
 
 @pytest.fixture

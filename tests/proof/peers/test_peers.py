@@ -1,7 +1,7 @@
 """What prove-resume says of programs of other trainers, in an environment that has these: ``make test-proof``.
 
 The verdicts that are expected were found without the command: zoo.py's judge killed the programs and compared what they
-printed and the weights that they ended with. Seeds are such that no kill comes while a checkpoint is saved.
+printed and the weights that they ended with.
 """
 
 from __future__ import annotations
