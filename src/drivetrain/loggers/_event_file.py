@@ -25,16 +25,17 @@ class EventFile(SummaryWriter):
     Args:
         log_dir: the folder of a new file.
         event_file: an existing file to append to; ``None``: a new file.
+        mark: part of the name of a new file, in front of the suffix.
         kwargs: arguments for ``SummaryWriter``.
 
     Attributes:
         event_file: the file's path.
     """
 
-    def __init__(self, log_dir: str, event_file: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, log_dir: str, event_file: str | None = None, mark: str = "", **kwargs: Any) -> None:
         suffix = kwargs.get("filename_suffix", "")
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
-        self.event_file = event_file or os.path.join(log_dir, name + suffix)
+        self.event_file = event_file or os.path.join(log_dir, name + mark + suffix)
         self._begun = event_file is not None
         if self._begun:
             kwargs.pop("purge_step", None)  # the purge was recorded when the file was created

@@ -112,11 +112,9 @@ class TensorBoardLogger(FolderLogger):
         if self._writer is None:
             from drivetrain.loggers._event_file import EventFile
 
-            kwargs = dict(self._kwargs)
-            if self._sizes:
-                kwargs["filename_suffix"] = _RESUMED + kwargs.get("filename_suffix", "")
+            mark = _RESUMED if self._sizes else ""
             with self._explained(self.log_dir):
-                self._writer = EventFile(self._here, self._event_file, **kwargs)
+                self._writer = EventFile(self._here, self._event_file, mark, **self._kwargs)
             self._event_file = self._writer.event_file
         return self._writer
 

@@ -277,7 +277,10 @@ def _seen(error: BaseException) -> str:
 
 @contextmanager
 def sandbox(folder: Path) -> Iterator[Path]:
-    """Context with a new folder, which is the working directory; afterwards variables are as before."""
+    """Context with a new folder, which is the working directory; afterwards variables and torch's modes are as before."""
+    import torch
+
+    dtype, grad, autocast = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
     before, environ, disabled = os.getcwd(), dict(os.environ), logging.root.manager.disable
     folder.mkdir()
     with warnings.catch_warnings():
@@ -287,6 +290,9 @@ def sandbox(folder: Path) -> Iterator[Path]:
         try:
             yield folder
         finally:
+            torch.set_default_dtype(dtype)
+            torch.set_grad_enabled(grad)
+            torch.set_autocast_enabled("cpu", autocast)
             logging.disable(disabled)
             os.chdir(before)
             os.environ.clear()
