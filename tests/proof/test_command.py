@@ -127,6 +127,14 @@ def test_diff_names_step_tensor_and_operation(program: str, capsys: pytest.Captu
     assert gradients == "  gradients: 'weight' and 1 more of 2"
     assert operation.startswith(OPERATION)
 
+    def too_slow(*args: Any, **options: Any) -> None:
+        raise runs.CannotTryError("The program did not end within 1 s.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs.Run, "start", too_slow)
+        assert diff(["one", "other", "--why"]) == 1
+    assert capsys.readouterr().out.endswith("the step could not be repeated, so the operation is not known\n")
+
 
 def test_diff_needs_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert diff([str(tmp_path / "one"), str(tmp_path / "other")]) == 2
@@ -138,6 +146,7 @@ def test_diff_needs_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["--kills", "-1", "train.py"], "--kills"),
         (["--ranks", "-1", "train.py"], "--ranks"),
+        (["--resume-args", "--from", "--kills", "-1", "train.py"], "--kills must be"),  # one word that is an option
         (["--folder", ".", "train.py"], "exists"),
         (["python", "train.py"], "there is no file 'python'. Write the program's file without `python`"),
         (["--link", "no_data", "train.py"], "--link no_data must be a file or folder"),
