@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import types
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import psutil
 import pytest
 
+from drivetrain.proof import runs
 from drivetrain.proof.command import main
 from drivetrain.proof.diff_command import main as diff
 from drivetrain.proof.plugin import prove_resume
@@ -118,6 +127,14 @@ def test_diff_names_step_tensor_and_operation(program: str, capsys: pytest.Captu
     assert gradients == "  gradients: 'weight' and 1 more of 2"
     assert operation.startswith(OPERATION)
 
+    def too_slow(*args: Any, **options: Any) -> None:
+        raise runs.CannotTryError("The program did not end within 1 s.")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs.Run, "start", too_slow)
+        assert diff(["one", "other", "--why"]) == 1
+    assert capsys.readouterr().out.endswith("the step could not be repeated, so the operation is not known\n")
+
 
 def test_diff_needs_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert diff([str(tmp_path / "one"), str(tmp_path / "other")]) == 2
@@ -125,12 +142,75 @@ def test_diff_needs_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(
-    ("words", "text"), [(["--kills", "-1", "a.py"], "--kills"), (["--folder", ".", "a.py"], "exists")]
+    ("words", "text"),
+    [
+        (["--kills", "-1", "train.py"], "--kills"),
+        (["--ranks", "-1", "train.py"], "--ranks"),
+        (["--resume-args", "--from", "--kills", "-1", "train.py"], "--kills must be"),  # one word that is an option
+        (["--folder", ".", "train.py"], "exists"),
+        (["python", "train.py"], "there is no file 'python'. Write the program's file without `python`"),
+        (["--link", "no_data", "train.py"], "--link no_data must be a file or folder"),
+        (["--link", "/tmp", "train.py"], "--link /tmp must be a file or folder, written relative to"),
+        (["--resume-args", "--from {newest:/out/*}", "train.py"], "{newest:/out/*} must be relative"),
+        (["--json", "none/verdict.json", "train.py"], "--json none/verdict.json: the folder does not exist"),
+    ],
 )
+@pytest.mark.usefixtures("program")
 def test_wrong_usage(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(words)
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("copies")
+def test_diff_repeats_the_programs_as_they_were_recorded(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program was changed between the records, its working directory is gone, and the first has written a file."""
+    Path("project").mkdir()
+    Path(program).rename("project/train.py")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir("project")
+        assert main(["--kills", "0", "--folder", "../before", program]) == 0
+        Path(program).write_text(PROGRAM.replace("first = done +", "first = done + (done == 4) +"))
+        assert main(["--kills", "0", "--folder", "../after", str(Path.cwd() / program)]) == 0
+    shutil.rmtree("project")
+    capsys.readouterr()
+    assert diff(["before", "after", "--why"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith(OPERATION)
+
+
+class Interrupted(subprocess.Popen[bytes]):
+    """A program with a child in a session of its own, as torchrun has; the command gets a signal meanwhile."""
+
+    number = signal.SIGINT
+    children: ClassVar[list[psutil.Process]] = []
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        text = "import subprocess as s; p = s.Popen(['sleep', '600'], start_new_session=True); print(p.pid); p.wait()"
+        super().__init__([sys.executable, "-uSc", text], **{**options, "stdout": subprocess.PIPE})
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout:
+            assert self.stdout is not None
+            with self.stdout as lines:
+                self.children.append(psutil.Process(int(lines.readline())))
+            os.kill(os.getpid(), self.number)
+        return super().wait(timeout)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupted_command_leaves_no_process_and_no_folder(
+    number: signal.Signals, program: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(Interrupted, "number", number)
+    monkeypatch.setattr(runs, "subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": Interrupted}))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    Path("temporary").mkdir()
+    assert main([program]) == 130
+    assert capsys.readouterr().err == "drivetrain prove-resume: interrupted, the program was ended\n"
+    _, alive = psutil.wait_procs(Interrupted.children, timeout=10)
+    assert (len(alive), list(Path("temporary").iterdir())) == (0, [])
+    Interrupted.children.clear()
 
 
 @pytest.mark.usefixtures("copies")

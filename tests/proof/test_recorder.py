@@ -113,6 +113,19 @@ def test_the_program_is_killed_in_the_step_of_the_undisturbed_run(plain: Any, re
     assert len(found.steps) in (3, 4)
 
 
+def test_the_end_of_a_process_of_multiprocessing_is_recorded(recorded: Recorded) -> None:
+    program = recorded.folder / "program.py"
+    body = "".join(f"    {line}\n" for line in PROGRAM.splitlines())
+    start = "process = get_context('fork').Process(target=train)\nprocess.start()\nprocess.join()\n"
+    program.write_text(f"def train():\n{body}\nfrom multiprocessing import get_context\n{start}")
+    try:
+        _, _, found = recorded.run()
+    finally:
+        program.write_text(PROGRAM)
+    assert len(found.steps) == 4
+    assert found.end is not None
+
+
 def test_a_record_that_the_kill_has_cut_is_left_out(plain: Any, recorded: Recorded, tmp_path: Path) -> None:
     path = tmp_path / "cut.jsonl"
     path.write_bytes(path_of(recorded.folder, 0, 0).read_bytes()[:-40])

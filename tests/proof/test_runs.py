@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,29 @@ def test_a_copy_has_what_a_program_reads_and_no_caches(tmp_path: Path) -> None:
     assert (tmp_path / "copy" / "big").resolve() == source / "big"
     (tmp_path / "copy" / "train.py").write_text("changed")
     assert (source / "train.py").read_text() == "train.py"
+
+
+def test_pipes_and_earlier_records_are_not_copied(tmp_path: Path) -> None:
+    (tmp_path / "source" / "before" / "undisturbed" / "records").mkdir(parents=True)
+    (tmp_path / "source" / "train.py").touch()
+    (tmp_path / "source" / "lost").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "source" / "pipe")
+    copy_of(tmp_path / "source", tmp_path / "copy")
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["lost", "train.py"]
+
+
+def test_a_directory_that_cannot_be_copied_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "vanishing.pt").touch()
+
+    def unreadable(path: str, target: str, **options: Any) -> None:
+        raise FileNotFoundError(2, "No such file or directory", path)
+
+    monkeypatch.setattr(shutil, "copystat", unreadable)
+    with pytest.raises(CannotTryError, match="source cannot be copied: .*No such file"):
+        copy_of(tmp_path / "source", tmp_path / "copy")
 
 
 def test_a_large_directory_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +102,17 @@ def test_paths_in_the_working_directory_become_those_of_the_copy(
     program = Program([f"{source}/train.py", f"--out={source}/out", "--log", "{run}/log"], source=source)
     run = Run(program, tmp_path / "runs" / "killed")
     assert started(run, monkeypatch) == [f"{run.work}/train.py", f"--out={run.work}/out", "--log", f"{run.work}/log"]
+
+
+def test_relative_paths_out_of_the_working_directory_keep_their_meaning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "data.pt").touch()
+    words = ["../data.pt", "--data=../data.pt", "--sum=a/../b", "../not_there", "..."]
+    run = Run(Program(["../source/train.py", *words], source=tmp_path / "source"), tmp_path / "runs" / "killed")
+    data = tmp_path / "data.pt"
+    assert started(run, monkeypatch) == ["../source/train.py", f"{data}", f"--data={data}", *words[2:]]
 
 
 class Timed:

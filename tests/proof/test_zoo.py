@@ -17,7 +17,7 @@ from drivetrain.proof import command
 
 LONG = os.environ.get("DRIVETRAIN_FAULTS") == "long"
 HERE = Path(__file__).parent
-RIGHT = zoo.RIGHT if LONG else ["drivetrain_trainer", "lbfgs", "workers"]
+RIGHT = zoo.RIGHT if LONG else ["drivetrain_trainer", "lbfgs", "new_model", "workers"]
 FAULTS = sorted(zoo.FAULTS)
 SHORT = [("csv_log", "logger_step"), ("scaler", "scaler"), ("shuffled", "shuffled_twice")]
 KILLS = 5 if LONG else 2

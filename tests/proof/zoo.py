@@ -37,6 +37,7 @@ FAULTS = {
     ("early_stopping", "best_metric"): "number of steps",
     ("plain_sgd", "step"): "inputs of the model",
     ("batch_norm", "buffers"): "buffers",
+    ("new_model", "buffers"): "buffers",
     ("carried_state", "hidden"): "inputs of the model",
     ("gan", "second_optimizer"): "optimizer state",
     ("numpy_random", "numpy"): "batch",

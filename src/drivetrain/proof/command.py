@@ -7,6 +7,7 @@ import dataclasses
 import json
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from drivetrain.cli.program import add_program_arguments
 from drivetrain.proof.proving import Verdict, prove
-from drivetrain.proof.runs import RUN, Program
+from drivetrain.proof.runs import NEWEST, RUN, Program
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-resume") -> int:
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
         prog: the command's name in messages.
 
     Returns:
-        0: it does. 1: it does not. 2: that could not be tried.
+        0: it does. 1: it does not. 2: that could not be tried. 130: interrupted.
     """
     parser = argparse.ArgumentParser(
         prog,
@@ -56,18 +57,24 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
         f"{RUN} in an argument of the program stands for the copy."
     )
     add_program_arguments(parser)
-    given = parser.parse_args(arguments)
-    if given.kills < 0:
-        parser.error(f"--kills must be at least 0, not {given.kills}")
-    if given.folder is not None and given.folder.exists():
-        parser.error(f"--folder {given.folder} exists already; name a new one, or remove it")
+    given = parser.parse_args(_joined(sys.argv[1:] if arguments is None else arguments))
+    if wrong := _wrong(given):
+        parser.error(wrong)
     folder = (given.folder or Path(tempfile.mkdtemp(prefix="drivetrain-proof-"))).absolute()
     command = [*(["-m"] if given.is_module else []), given.program, *given.arguments]
     program = Program(command, given.resume_args, given.ranks, links=given.link)
     verdict = Verdict(2)
+    stops = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
     try:
+        for each in stops:  # they end the program and remove the folder, as Ctrl-C does
+            signal.signal(each, signal.default_int_handler)
         verdict = prove(program, folder, given.kills, given.seed, given.timeout, _say, given.why)
+    except KeyboardInterrupt:
+        _say(f"{prog}: interrupted, the program was ended")
+        return 128 + signal.SIGINT
     finally:
+        for each in stops:
+            signal.signal(each, signal.SIG_DFL)
         if given.folder is None and verdict.code != 1:
             shutil.rmtree(folder, ignore_errors=True)
     if verdict.code == 1 and given.folder is None:
@@ -78,6 +85,40 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
         text = json.dumps(dataclasses.asdict(verdict))
         print(text) if given.json == "-" else Path(given.json).write_text(text + "\n", encoding="utf-8")
     return verdict.code
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """Join --resume-args and its value: alone, ``--resume`` would be an unknown option of this command."""
+    found = list(words)
+    if "--resume-args" in found[:-1]:
+        place = found.index("--resume-args")
+        found[place : place + 2] = [f"--resume-args={found[place + 1]}"]
+    return found
+
+
+def _wrong(given: argparse.Namespace) -> str | None:
+    """Say which option cannot be right; ``None``: all can."""
+    if given.kills < 0:
+        return f"--kills must be at least 0, not {given.kills}"
+    if given.ranks < 0:
+        return f"--ranks must be at least 0, not {given.ranks}"
+    if given.folder is not None and given.folder.exists():
+        return f"--folder {given.folder} exists already; name a new one, or remove it"
+    if not given.is_module and RUN not in given.program and not Path(given.program).exists():
+        return (
+            f"there is no file {given.program!r}. Write the program's file without `python` before it; for a module, "
+            "write -m before its name"
+        )
+    for name in given.link:
+        if Path(name).is_absolute() or not Path(name).exists():
+            return f"--link {name} must be a file or folder, written relative to the working directory {Path.cwd()}"
+    for word in given.resume_args:
+        for _, pattern in NEWEST.findall(word):
+            if pattern.startswith(("/", "{")):
+                return f"--resume-args: {{newest:{pattern}}} must be relative, such as {{newest:out/*.pt}}"
+    if given.json not in (None, "-") and not Path(given.json).parent.is_dir():
+        return f"--json {given.json}: the folder does not exist; create it first"
+    return None
 
 
 def _say(line: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from drivetrain.proof.judge import LOGGED, earliest, judge, summary
 from drivetrain.proof.proving import first_operation, text_of
 from drivetrain.proof.records import path_of, ranks_of, read
-from drivetrain.proof.runs import Program, Run
+from drivetrain.proof.runs import Program, Run, files_in
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain diff") -> int:
@@ -60,11 +61,19 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain diff") 
         print(f"  equal there: {', '.join(first.equal)}")
     if given.why and part != LOGGED:
         with tempfile.TemporaryDirectory() as folder:
-            again = [Run(_program(each), Path(folder, str(n))) for n, each in enumerate(given.folders)]
+            again = [_run(each.absolute(), Path(folder, str(n))) for n, each in enumerate(given.folders)]
             print(f"  {first_operation(again[0], again[1], first.rank, (step - 1, step - 1), given.timeout)}")
     return 1
 
 
-def _program(folder: Path) -> Program:
+def _run(folder: Path, target: Path) -> Run:
+    """Return a run of the program in ``folder`` as it was then, in ``target``, without the files that it wrote."""
     found = json.loads((folder / "program.json").read_text(encoding="utf-8"))
-    return Program(**{**found, "source": Path(found["source"])})
+    files, old, source = set(found.pop("files")), found.pop("source"), folder / "undisturbed" / "work"
+    for words in ("command", "resume"):
+        found[words] = [word.replace(old + os.sep, f"{source}{os.sep}") for word in found[words]]
+    run = Run(Program(**{**found, "source": source, "links": ()}), target)
+    for path in files_in(run.work):
+        if path.relative_to(run.work).as_posix() not in files:
+            path.unlink()
+    return run

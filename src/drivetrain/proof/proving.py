@@ -8,6 +8,7 @@ import json
 import platform
 import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,13 +71,13 @@ def _prove(
     program: Program, folder: Path, kills: int, seed: int, limit_s: float, say: Callable[[str], Any], why: bool
 ) -> Verdict:
     reference = undisturbed(program, folder / "undisturbed", limit_s)
-    text = json.dumps({**dataclasses.asdict(program), "source": str(program.source)})
+    text = json.dumps({**dataclasses.asdict(program), "source": str(program.source), "files": reference.files})
     (folder / "program.json").write_text(text + "\n", encoding="utf-8")
     one = reference.starts(reference.ranks()[0])[0]
     steps = len(one.steps)
-    say(f"undisturbed: {steps} optimizer steps in {reference.seconds:.1f} s")
+    say(f"undisturbed: {_counted(steps, 'optimizer step')} in {reference.seconds:.1f} s")
     if not kills:
-        return Verdict(0, f"recorded: {steps} steps, hash {summary(one)}", [], steps, summary(one))
+        return Verdict(0, f"recorded: {_counted(steps, 'step')}, hash {summary(one)}", [], steps, summary(one))
     if steps < 2:
         raise CannotTryError("The program makes a single optimizer step, so there is no step to kill it at.")
     killed = Run(program, folder / "killed", keeps=why)
@@ -116,8 +117,9 @@ def _prove(
             verdict.message += f"\n  {first_operation(again, killed.before(), rank, steps_of, limit_s)}"
     else:
         verdict.message = (
-            f"resumes exactly: {steps} steps with {len(found.kills)} kills (in step {ends}) equal those without; hash "
-            f"{verdict.hash}, torch {verdict.torch}, drivetrain {verdict.drivetrain}, Python {verdict.python}"
+            f"resumes exactly: {steps} steps with {_counted(len(found.kills), 'kill')} (in step {ends}) equal those "
+            f"without; hash {verdict.hash}, torch {verdict.torch}, drivetrain {verdict.drivetrain}, Python "
+            f"{verdict.python}"
         )
     verdict.message = "\n".join([verdict.message, *(f"note: {note}" for note in found.notes)])
     return verdict
@@ -151,7 +153,8 @@ def first_operation(one: Run, other: Run, rank: int, steps: tuple[int, int], lim
     from drivetrain.proof.operations import first_difference
 
     for run, step in zip((one, other), steps, strict=True):
-        run.start(limit_s, operations=(rank, step))
+        with suppress(CannotTryError):  # too slow: what differs is known all the same
+            run.start(limit_s, operations=(rank, step))
         if not (run.records / OPERATIONS).exists():
             return "the step could not be repeated, so the operation is not known"
     return first_difference(one.records / OPERATIONS, other.records / OPERATIONS, has_same_start=min(steps) > 0)
@@ -218,6 +221,10 @@ def _what_differs(found: Judgement) -> str:
         lines.append(f"  and {more} more")
     equal = [f"  equal there: {', '.join(found.equal)}"] if found.equal else []
     return "\n".join([head, *lines, *equal])
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def text_of(each: Difference) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import multiprocessing.util
 import os
 import random
 import signal
@@ -62,6 +63,7 @@ class Recorder:
         self._first: int | None = None  # the undisturbed run's number of this process's first step
         self._depth = 0
         self._since: dict[str, list[Any]] = {"inputs": [], "batches": [], "losses": []}  # since the last step
+        self._parameters = weakref.WeakKeyDictionary[Optimizer, int]()  # how many each optimizer had
         self._modules: list[weakref.ref[nn.Module]] = []
         self._scalers: list[weakref.ref[Any]] = []
         self._before: tuple[Step, Names] | None = None  # what was read before a step with a closure
@@ -104,9 +106,14 @@ class Recorder:
         if self._pid != os.getpid():  # the first step, or that of a forked process
             self._pid, self._count = os.getpid(), 0
             self._writer = Writer(path_of(self._folder, self._start, rank()))
+            if multiprocessing.parent_process() is not None:  # such a process ends without what atexit has
+                multiprocessing.util.Finalize(None, self._at_exit, exitpriority=0)
         if self._is_dying:  # at the latest now, before the next step
             kill_job(self._parent)
-        if self._count & (self._count - 1) == 0:  # at 0, 1, 2, 4, 8 ...: going through all objects takes long
+        parameters = sum(len(group["params"]) for group in optimizer.param_groups)
+        # At 0, 1, 2, 4, 8 ... and when there is something new: going through all objects takes long.
+        if self._count & (self._count - 1) == 0 or self._parameters.get(optimizer) != parameters:
+            self._parameters[optimizer] = parameters
             self._look_around()
             listen(self._hear)
         self._last = optimizer

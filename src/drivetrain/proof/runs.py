@@ -17,6 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from drivetrain.proof.records import VARIABLE, Start, path_of, ranks_of, read
 
 RUN = "{run}"
@@ -50,6 +52,15 @@ class Program:
     source: Path = field(default_factory=Path.cwd)
     links: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        """Make relative paths that lead out of the working directory absolute: a copy has other parents."""
+        self.command, self.resume = ([self._absolute(word) for word in words] for words in (self.command, self.resume))
+
+    def _absolute(self, word: str) -> str:
+        option, equals, path = word.rpartition("=")
+        is_outside = path.split(os.sep)[0] == os.pardir and (self.source / path).exists()
+        return f"{option}{equals}{os.path.normpath(self.source / path)}" if is_outside else word
+
 
 class Run:
     """A run of a program in its own copy of the working directory.
@@ -64,6 +75,7 @@ class Run:
         self.program, self.work, self.records = program, folder / "work", folder / "records"
         self.records.mkdir(parents=True)
         copy_of(program.source, self.work, program.links, leave_out=folder.parent)
+        self.files = sorted(path.relative_to(self.work).as_posix() for path in files_in(self.work))
         self.seconds = 0.0
         self.count = 0  # how often the program was started
         self._before = folder / "before" if keeps else None
@@ -104,7 +116,8 @@ class Run:
         patterns = [pattern for word in self.program.resume for _, pattern in NEWEST.findall(word)]
         resumes = number and all(any(self.work.glob(pattern)) for pattern in patterns)
         words = [*self.program.command, *(self.program.resume if resumes else ())]
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.program.ranks}"]
+        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.program.ranks}",
+                  f"--log-dir={self.records / 'torchrun'}"]  # fmt: skip
         words = [self._here(word) for word in words]
         command = [sys.executable, *(launch if self.program.ranks else ()), "-m", "drivetrain.proof.child", *words]
         began = time.monotonic()
@@ -116,8 +129,11 @@ class Run:
             try:
                 return process.wait(limit_s)
             except subprocess.TimeoutExpired:
-                raise CannotTryError(f"The program did not end within {limit_s:.0f} s. {self.output()}") from None
+                raise CannotTryError(f"The program did not end within {limit_s:g} s. {self.output()}") from None
             finally:
+                with suppress(psutil.NoSuchProcess):  # torchrun starts each rank in a session of its own
+                    for each in psutil.Process(process.pid).children(recursive=True):
+                        each.kill()
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -185,18 +201,19 @@ def kills_for(run: Run, count: int, seed: int) -> list[tuple[int, float]]:
 
 
 def copy_of(source: Path, target: Path, links: Sequence[str] = (), leave_out: Path | None = None) -> None:
-    """Copy a working directory, without caches and virtual environments; ``links`` are linked.
+    """Copy a working directory, without caches, virtual environments and earlier records; ``links`` are linked.
 
     Raises:
-        CannotTryError: it is larger than two gigabytes.
+        CannotTryError: it is larger than two gigabytes, or cannot be read.
     """
     total = 0
 
     def ignored(folder: str, names: list[str]) -> set[str]:
         nonlocal total
         out = {
-            name for name in names if name in _NOT_COPIED or os.path.exists(os.path.join(folder, name, "pyvenv.cfg"))
-        }
+            name for name in names if name in _NOT_COPIED or _is_no_file(Path(folder, name))
+            or any(Path(folder, name, each).exists() for each in ("pyvenv.cfg", "undisturbed/records"))
+        }  # fmt: skip
         out |= {name for name in names if Path(folder, name) in {leave_out, *(source / each for each in links)}}
         for name in set(names) - out:
             path = os.path.join(folder, name)
@@ -208,7 +225,24 @@ def copy_of(source: Path, target: Path, links: Sequence[str] = (), leave_out: Pa
             )
         return out
 
-    shutil.copytree(source, target, symlinks=True, ignore=ignored, ignore_dangling_symlinks=True)
+    try:
+        shutil.copytree(source, target, symlinks=True, ignore=ignored, ignore_dangling_symlinks=True)
+    except OSError as error:
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        raise CannotTryError(
+            f"The working directory {source} cannot be copied: {why}. Start in a folder whose files you can read and "
+            "no other program changes."
+        ) from None
     for name in links:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).symlink_to(source / name)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return all files and links below ``folder``."""
+    return [path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+
+
+def _is_no_file(path: Path) -> bool:
+    """Whether the path is a pipe, a socket or a device, none of which can be copied."""
+    return not path.is_symlink() and path.exists() and not path.is_dir() and not path.is_file()
