@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from drivetrain.proof.records import VARIABLE, Start, path_of, read, unpacked
@@ -136,3 +139,23 @@ def test_a_record_that_the_kill_has_cut_is_left_out(plain: Any, recorded: Record
 def test_a_program_that_makes_no_step_leaves_no_record(recorded: Recorded) -> None:
     with pytest.raises(FileNotFoundError):
         recorded.run(steps=0)
+
+
+def test_a_kill_ends_the_job_and_no_other_process_of_the_one_that_has_started_it() -> None:
+    """The prover may be a test suite, with processes of its own."""
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    below = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'input()']).pid, flush=True)"
+    kills = "from drivetrain.proof.recorder import kill_job; import os; kill_job(os.getppid())"
+    job = subprocess.Popen(
+        [sys.executable, "-c", f"{below}; {kills}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert job.stdin is not None
+    assert job.stdout is not None
+    pid = int(job.stdout.readline())
+    assert job.wait(60) == -signal.SIGKILL
+    assert job.stdout.read() == ""  # the process below held the other end, and has ended
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert other.poll() is None
+    other.communicate(b"\n")
+    job.stdin.close()
+    job.stdout.close()

@@ -14,6 +14,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ class Recorder:
     Args:
         folder: where the records go.
         start: how often the program was started before in this run.
-        parent: the process that has started the program; all of its descendants are killed.
+        parent: the process that has started the program.
         undisturbed: the folder with the records of the undisturbed run, in which a step to kill at is found.
         latest: the step that would have come next without the last kill.
         kill: the step at which to kill, counted from 0 in the undisturbed run, and the seconds to wait there; the kill
@@ -225,10 +226,17 @@ def rank() -> int:
 
 
 def kill_job(parent: int) -> None:
-    """Kill all descendants of the process ``parent``; this process last."""
-    for each in psutil.Process(parent).children(recursive=True):
+    """Kill the process that ``parent`` has started for this job, such as torchrun, and all below it; this one last.
+
+    Other processes that ``parent`` has started go on: it may be the process of a test suite.
+    """
+    above = [psutil.Process(), *psutil.Process().parents()]
+    place = next((number for number, each in enumerate(above) if each.pid == parent), 1)
+    top = above[max(place - 1, 0)]
+    for each in [top, *top.children(recursive=True)]:
         if each.pid != os.getpid():
-            os.kill(each.pid, signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
