@@ -87,6 +87,15 @@ def test_paths_in_a_runs_own_folder_are_equal(folders: Any) -> None:
     assert compared(folders, "state.json", one, other).different == []
 
 
+def test_a_command_line_is_not_compared_and_a_list_of_numbers_is(folders: Any) -> None:
+    for name, one, other, differs in (
+        ("run.json", ["--out", "a"], ["--out", "a", "--resume", "b"], False),
+        ("losses.json", [1.0, 2.0], [1.0, 2.5], True),
+    ):
+        found = compared(folders, name, json.dumps({"values": one}), json.dumps({"values": other}))
+        assert any(name in each for each in found.different) is differs
+
+
 def test_files_that_were_there_before_are_not_compared(folders: Any) -> None:
     for folder in folders:
         (folder / "data.csv").write_text(f"a\n{folder.name == 'other'}\n")

@@ -42,7 +42,7 @@ class Stored:
 
 @dataclass
 class Written:
-    """The output of one process: its files with sizes in bytes and checksums, and its parts of tensors.
+    """What a rank has written: its files with sizes in bytes and checksums, and its parts of tensors.
 
     Attributes:
         files, tensors: these, by name.

@@ -137,6 +137,8 @@ def _counts(name: str | None, value: Any) -> bool:
         return False
     if isinstance(value, Tensor):
         return not value.is_meta
+    if isinstance(value, list) and any(isinstance(each, str) for each in value):
+        return False  # a command line, which --resume-args change
     return isinstance(value, (int, float, str, list)) and OF_TIME.search(name) is None
 
 
