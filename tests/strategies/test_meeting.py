@@ -128,6 +128,44 @@ def test_ranks_that_have_come_name_those_that_have_not() -> None:
     assert "of 5 processes, ranks 2, 4 have not come" in str(errors[0])
 
 
+def test_a_rank_goes_on_only_when_the_others_are_connected_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may fail at once, and with it the connections that the others are still making."""
+    port, order, connecting = free_port(), list[str](), threading.Event()
+    monkeypatch.setattr(meeting, "loopback_address", lambda *_: HERE)
+    monkeypatch.setattr(meeting, "_keep_gloo_on_loopback", lambda: None)
+    monkeypatch.setattr(LocalEnvironment, "main_port", port)
+    first = threading.Event()
+
+    def connect(backend: str, *, rank: int, **options: Any) -> None:
+        if rank == 1:
+            first.wait(LONG.total_seconds())  # rank 0 is connected
+            connecting.wait(0.3)  # long enough for rank 0 to go on, if it did
+        order.append(f"{rank} is connected")
+        first.set()
+
+    def meets(number: int) -> None:
+        meeting.meet("gloo", LocalEnvironment(), number, 2, 1, LONG)
+        order.append("a rank goes on")
+        connecting.set()
+
+    monkeypatch.setattr(dist, "init_process_group", connect)
+    assert together(lambda: meets(0), lambda: meets(1)) == [None, None]
+    assert order == ["0 is connected", "1 is connected", "a rank goes on", "a rank goes on"]
+
+
+def test_ranks_that_are_not_connected_in_time_are_named() -> None:
+    port = free_port()
+
+    def stays_away(number: int) -> None:
+        place = Meeting(HERE, port, number, 2, SHORT)
+        store = place.store(own_socket=True)
+        if number == 0:
+            place.wait_for_all(store, "connected")
+
+    error, _ = together(lambda: stays_away(0), lambda: stays_away(1))
+    assert "of 2 processes, rank 1 has not come" in str(error)
+
+
 def test_a_port_that_another_program_holds_is_an_error_on_rank_zero() -> None:
     with listener() as port:
         for own_socket in (True, False):

@@ -29,7 +29,8 @@ _LOOPBACK_INTERFACES = {"linux": "lo", "darwin": "lo0"}
 _WITHOUT_STORE = ("mpi", "fake")  # backends without a store
 _PROBE_S = 0.5
 _SHORTEST_S = 0.01
-_HERE = "drivetrain/meeting"  # prefix of keys in the store
+# prefixes of keys in the store: ranks that have come, and ranks whose group is connected
+_HERE, _CONNECTED = "drivetrain/meeting", "drivetrain/connected"
 
 
 def meet(
@@ -76,6 +77,8 @@ def meet(
     if loopback is not None:
         _keep_gloo_on_loopback()
     dist.init_process_group(backend, store=store, **options)
+    # A rank that went on, and failed, would break the connections that the others are still making.
+    place.wait_for_all(store, _CONNECTED)
 
 
 def loopback_address(environment: ClusterEnvironment, num_nodes: int) -> str | None:
@@ -132,21 +135,30 @@ class Meeting:
         if _torchelastic_use_agent_store():
             # torchrun's store outlives the processes, and still holds the addresses of earlier attempts.
             store = PrefixStore(f"restart_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        try:
-            self._in_time(lambda: self._wait_for_all(store))
-        except RuntimeError as error:  # a timeout, or rank 0 has ended
-            raise self._not_all(store) from error
+        self.wait_for_all(store, _HERE)
         return store
 
-    def _wait_for_all(self, store: Any) -> None:
-        left = self._deadline - time.monotonic()
-        # leaves time to find out which ranks are missing
-        patience = timedelta(seconds=max(_SHORTEST_S, left - min(_PROBE_S, left / 4)))
-        store.set(f"{_HERE}/{self.rank}", "")
-        if self.rank == 0:
-            store.wait([f"{_HERE}/{rank}" for rank in range(self.world_size)], patience)
-            store.set(_HERE, "")
-        store.wait([_HERE], patience)
+    def wait_for_all(self, store: Any, key: str) -> None:
+        """Return once all ranks have called this with the same key.
+
+        Raises:
+            DrivetrainError: a rank has not come in time, or rank 0 has ended.
+        """
+
+        def wait() -> None:
+            left = self._deadline - time.monotonic()
+            # leaves time to find out which ranks are missing
+            patience = timedelta(seconds=max(_SHORTEST_S, left - min(_PROBE_S, left / 4)))
+            store.set(f"{key}/{self.rank}", "")
+            if self.rank == 0:
+                store.wait([f"{key}/{rank}" for rank in range(self.world_size)], patience)
+                store.set(key, "")
+            store.wait([key], patience)
+
+        try:
+            self._in_time(wait)
+        except RuntimeError as error:  # a timeout, or rank 0 has ended
+            raise self._not_all(store, key) from error
 
     def _listening(self) -> dict[str, Any]:
         """Return a socket bound only to this address, as arguments for torch's store, which takes ownership of the
@@ -226,11 +238,11 @@ class Meeting:
             "If it is another program, set MASTER_PORT to a free port for all processes."
         )
 
-    def _not_all(self, store: Any) -> DrivetrainError:
+    def _not_all(self, store: Any, key: str) -> DrivetrainError:
         missing, absent = "not all of them have come", list[int]()
         self._deadline = time.monotonic() + _PROBE_S
         with suppress(RuntimeError):  # rank 0 has ended, and with it the store
-            absent = self._in_time(lambda: [n for n in range(self.world_size) if not store.check([f"{_HERE}/{n}"])])
+            absent = self._in_time(lambda: [n for n in range(self.world_size) if not store.check([f"{key}/{n}"])])
         if absent:
             which = f"ranks {some(absent)} have" if len(absent) > 1 else f"rank {absent[0]} has"
             missing = f"of {self.world_size} processes, {which} not come"
