@@ -154,6 +154,27 @@ def test_installed_packages_offer_theirs(shapes: Registry[Any], monkeypatch: pyt
         shapes.entry("fraction")
 
 
+def test_a_package_that_is_installed_while_the_program_runs_is_found(
+    shapes: Registry[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As in a notebook; otherwise the entry points are read once, because that takes tens of milliseconds."""
+    circle = shapes.entry("circle").cls
+    asked: list[str] = []
+    real = importlib.metadata.entry_points
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: asked.append(group) or real(group=group))
+    monkeypatch.syspath_prepend(tmp_path)
+    assert "disc" not in shapes.available()
+    assert shapes.available() == shapes.available()
+    assert len(asked) == 1
+    info = tmp_path / "discs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: discs\nVersion: 1.0\n")
+    group = circle.__module__.rpartition(".")[0]
+    (info / "entry_points.txt").write_text(f"[{group}]\ndisc = {circle.__module__}:Circle\n")
+    assert shapes.entry("disc").cls is circle
+    assert len(asked) == 2
+
+
 def test_names_may_be_made_of_those_of_another_registry(shapes: Registry[Any]) -> None:
     Square = a_shape(shapes)
     asked: list[bool] = []

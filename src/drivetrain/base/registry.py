@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import metadata
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast, overload
@@ -67,6 +70,8 @@ class Registry(Generic[T]):
         self._kind = kind
         self._registered: dict[str, Entry[T]] = {}
         self._sources: list[Callable[[bool], Mapping[str, Entry[T]]]] = []
+        self._read: dict[str, metadata.EntryPoint] = {}
+        self._read_from: tuple[Any, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -294,8 +299,7 @@ class Registry(Generic[T]):
         """Return the files that are names of classes. Otherwise the classes register names: import them, once."""
         if self._imported:
             return set()
-        package = importlib.import_module(self._package)
-        modules = [each.name for each in pkgutil.iter_modules(package.__path__) if not each.name.startswith("_")]
+        modules = _modules(*importlib.import_module(self._package).__path__)
         if self._by_file:
             return {*modules} - {self._contract}
         self._imported = True  # set before the import, because the classes register themselves during it
@@ -307,7 +311,11 @@ class Registry(Generic[T]):
         return {name: entry for source in reversed(self._sources) for name, entry in source(installed).items()}
 
     def _entry_points(self) -> dict[str, metadata.EntryPoint]:
-        return {entry.name: entry for entry in metadata.entry_points(group=self._group)}
+        """Return the entry points of installed packages; they are read again when a package may have been installed."""
+        if (places := _installation()) != self._read_from:
+            self._read = {entry.name: entry for entry in metadata.entry_points(group=self._group)}
+            self._read_from = places
+        return self._read
 
     def _class_in(self, module: ModuleType) -> type[T]:
         contract = self._contract_class()
@@ -325,6 +333,23 @@ class Registry(Generic[T]):
 
     def _is_contract(self, cls: type[Any]) -> bool:
         return cls.__name__.lower().endswith(self._contract.replace("_", ""))
+
+
+@cache
+def _modules(*folders: str) -> tuple[str, ...]:
+    return tuple(each.name for each in pkgutil.iter_modules(folders) if not each.name.startswith("_"))
+
+
+def _installation() -> tuple[Any, ...]:
+    """Return what differs after a package was installed or removed: where Python searches, and when that changed."""
+    return metadata.entry_points, *map(id, sys.meta_path), *((path, _changed(path)) for path in sys.path)
+
+
+def _changed(folder: str) -> int | None:
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return None
 
 
 def names_itself(cls: type[Any], hook: str, registry: Registry[Any]) -> None:
