@@ -15,6 +15,11 @@ from typing import Any
 import pytest
 
 
+def below(folder: Path, item: pytest.Item) -> bool:
+    """Whether a test's file lies below the folder; quicker than to ask the path, for many thousands of tests."""
+    return str(item.path).startswith(f"{folder}{os.sep}")
+
+
 class Suite:
     """The tests of one folder.
 
@@ -44,7 +49,7 @@ class Suite:
 
     def collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
-            package = self.package_of(item.path) if self.folder in item.path.parents else None
+            package = self.package_of(item.path) if below(self.folder, item) else None
             if package is not None and (why := self.missing(package)):
                 item.add_marker(pytest.mark.skip(reason=why))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import os
 import re
@@ -28,10 +29,15 @@ from drivetrain.strategies.meeting import Meeting
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(drivetrain.__file__).parent
-TREES = {
-    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Every module of the package by its path; read when a test runs, not by each worker that collects tests."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
@@ -117,7 +123,7 @@ RUNS_CODE = {
 
 
 def test_what_can_run_code_is_called_only_where_it_is_listed_with_a_reason() -> None:
-    found = {name: dict(calls) for name, tree in TREES.items() if (calls := calls_that_run_code(tree))}
+    found = {name: dict(calls) for name, tree in trees().items() if (calls := calls_that_run_code(tree))}
     assert found == RUNS_CODE
 
 
@@ -146,7 +152,7 @@ def test_nothing_that_can_run_code_is_imported_under_another_name() -> None:
     """The scan above goes by full names."""
     hidden = [
         f"{name}: from {node.module} import {alias.name}"
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
@@ -248,7 +254,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
 
 
 def test_modules_of_the_network_are_imported_only_where_they_are_listed_with_a_reason() -> None:
-    assert {name for name, tree in TREES.items() if _NETWORK & set(imported(tree))} == USES_THE_NETWORK
+    assert {name for name, tree in trees().items() if _NETWORK & set(imported(tree))} == USES_THE_NETWORK
 
 
 def sockets(state: str | None = None) -> set[tuple[str, int]]:
@@ -343,7 +349,7 @@ def temporary_files(tree: ast.AST) -> set[str]:
 @pytest.mark.skipif(os.name != "posix", reason="permissions are those of POSIX")
 def test_temporary_folders_are_open_to_their_user_alone() -> None:
     """Processes that belong together exchange files in folders that Python makes with mode 0700, whatever the umask."""
-    used = set().union(*map(temporary_files, TREES.values()))
+    used = set().union(*map(temporary_files, trees().values()))
     # The last two: in job_folder, which has a test, and to look for folders that watchers have made.
     assert used == {"tempfile.mkdtemp", "tempfile.TemporaryDirectory", "tempfile.gettempdir"}
     assert temporary_files(ast.parse("tempfile.mktemp()")) == {"tempfile.mktemp"}  # the control

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.packages import below
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -37,7 +38,7 @@ _NUMBERS = count(1)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if below(HERE, item):
             item.add_marker(pytest.mark.timeout(300))
 
 

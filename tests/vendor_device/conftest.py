@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.packages import below
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -27,7 +28,7 @@ collect_ignore = ["inner"]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents:
+        if below(HERE, item):
             item.add_marker(
                 pytest.mark.timeout(400)
             )  # the first of them compiles, which takes its time on a busy machine

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.packages import Suite
+from tests.packages import Suite, below
 
 SUITE = Suite(Path(__file__).parent, "DRIVETRAIN_XLA", "make test-xla", {"torch_xla": "test_"})
 SPMD = Path(__file__).parent / "spmd"
@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     SUITE.collection_modifyitems(items)
     several = int(os.environ.get("CPU_NUM_DEVICES", "1")) > 1
     for item in items:
-        if SUITE.folder in item.path.parents and (SPMD in item.path.parents) is not several:
+        if below(SUITE.folder, item) and below(SPMD, item) is not several:
             why = "the other of the two commands of make test-xla runs it"
             item.add_marker(pytest.mark.skip(reason=why))
 
