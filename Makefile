@@ -45,7 +45,8 @@ LONG_TESTS := tests/faults tests/conformance tests/test_examples.py tests/distri
 	tests/distributed/test_model_parallel.py tests/distributed/test_pipeline.py tests/distributed/test_precisions.py \
 	tests/distributed/test_parity.py tests/distributed/test_context_parallel.py \
 	tests/distributed/test_replica_check.py tests/legacy/v1_1/test_started.py \
-	tests/trainer/test_shown.py tests/trainer/test_other_ranks.py tests/proof
+	tests/trainer/test_shown.py tests/trainer/test_other_ranks.py tests/trainer/test_resume.py tests/proof \
+	tests/data/test_batched.py tests/loops/test_graphs.py tests/test_wheel.py
 
 # Many tests start programs: they should not compile the package anew each time.
 unexport PYTHONDONTWRITEBYTECODE

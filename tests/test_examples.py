@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 # That the program can be imported and pickled, which spawn and forkserver need, distributed/test_started_here.py and
 # launchers/test_multiprocessing.py show with smaller programs.
 LONG = pytest.mark.skipif(
-    os.environ.get("DRIVETRAIN_FAULTS", "") != "long", reason="like ddp and ddp_fork: make test-faults runs all four"
+    os.environ.get("DRIVETRAIN_FAULTS", "") != "long", reason="like ddp_fork: make test-faults runs all four"
 )
 
 
@@ -54,7 +54,13 @@ def test_the_demo_trains_a_classifier_and_shows_what_it_did(run: Any, tmp_path: 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "strategy", ["ddp", "ddp_fork", pytest.param("ddp_spawn", marks=LONG), pytest.param("ddp_forkserver", marks=LONG)]
+    "strategy",
+    [
+        "ddp_fork",
+        pytest.param("ddp", marks=LONG),
+        pytest.param("ddp_spawn", marks=LONG),
+        pytest.param("ddp_forkserver", marks=LONG),
+    ],
 )
 def test_the_demo_on_two_processes(run: Any, strategy: str) -> None:
     shown = run("digits.py", "--devices", "2", "--strategy", strategy, "--epochs", "4", codes=(0, 1))

@@ -62,11 +62,11 @@ def test_the_readme_example_runs_from_the_wheel_in_an_empty_environment(wheel: P
     assert not list(environment.glob("**/numpy/__init__.py"))  # which torch does not require
     programs = dist.programs()
     assert [*programs] == ["alone", "ddp", "ddp_spawn", "fsdp"]
-    for name, program in programs.items():
+    for name in [*programs] if os.environ.get("DRIVETRAIN_FAULTS") == "long" else ["alone", "ddp"]:
         folder = tmp_path / name
         folder.mkdir()
         script = folder / "example.py"
-        script.write_text(program, encoding="utf-8")
+        script.write_text(programs[name], encoding="utf-8")
         shown = run(python, script, cwd=folder)
         dist.learned(shown)
         assert "because" in shown
