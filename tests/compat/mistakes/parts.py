@@ -31,7 +31,13 @@ from lightning.pytorch.plugins.environments import (
     TorchElasticEnvironment,
 )  # fmt: skip
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, StrategyRegistry
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+    StrategyRegistry,
+)
 from lightning.pytorch.utilities import grad_norm, suggested_max_num_workers
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.model_summary import ModelSummary
