@@ -19,7 +19,7 @@
     │   ├── LogNameError (a TypeError)           a name that is no text, or a reserved one
     │   └── UnloggableError (a ValueError)       a value that cannot be logged
     ├── CheckpointError                          a checkpoint that cannot be written, read or applied
-    │   ├── NoCheckpointError (a FileNotFoundError)  there is none at the path
+    │   ├── NoCheckpointError (a FileNotFoundError and a ValueError)  there is none at the path
     │   ├── CheckpointNameError (a ValueError)   ckpt_path="best" or the like names none
     │   ├── IncompleteCheckpointError (a KeyError)  it lacks what was asked for
     │   └── CheckpointMismatchError (a RuntimeError)  its weights do not fit the model
@@ -136,9 +136,9 @@ class CheckpointError(DrivetrainError):
     """A checkpoint cannot be written, read or applied."""
 
 
-class NoCheckpointError(CheckpointError, FileNotFoundError):
+class NoCheckpointError(CheckpointError, FileNotFoundError, ValueError):
     """There is no checkpoint at the path. The error is also a FileNotFoundError, which Python raises for a missing
-    file.
+    file, and a ValueError, because the argument is wrong.
     """
 
 

@@ -37,7 +37,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.accelerators.choice import available, check_limit, check_numbers, check_strategy, choose
-from drivetrain.accelerators.torch_device import as_numbers
+from drivetrain.accelerators.torch_device import as_numbers, no_numbers
 from drivetrain.base.registry import Entry, Registry, check_part
 from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
 from drivetrain.clusters.environment import ClusterEnvironment, ClusterRegistry
@@ -405,9 +405,7 @@ def _devices(
             isinstance(given, int) or (isinstance(given, (list, tuple)) and all(type(index) is int for index in given))
         )
         if isinstance(parsed, str) or handed_through:
-            raise ConfigurationError(
-                f'devices={given!r} is no list of device numbers. Write devices=1, "0,1" or "auto".'
-            )
+            raise no_numbers(given)
         if isinstance(parsed, int):
             parsed = list(range(accelerator.auto_device_count() if parsed == -1 else parsed))
         else:

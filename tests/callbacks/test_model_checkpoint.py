@@ -809,6 +809,14 @@ def test_last_is_what_was_saved_after_an_exception_and_its_name_is_honoured(tmp_
     assert resolve_path(trainer, "last", fitting=True) == str(tmp_path / "mine-step=2.ckpt")
 
 
+def test_save_on_exception_has_the_name_and_the_monitor_of_the_callback(tmp_path: Path) -> None:
+    for name in ("x", "{epoch}-{score:.1f}"):
+        callback = ModelCheckpoint(tmp_path, name, "score", save_on_exception=True)
+        with pytest.raises(RuntimeError, match="in the middle of it"):
+            fit(tmp_path, callback, [0.5], max_epochs=2, raise_at=6)
+    assert files(tmp_path) == ["epoch=0-score=0.5.ckpt", "epoch=1-score=0.5.ckpt", "x-v1.ckpt", "x.ckpt"]
+
+
 def test_save_on_exception_where_the_epochs_checkpoint_was_not_kept(tmp_path: Path) -> None:
     callback = ModelCheckpoint(tmp_path, save_on_exception=True, save_top_k=0)
     with pytest.raises(RuntimeError, match="in the middle of it"):

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
+from drivetrain import Trainer
 from drivetrain.callback import Callback
 from drivetrain.callbacks import PlainProgressBar, ProgressBar, RichProgressBar
 from drivetrain.callbacks.progress_bar import Snapshot, default_progress_bar
+from drivetrain.compat.boring_classes import BoringModel
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.progress import Progress
 
@@ -302,3 +304,19 @@ def test_default_bar(monkeypatch: pytest.MonkeyPatch, tty: bool, term: str, expe
 def test_default_bar_of_a_program_without_a_standard_output(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     assert type(default_progress_bar()) is PlainProgressBar
+
+
+def test_an_epoch_without_a_validation_has_no_validation_batches() -> None:
+    totals = []
+
+    class Reads(ProgressBar):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            totals.append(self.total_val_batches)
+
+    bar = Reads()
+    trainer = Trainer(
+        accelerator="cpu", callbacks=bar, logger=False, enable_checkpointing=False, enable_model_summary=False,
+        max_epochs=4, limit_train_batches=1, limit_val_batches=3, check_val_every_n_epoch=2, num_sanity_val_steps=0,
+    )  # fmt: skip
+    trainer.fit(BoringModel())
+    assert totals == [0, 3, 0, 3]

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from rich.progress import TextColumn
 
-from drivetrain.callbacks import RichProgressBar
+from drivetrain import Callback, Trainer
+from drivetrain.callbacks import ModelSummary, PlainProgressBar, RichModelSummary, RichProgressBar
 from drivetrain.callbacks.progress_bar import Snapshot
 from drivetrain.callbacks.rich_progress import RichProgressBarTheme
+from drivetrain.compat.boring_classes import BoringModel
 from drivetrain.errors import ConfigurationError
 
 
@@ -124,3 +126,46 @@ def test_what_others_read_of_a_rich_bar() -> None:
     assert bar.train_progress_bar_id != bar.predict_progress_bar_id
     bar.refresh()
     bar.close()
+
+
+def test_rich_and_its_bars_can_be_read_until_the_run_has_ended() -> None:
+    bar, _ = make()
+    bar.tick_s, seen = 60.0, []
+
+    class Reads(Callback):
+        def on_validation_batch_end(self, *_: Any) -> None:
+            seen.append(("validation", bar.progress, bar.train_progress_bar, bar.val_progress_bar))
+
+        def on_fit_end(self, *_: Any) -> None:
+            seen.append(("fit end", bar.progress, bar.train_progress_bar, bar.val_progress_bar))
+
+    trainer(callbacks=[Reads(), bar], num_sanity_val_steps=0).fit(BoringModel())
+    assert [hook for hook, *_ in seen] == ["validation", "fit end"]
+    assert all(part is not None for each in seen for part in each)
+    assert bar.progress is None
+
+
+def test_a_subclass_may_read_rich_while_it_draws() -> None:
+    class Own(RichProgressBar):
+        def configure_columns(self, trainer: Any) -> list[Any]:
+            assert self.progress is None
+            return [*super().configure_columns(trainer), TextColumn("of mine")]
+
+    out = io.StringIO()
+    bar = Own(console_kwargs={"file": out, "force_terminal": True, "width": 120})
+    trainer(callbacks=bar).fit(BoringModel())
+    assert "of mine" in out.getvalue()
+
+
+def test_the_bar_brings_the_summary_of_rich() -> None:
+    for given, expected in (([], RichModelSummary), ([ModelSummary()], ModelSummary)):
+        bar, _ = make()
+        kinds = [type(each) for each in trainer(callbacks=[*given, bar]).callbacks]
+        assert [kind for kind in kinds if issubclass(kind, ModelSummary)] == [expected]
+    plain = trainer(callbacks=PlainProgressBar()).callbacks
+    assert [type(each) for each in plain if isinstance(each, ModelSummary)] == [ModelSummary]
+
+
+def trainer(**arguments: Any) -> Trainer:
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 1}
+    return Trainer(accelerator="cpu", max_epochs=1, limit_train_batches=2, **quiet, **arguments)

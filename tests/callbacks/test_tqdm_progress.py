@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from drivetrain import LightningModule, Trainer
+from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.callbacks import TQDMProgressBar
 from drivetrain.callbacks.progress_bar import Snapshot
 from drivetrain.compat.boring_classes import BoringModel
@@ -266,3 +266,70 @@ def test_the_bar_of_training_is_there_in_the_sanity_check(tmp_path: Path) -> Non
     )
     assert seen
     assert all(bar is not None and bar.disable for bar in seen)
+
+
+class Reads(Callback):
+    """Reads the bars in each hook, sooner than the thread draws; a callback before the bar."""
+
+    def __init__(self, bar: Any) -> None:
+        self.bar, self.hooks = bar, set[str]()
+
+    def _read(self, hook: str, *names: str) -> None:
+        assert all(getattr(self.bar, name) is not None for name in names), hook
+        self.hooks.add(hook)
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        self._read("epoch start", "train_progress_bar")
+
+    def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
+        self._read("validation", "val_progress_bar", *(() if trainer.sanity_checking else ("train_progress_bar",)))
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        self._read("epoch end", "train_progress_bar", "val_progress_bar")
+
+    def on_train_end(self, *_: Any) -> None:
+        self._read("train end", "train_progress_bar", "val_progress_bar")
+
+    def on_fit_end(self, *_: Any) -> None:
+        self._read("fit end", "train_progress_bar", "val_progress_bar")
+
+
+def fit_with(bar: Any, **arguments: Any) -> Reads:
+    bar.tick_s, reads = 60.0, Reads(bar)
+    Trainer(
+        accelerator="cpu", callbacks=[reads, bar], logger=False, enable_checkpointing=False, max_epochs=2,
+        limit_train_batches=2, limit_val_batches=1, **arguments,
+    ).fit(BoringModel())  # fmt: skip
+    return reads
+
+
+@pytest.mark.parametrize("sanity", [0, 1])
+def test_bars_can_be_read_until_the_run_has_ended(sanity: int) -> None:
+    reads = fit_with(bar := TQDMProgressBar(), num_sanity_val_steps=sanity)
+    assert reads.hooks == {"epoch start", "validation", "epoch end", "train end", "fit end"}
+    with pytest.raises(TypeError, match="has no bar of training now"):
+        _ = bar.train_progress_bar
+
+
+@pytest.mark.parametrize(("variable", "given", "expected"), [("7", 1, 7), ("7", 9, 9), ("7", 0, 0), (None, 2, 2)])
+def test_tqdms_variable_for_the_rate_counts_if_it_is_larger(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, given: int, expected: int
+) -> None:
+    monkeypatch.delenv("TQDM_MINITERS", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("TQDM_MINITERS", variable)
+    assert TQDMProgressBar(given).refresh_rate == expected
+
+
+def test_a_module_prints_above_the_bar_with_the_keywords_of_tqdm(capsys: pytest.CaptureFixture[str]) -> None:
+    class Prints(BoringModel):
+        def on_fit_end(self) -> None:
+            self.print("a", "b", sep="-", end=";", file=sys.stdout, nolock=False)
+
+    bar = TQDMProgressBar()
+    Trainer(
+        accelerator="cpu", callbacks=bar, logger=False, enable_checkpointing=False, enable_model_summary=False,
+        max_steps=1,
+    ).fit(Prints())  # fmt: skip
+    bar.print("c", flush=True)
+    assert capsys.readouterr().out == "a-b;c\n"

@@ -6,6 +6,7 @@ import importlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -114,6 +115,14 @@ def test_positional_arguments_of_fabrics_tensorboard_logger_have_its_order(tmp_p
     logger.log_metrics({"loss": 1.0}, 0)
     logger.finalize("success")
     assert [path.name for path in tmp_path.rglob("hparams.yaml")] == []
+
+
+def test_fabrics_tensorboard_logger_records_a_graph(tmp_path: Path) -> None:
+    for options in ({}, {"log_graph": True}):
+        logger = TensorBoardLogger(tmp_path, **options)
+        with mock.patch.object(logger.experiment, "add_graph") as add_graph:
+            Engine(accelerator="cpu", devices=1, loggers=logger).logger.log_graph(nn.Linear(2, 1), torch.ones(1, 2))
+        add_graph.assert_called_once()
 
 
 # ---- a LightningModule -----------------------------------------------------------------------------------------------

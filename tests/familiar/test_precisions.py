@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from drivetrain.precision import MixedPrecision
+from drivetrain.compat.fabric_strategies import FabricSingleDeviceStrategy
+from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from drivetrain.strategies import SingleDeviceStrategy
 
 
@@ -62,6 +63,16 @@ def test_empty_init_skips_initialization() -> None:
         with strategy.tensor_init_context(empty_init=empty):
             Draws()
     assert called == [False, True, True]
+
+
+@pytest.mark.parametrize("precision", [Precision(), DoublePrecision(), HalfPrecision("bf16-true")])
+def test_a_strategy_and_a_precision_built_alone_skip_initialization(precision: Precision) -> None:
+    strategy = FabricSingleDeviceStrategy("cpu", precision=precision)
+    for empty in (True, False):
+        with torch.random.fork_rng(), strategy.module_init_context(empty_init=empty):
+            before = torch.random.get_rng_state()
+            nn.Linear(2, 2)
+            assert torch.equal(torch.random.get_rng_state(), before) is empty
 
 
 def test_a_strategy_alone_has_torchs_device() -> None:

@@ -193,6 +193,22 @@ def test_per_step_values_of_validation_have_their_own_steps_and_are_read_togethe
     assert trainer.logbook.flushes == 4  # in each of two epochs: the steps, and their mean
 
 
+def test_the_epochs_value_wins_in_the_bar_over_the_steps_of_the_same_name(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    class Both(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("accuracy", 1.0, prog_bar=True)
+            return super().training_step(batch, batch_idx)
+
+        def on_train_epoch_end(self) -> None:
+            self.log("accuracy", 100.0, prog_bar=True)
+
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Both(), loader)
+    assert trainer.progress_bar_metrics["accuracy"] == 100.0
+
+
 def test_logger_false_and_prog_bar(regression: Any, loader: Any, make_trainer: Any) -> None:
     class Logs(regression):  # type: ignore[misc]
         def training_step(self, batch: Any, batch_idx: int) -> Any:

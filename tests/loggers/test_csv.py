@@ -547,3 +547,11 @@ def test_a_logger_that_goes_on_in_its_program_replaces_its_rows_too(tmp_path: Pa
     logger.log_metrics({"loss": 20.0}, step=2)
     logger.save()
     assert [(row["step"], row["loss"]) for row in table(logger)] == [("0", "0.0"), ("1", "1.0"), ("2", "20.0")]
+
+
+@pytest.mark.parametrize("params", [{"lr": 1}, {}, None])
+def test_logging_hyperparameters_makes_the_folder(tmp_path: Path, params: Any) -> None:
+    logger = CSVLogger(tmp_path, version=3)
+    assert not os.path.exists(logger.log_dir)
+    logger.log_hyperparams(params)
+    assert os.listdir(logger.log_dir) == ["hparams.yaml"]

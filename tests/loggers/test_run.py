@@ -82,7 +82,7 @@ def test_lists_of_media_must_fit() -> None:
     ]  # fmt: skip
     with pytest.raises(ConfigurationError, match="Service.log_image\\('a'\\) got 1 values and 2 of caption"):
         list(logger._each("log_image", "a", [1], {"caption": ["x", "y"]}))
-    with pytest.raises(ConfigurationError, match="got a str. Pass a list"):
+    with pytest.raises(TypeError, match="got a str. Pass a list"):
         list(logger._each("log_image", "a", "one", {}))
 
 

@@ -484,3 +484,22 @@ def test_a_run_that_is_killed_and_resumed_has_each_step_once(tmp_path: Path, pro
     assert steps("run") == steps("whole")
     assert steps("run")["loss_step"] == list(range(20))
     assert list((tmp_path / "logs" / "run").glob("events_replaced.*"))
+
+
+def test_a_checkpoint_is_loaded_with_the_file_of_hyperparameters_of_a_module_without_any(
+    tmp_path: Path, make_trainer: Any, validated: Any, loader: Any
+) -> None:
+    logger = TensorBoardLogger(tmp_path)
+    trainer = make_trainer(logger=logger, max_epochs=1)
+    trainer.fit(validated(), loader, loader)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    hparams_file = os.path.join(logger.log_dir, "hparams.yaml")
+    assert Path(hparams_file).read_text() == "{}\n"
+    validated.load_from_checkpoint(tmp_path / "a.ckpt", hparams_file=hparams_file)
+
+
+def test_its_folders_are_read_back_as_they_were_passed(tmp_path: Path) -> None:
+    logger = TensorBoardLogger(str(tmp_path), "name", version="first")
+    assert (logger.save_dir, logger.root_dir) == (str(tmp_path), str(tmp_path / "name"))
+    assert logger.log_dir == str(tmp_path / "name" / "first")
+    assert TensorBoardLogger("relative").save_dir == "relative"

@@ -279,6 +279,20 @@ def test_a_scaled_loss_of_ones_own_in_a_loop_of_ones_own() -> None:
     assert torch.equal(*trained)
 
 
+@pytest.mark.parametrize("passed", [{"model": None}, {"model": nn.Linear(2, 1)}, None, nn.Linear(2, 1)])
+def test_mixed_precision_built_alone_scales_the_loss_and_unscales_the_step(passed: Any) -> None:
+    precision, layer = MixedPrecision("16-mixed", "cpu"), nn.Linear(2, 1)
+    assert precision.scaler is not None
+    assert precision.scaler.is_enabled()
+    optimizer, before = torch.optim.SGD(layer.parameters(), lr=1.0), layer.weight.detach().clone()
+    loss = layer(torch.ones(1, 2)).sum()
+    precision.backward(loss, **passed) if isinstance(passed, dict) else precision.backward(loss, passed)
+    assert layer.weight.grad is not None
+    assert torch.equal(layer.weight.grad, torch.full((1, 2), 2.0**16))
+    precision.optimizer_step(optimizer)
+    assert torch.allclose(before - layer.weight.detach(), torch.ones(1, 2))
+
+
 def test_backward_of_the_field_gets_model_and_optimizer_between_the_hooks(
     make_trainer: Any, regression: Any, loader: Any
 ) -> None:

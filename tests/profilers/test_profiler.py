@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.profilers.rows import Model, Validated, loader, trainer
 
-from drivetrain import Callback
+from drivetrain import Callback, LightningDataModule
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.errors import ConfigurationError
 from drivetrain.profilers import (
@@ -163,3 +163,44 @@ def test_a_profiled_fit_trains_the_same() -> None:
         trainer(profiler=profiler).fit(module, loader())
         weights.append(module.layer.weight.detach())
     assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("kind", [str, Path])
+def test_its_folder_is_read_back_during_and_after_a_run_as_it_was_passed(tmp_path: Path, kind: Any) -> None:
+    folder, seen = kind(tmp_path), []
+
+    class Reads(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            seen.append(trainer.profiler.dirpath)
+
+    profiler = SimpleProfiler(folder, "name")
+    trainer(profiler=profiler, callbacks=Reads()).fit(Model(), loader())
+    assert [(type(each), each) for each in (*seen, profiler.dirpath)] == [(type(folder), folder)] * 2
+    assert [file.name for file in tmp_path.iterdir()] == ["fit-name.txt"]  # no rank, because there is one process
+
+
+def test_names_of_files_have_no_characters_that_other_systems_forbid(tmp_path: Path) -> None:
+    trainer(profiler=SimpleProfiler(tmp_path, 'a:b/c*d?e"f')).fit(Model(), loader())
+    assert [file.name for file in tmp_path.iterdir()] == ["fit-a_b_c_d_e_f.txt"]
+
+
+def test_hooks_and_loaders_of_a_data_module_have_its_name() -> None:
+    class Data(LightningDataModule):
+        def setup(self, stage: str) -> None:
+            pass
+
+        def train_dataloader(self) -> Any:
+            return loader()
+
+        def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return batch
+
+    profiler = Recording()
+    trainer(profiler=profiler).fit(Model(), datamodule=Data())
+    own = {name: calls for name, calls in profiler.calls.items() if name.startswith("[LightningDataModule]Data.")}
+    assert own == {
+        "[LightningDataModule]Data.setup": 1,
+        "[LightningDataModule]Data.train_dataloader": 1,
+        "[LightningDataModule]Data.on_before_batch_transfer": 4,
+        "[LightningDataModule]Data.teardown": 1,
+    }

@@ -73,3 +73,25 @@ def test_wrong_arguments() -> None:
 def test_marks_for_nvidias_tools_need_cuda() -> None:
     with pytest.raises(ConfigurationError, match="emit_nvtx=True"):
         trainer(profiler=PyTorchProfiler(emit_nvtx=True)).fit(Model(), loader(1))
+
+
+def test_arguments_for_the_table_reach_it(tmp_path: Path) -> None:
+    for name, given in (("wide", {}), ("narrow", {"max_name_column_width": 12})):
+        profiler = PyTorchProfiler(tmp_path, name, export_to_chrome=False, table_kwargs=given)
+        trainer(profiler=profiler).fit(Model(), loader(6))
+    wide, narrow = ((tmp_path / f"fit-{name}.txt").read_text() for name in ("wide", "narrow"))
+    assert "run_training_batch" in wide
+    assert "run_train..." not in wide
+    assert "run_train..." in narrow
+
+
+@pytest.mark.filterwarnings("ignore:Profiler won't be using warmup", "ignore:.*Profiler clears events")
+def test_an_action_that_lasts_longer_than_a_recording_is_in_each_of_them(tmp_path: Path) -> None:
+    """torch may crash if a mark begins in one recording and ends in another."""
+    schedule = torch.profiler.schedule(wait=0, warmup=0, active=1)
+    trainer(profiler=PyTorchProfiler(tmp_path, schedule=schedule)).fit(Model(), loader(3))
+    traces = sorted(tmp_path.iterdir())
+    assert [trace.name for trace in traces] == [f"fit-step{step}.pt.trace.json" for step in (1, 2, 3)]
+    for trace in traces:
+        names = [event.get("name") for event in json.loads(trace.read_text())["traceEvents"]]
+        assert "run_training_epoch" in names

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, WrongTypeError
 
 if TYPE_CHECKING:
     from drivetrain.accelerators.graphs import GraphRecorder
@@ -112,9 +112,15 @@ def parse_indices(devices: Any, count: int) -> list[int]:
     if isinstance(devices, int) and not isinstance(devices, bool):
         devices = list(range(count if devices == -1 else devices))
     if not isinstance(devices, (list, tuple)) or not all(type(index) is int for index in devices):
-        raise ConfigurationError(f'devices={given!r} is no list of device numbers. Write devices=1, "0,1" or "auto".')
+        raise no_numbers(given)
     check_indices(given, devices, count, "this machine")
     return list(devices)
+
+
+def no_numbers(given: Any) -> ConfigurationError:
+    """Return the error for ``devices`` that is no number, list of numbers or text with numbers."""
+    kind = ConfigurationError if isinstance(given, str) else WrongTypeError
+    return kind(f'devices={given!r} is no list of device numbers. Write devices=1, "0,1" or "auto".')
 
 
 def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.errors import CheckpointError, DrivetrainError, shown
+from drivetrain.errors import CheckpointError, CheckpointMismatchError, DrivetrainError, shown
 
 _LARGEST = 2**63
 
@@ -51,7 +51,8 @@ def restoring(part: str) -> Iterator[None]:
     except DrivetrainError:
         raise
     except Exception as error:
-        raise CheckpointError(
+        kind = CheckpointMismatchError if isinstance(error, RuntimeError) else CheckpointError
+        raise kind(
             f"The checkpoint's entry for {part} could not be restored: {type(error).__name__}: {shown_error(error)}. "
             "Build everything as it was when the checkpoint was saved, or use another checkpoint."
         ) from error

@@ -99,6 +99,7 @@ class ProgressThread(threading.Thread):
     def __init__(self, trainer: Trainer, draw: Callable[[Snapshot], None], tick_s: float) -> None:
         super().__init__(name="drivetrain-progress", daemon=True)
         self.error: Exception | None = None
+        self._drawing = False
         self._trainer = trainer
         self._draw = draw
         self._tick_s = tick_s
@@ -123,17 +124,22 @@ class ProgressThread(threading.Thread):
     def show(self, snapshot: Snapshot) -> None:
         """Draw ``snapshot`` now; any thread may call it."""
         with DRAWING:
+            if self.error is not None or self._drawing:  # what is drawn may read the bar
+                return
+            self._drawing = True
             try:
-                if self.error is None:
-                    self._draw(snapshot)
+                self._draw(snapshot)
             except Exception as error:  # an exception while drawing must not end the run
                 self.error = error
+            finally:
+                self._drawing = False
 
     def show_now(self, training: bool) -> None:
-        """Draw now if the running stage is training, or with ``training=False`` an evaluation."""
+        """Draw training now if it runs, or with ``training=False`` a running evaluation."""
         with DRAWING:
-            if self._stages and (self._stages[-1] is RunningStage.TRAINING) == training:
-                self.show(self.snapshot())
+            for stage in self._stages:
+                if (stage is RunningStage.TRAINING) == training:
+                    self.show(self.snapshot(stage=stage))
 
     def enter(self, stage: RunningStage) -> None:
         """Begin ``stage``: training, or an evaluation inside the running stage."""
@@ -156,9 +162,9 @@ class ProgressThread(threading.Thread):
                 self._meters[outer].restart(self._counts(outer)[0])
             return snapshot
 
-    def snapshot(self, final: bool = False) -> Snapshot:
-        """Return a snapshot of the innermost stage."""
-        stage = self._stages[-1]
+    def snapshot(self, final: bool = False, stage: RunningStage | None = None) -> Snapshot:
+        """Return a snapshot of ``stage``; ``None``: of the innermost stage."""
+        stage = stage or self._stages[-1]
         batch, total = self._counts(stage, final)
         max_epochs = self._trainer.max_epochs
         return Snapshot(
@@ -169,7 +175,7 @@ class ProgressThread(threading.Thread):
             num_batches=None if total == float("inf") else int(total),
             rate=self._meters[stage].measure(batch, final),
             final=final,
-            transient=len(self._stages) > 1 or stage is RunningStage.SANITY_CHECKING,
+            transient=stage is not self._stages[0] or stage is RunningStage.SANITY_CHECKING,
         )
 
     def _counts(self, stage: RunningStage, final: bool = False) -> tuple[int, float]:

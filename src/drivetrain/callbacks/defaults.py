@@ -10,6 +10,8 @@ from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
 from drivetrain.callbacks.model_summary import ModelSummary
 from drivetrain.callbacks.progress_bar import ProgressBar, default_progress_bar
 from drivetrain.callbacks.requeue import Requeue
+from drivetrain.callbacks.rich_model_summary import RichModelSummary
+from drivetrain.callbacks.rich_progress import RichProgressBar
 from drivetrain.callbacks.timer import Timer
 from drivetrain.errors import ConfigurationError
 
@@ -62,6 +64,8 @@ def with_defaults(given: Sequence[Callback], settings: Settings, environment: Cl
             )
         if wanted is not False and own is None and not (kind is Checkpoint and settings.fast_dev_run):
             found.append(make())
+    if any(isinstance(each, RichProgressBar) for each in found):
+        found = [RichModelSummary() if type(each) is ModelSummary and each not in given else each for each in found]
     if any(isinstance(each, ModelCheckpoint) and each.every is not None for each in found):
         from drivetrain.callbacks.goodput_monitor import GoodputMonitor
 

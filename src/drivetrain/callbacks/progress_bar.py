@@ -14,7 +14,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks._progress_thread import DRAWING, ProgressThread, Snapshot
 from drivetrain.errors import WrongTypeError, wrong_value
-from drivetrain.loops.progress import RunningStage
+from drivetrain.loops.progress import RunningStage, TrainerFn
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -91,8 +91,14 @@ class ProgressBar(Callback):
 
     @property
     def total_val_batches(self) -> int | float:
-        """Number of validation batches, over all loaders; 0 outside a run."""
-        return 0 if self._trainer is None else sum(self.trainer.num_val_batches)
+        """Number of validation batches, over all loaders; 0 outside a run and in an epoch of a fit that does not
+        validate.
+        """
+        if self._trainer is None:
+            return 0
+        every = self.trainer.check_val_every_n_epoch if self.trainer.state.fn == TrainerFn.FITTING else None
+        skips = every is not None and (self.trainer.current_epoch + 1) % every
+        return 0 if skips else sum(self.trainer.num_val_batches)
 
     @property
     def total_test_batches(self) -> int | float:
@@ -261,6 +267,14 @@ class ProgressBar(Callback):
         if (thread := self._start(trainer, pl_module)) is not None:
             self._draw_ended_epoch()
             thread.enter(stage)
+
+    def _draw_unread(self, training: bool) -> None:
+        """Draw the bar of training, or of a running evaluation, which user code reads before the thread has drawn."""
+        if self._thread is not None:
+            if training and self._ended_epoch is not None:
+                self._thread.show(self._ended_epoch)
+            else:
+                self._thread.show_now(training)
 
     def _draw_ended_epoch(self) -> None:
         snapshot, self._ended_epoch = self._ended_epoch, None

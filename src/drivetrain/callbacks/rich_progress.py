@@ -64,18 +64,26 @@ class RichProgressBar(ProgressBar):
         super().__init__(refresh_rate, leave)
         self.theme = RichProgressBarTheme() if theme is None else theme
         self._console_kwargs = console_kwargs
-        self.progress: Progress | None = None
-        # key: whether the stage is training; value: the current bar and its text
+        self._progress: Progress | None = None
+        # key: whether the stage is training; value: the current bar and its text, "" after an evaluation
         self._tasks: dict[bool, tuple[TaskID, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "progress": None, "_tasks": {}}
+        return {**super().__getstate__(), "_progress": None, "_tasks": {}}
+
+    @property
+    def progress(self) -> Progress | None:
+        """What rich draws; ``None`` outside a run."""
+        if self._progress is None:
+            self._draw_unread(True)
+            self._draw_unread(False)
+        return self._progress
 
     def draw(self, snapshot: Snapshot) -> None:
         """Update the bar of this stage, which is created on first use."""
-        if self.progress is None:
-            self.progress = self._open()
-        progress, training = self.progress, snapshot.is_training
+        if self._progress is None:
+            self._progress = self._open()
+        progress, training = self._progress, snapshot.is_training
         task, title = self._tasks.get(training, (None, ""))
         fields: dict[str, Any] = {
             "count": snapshot.count_text,
@@ -91,17 +99,16 @@ class RichProgressBar(ProgressBar):
         if task is None:
             task = progress.add_task(snapshot.title, total=snapshot.num_batches, completed=snapshot.batch, **fields)
         progress.update(task, completed=snapshot.batch, total=snapshot.num_batches, **fields)
-        self._tasks[training] = task, snapshot.title
+        ended = snapshot.final and not training
+        self._tasks[training] = task, "" if ended else snapshot.title
         progress.refresh()
-        if snapshot.final and not training:
-            del self._tasks[False]
+        if ended:
             progress.stop_task(task)
-            if snapshot.transient and not self.leave:
-                progress.remove_task(task)
+            progress.update(task, visible=self.leave or not snapshot.transient)
 
     def close(self) -> None:
         """Leave the last state on the screen and release the terminal."""
-        progress, self.progress = self.progress, None
+        progress, self._progress = self._progress, None
         self._tasks = {}
         if progress is not None:
             progress.stop()
@@ -129,19 +136,19 @@ class RichProgressBar(ProgressBar):
 
     def refresh(self, hard: bool = False) -> None:
         """Draw changes; ``hard`` is ignored."""
-        if self.progress is not None:
+        if self._progress is not None:
             with DRAWING:
-                self.progress.refresh()
+                self._progress.refresh()
 
     @property
     def train_progress_bar_id(self) -> TaskID | None:
         """The id of the epochs' bar in :attr:`progress`; ``None`` if there is none."""
-        return self._tasks[True][0] if True in self._tasks else None
+        return self._task_id(True)
 
     @property
     def val_progress_bar_id(self) -> TaskID | None:
-        """The id of the running evaluation's bar; the other properties return the same."""
-        return self._tasks[False][0] if False in self._tasks else None
+        """The id of the bar of the running evaluation, or of the last one; the other properties return the same."""
+        return self._task_id(False)
 
     val_sanity_progress_bar_id = test_progress_bar_id = predict_progress_bar_id = val_progress_bar_id
 
@@ -152,13 +159,18 @@ class RichProgressBar(ProgressBar):
 
     @property
     def val_progress_bar(self) -> Task | None:
-        """The running evaluation's bar; the other properties return the same."""
+        """The bar of the running evaluation, or of the last one; the other properties return the same."""
         return self._task(self.val_progress_bar_id)
 
     val_sanity_check_bar = test_progress_bar = predict_progress_bar = val_progress_bar
 
+    def _task_id(self, training: bool) -> TaskID | None:
+        if not self._tasks.get(training, (None, ""))[1]:
+            self._draw_unread(training)
+        return self._tasks[training][0] if training in self._tasks else None
+
     def _task(self, task_id: TaskID | None) -> Task | None:
-        tasks = [] if self.progress is None else self.progress.tasks
+        tasks = [] if self._progress is None else self._progress.tasks
         return next((task for task in tasks if task.id == task_id), None)
 
     def _open(self) -> Progress:

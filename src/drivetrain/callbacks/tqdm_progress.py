@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, ClassVar
 
 from drivetrain.callbacks._progress_thread import DRAWING
@@ -16,7 +17,8 @@ class TQDMProgressBar(ProgressBar):
     :meth:`get_metrics`. An override is called when a bar is created or drawn, never in a step.
 
     Args:
-        refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
+        refresh_rate: the minimum number of batches between two updates; 0 turns the bar off. If tqdm's environment
+            variable ``TQDM_MINITERS`` is larger, it counts.
         process_position: the terminal line of the bar, counted from 0; for several runs in one terminal.
         leave: keep each finished epoch's bar.
 
@@ -29,17 +31,18 @@ class TQDMProgressBar(ProgressBar):
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
         check_installed("TQDMProgressBar", "tqdm", "RichProgressBar")
-        super().__init__(refresh_rate, leave)
+        fewest = int(os.environ.get("TQDM_MINITERS", "0"))
+        super().__init__(max(refresh_rate, fewest) if refresh_rate else 0, leave)
         self.process_position = process_position
         self._transient = False  # whether the new bar is removed afterwards: an evaluation inside training
-        # key: whether the stage is training; value: the current bar and its text
+        # key: whether the stage is training; value: the current bar and its text, "" after an evaluation
         self._bars: dict[bool, tuple[Any, str]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_bars": {}}
 
-    def print(self, *args: Any, sep: str = " ", **kwargs: Any) -> None:
-        """Print above the bar; accepts the arguments of the built-in, except ``flush``."""
+    def print(self, *args: Any, sep: str = " ", flush: bool = False, **kwargs: Any) -> None:
+        """Print above the bar; accepts the arguments of the built-in and of tqdm's ``write``. ``flush`` is ignored."""
         from tqdm.auto import tqdm
 
         with DRAWING:
@@ -79,7 +82,7 @@ class TQDMProgressBar(ProgressBar):
 
     @property
     def val_progress_bar(self) -> Any:
-        """The running evaluation's bar; the other properties return the same."""
+        """The bar of the running evaluation, or of the last one; the other properties return the same."""
         return self._bar(False)
 
     sanity_progress_bar = test_progress_bar = predict_progress_bar = val_progress_bar
@@ -87,12 +90,12 @@ class TQDMProgressBar(ProgressBar):
     def _bar(self, training: bool) -> Any:
         if training and training not in self._bars and self._trainer is not None and self.trainer.sanity_checking:
             return _new_bar(disable=True)  # a bar that exists and shows nothing
-        if training not in self._bars and self._thread is not None:
-            self._thread.show_now(training)  # user code may read it before the thread has drawn
+        if not self._bars.get(training, (None, ""))[1]:
+            self._draw_unread(training)
         if training not in self._bars:
             raise WrongTypeError(
-                f"{type(self).__name__} has no bar of {'training' if training else 'an evaluation'} now. Read it while "
-                "that runs, in a hook of its batches for example."
+                f"{type(self).__name__} has no bar of {'training' if training else 'an evaluation'} now. Read it in a "
+                "run, from a hook of its batches on."
             )
         return self._bars[training][0]
 
@@ -116,9 +119,9 @@ class TQDMProgressBar(ProgressBar):
         bar.set_postfix(snapshot.metrics, refresh=False)
         bar.measured = snapshot.rate
         bar.refresh()
-        self._bars[training] = bar, snapshot.title
-        if snapshot.final and not training:
-            del self._bars[False]
+        ended = snapshot.final and not training
+        self._bars[training] = bar, "" if ended else snapshot.title
+        if ended:
             bar.close()
 
     def close(self) -> None:

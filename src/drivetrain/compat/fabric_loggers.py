@@ -51,5 +51,5 @@ class FabricTensorBoardLogger(_RootDir, tensorboard.TensorBoardLogger):
         sub_dir: str | os.PathLike[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        log_graph = kwargs.pop("log_graph", False)
+        log_graph = kwargs.pop("log_graph", True)  # a loop calls the method itself, so there is nothing to switch off
         super().__init__(root_dir, name, version, log_graph, default_hp_metric, prefix, sub_dir, **kwargs)

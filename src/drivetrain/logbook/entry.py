@@ -205,6 +205,8 @@ class Entry:
         value = getattr(metric, "_forward_cache", None)
         if isinstance(value, Tensor):
             self.last, self.fresh = value.detach().clone(), True
+        elif value is not None:
+            raise self._not_one_number(metric, value)
 
     def _begin_metric(self, metric: nn.Module) -> None:
         """Start an epoch with this metric object.
@@ -337,8 +339,11 @@ class Entry:
             return None
         if isinstance(value, Tensor):
             return self._as_scalar(value.detach())
-        raise UnloggableError(
-            f"self.log({self.name!r}, ...) got a {type(self.metric).__name__}, which computes {described(value)}. "
+        raise self._not_one_number(self.metric, value)
+
+    def _not_one_number(self, metric: nn.Module, value: Any) -> UnloggableError:
+        return UnloggableError(
+            f"self.log({self.name!r}, ...) got a {type(metric).__name__}, which computes {described(value)}. "
             "Log its parts: compute it in an epoch hook, pass them to self.log_dict, and reset it there."
         )
 

@@ -117,10 +117,10 @@ def _close_epoch(run: Run) -> None:
     book.agree_on_epoch("train")
     run.agree_to_stop()
     book.refresh()
-    run.publish(book.epoch_values("train"), progress.logger_step)
-    rest = book.step_values("train")
-    # read the values, so that the bar shows them even in an epoch without a flush
-    book.read([row for row in rest if row.entry.to_bar])
+    run.publish(rows := book.epoch_values("train"), progress.logger_step)
+    rest, final = book.step_values("train"), {row.name for row in rows if row.entry.to_bar}
+    # read the values, so that the bar shows them even in an epoch without a flush; an epoch's value wins over a step's
+    book.read([row for row in rest if row.entry.to_bar and row.name not in final])
     run.hooks.notify("values_left", rest)
     if not progress.epoch_cut:  # a run that resumes here may still complete it
         schedules = Schedules(run)

@@ -201,9 +201,10 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         return gathered(self.trainer.strategy, data, group, sync_grads)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """``print`` on global rank 0 only."""
+        """``print`` on global rank 0 only; above the progress bar, if one is drawn, with its keywords."""
         if self._driver is None or self._driver.is_global_zero:
-            print(*args, **kwargs)
+            bar = getattr(self._driver, "progress_bar_callback", None)
+            (print if bar is None or bar.is_disabled else bar.print)(*args, **kwargs)
 
     # ---- the run of the module -----------------------------------------------------------------------------------
 

@@ -192,12 +192,14 @@ def backward_of_the_field(precision: Familiar, loss: Tensor, args: tuple[Any, ..
     if precision._is_differentiating:
         args = _without_parties(args)
         kwargs = {name: value for name, value in kwargs.items() if name not in ("model", "optimizer")}
-    elif args and isinstance(args[0], nn.Module):
-        module: Any = args[0]
+    elif "model" in kwargs or (args and (args[0] is None or isinstance(args[0], nn.Module))):
+        parties = {name: kwargs.pop(name) for name in ("model", "optimizer") if name in kwargs}
+        module: Any = parties.get("model", args[0] if args else None)
+        args = _without_parties(args)
         if getattr(module, "_trainer", None) is not None:
-            module.trainer.strategy.driver.differentiate(loss, *args[2:], **kwargs)
+            module.trainer.strategy.driver.differentiate(loss, *args, **kwargs)
             return
-        loss, args = precision.scale(loss), _without_parties(args)  # outside of a run, the precision scales here
+        loss = precision.scale(loss)  # outside of a run, the precision scales here
     loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 

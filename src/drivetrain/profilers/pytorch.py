@@ -196,7 +196,13 @@ class PyTorchProfiler(Profiler):
         if index is not None:
             self._actions.pop(index)[1].__exit__(None, None, None)
         if action_name == _BATCH.get(self._stage or "") and isinstance(self.profiler, torch.profiler.profile):
+            # torch crashes if a mark that began in one recording ends in another
+            ends = self.profiler.current_action is torch.profiler.ProfilerAction.RECORD_AND_SAVE
+            while_open = self._actions if ends else []
+            for _, mark in reversed(while_open):
+                mark.__exit__(None, None, None)
             self.profiler.step()
+            while_open[:] = [(name, _entered(name)) for name, _ in while_open]
 
     def _ready(self, profiler: Any, user: Any) -> None:
         averages = profiler.key_averages(group_by_input_shape=self._by_shapes)

@@ -20,7 +20,7 @@ from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints import json_tree, part_lists, sharded
 from drivetrain.checkpoints.file import cure_of, refused_here, writes_files
 from drivetrain.checkpoints.io import background_of
-from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeError
 from drivetrain.strategies import rank_files
 from drivetrain.strategies.sharded_state import boxes_in, is_dtensor
 from drivetrain.strategies.strategy import Strategy
@@ -35,7 +35,7 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
     """
     if not writes_files(strategy.checkpoint_io) or storage_options is not None:
         store = type(strategy.checkpoint_io).__name__
-        raise ConfigurationError(
+        raise (ConfigurationError if storage_options is None else WrongTypeError)(
             f'state_dict_type="sharded" writes a folder of local files, and {store} was passed to keep checkpoints'
             f"{'' if storage_options is None else f', with storage_options={storage_options!r}'}. Leave it out, or "
             'write state_dict_type="full".'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins import MixedPrecision
 from lightning.fabric.plugins.collectives import SingleDeviceCollective, TorchCollective
 from lightning.fabric.plugins.precision import DoublePrecision
-from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.strategies import DDPStrategy, FSDPStrategy
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.demos.boring_classes import BoringModel
@@ -43,6 +44,13 @@ def ready(fabric: Any = None) -> tuple[Any, Any, Any]:
     _, net, optimizer = parts()
     fabric = fabric or make()
     return fabric, *fabric.setup(net, optimizer)
+
+
+def fsdp(method: str = "load_checkpoint", path: str = "a.ckpt", **arguments: Any) -> None:
+    """Call a method of an FSDPStrategy that no Fabric has, with a file and a folder that are no checkpoints of it."""
+    os.mkdir("empty")
+    torch.save({"other": 1}, "a.ckpt")
+    getattr(FSDPStrategy(parallel_devices=[torch.device("cpu")]), method)(path, **arguments)
 
 
 def setup_again() -> None:
@@ -147,6 +155,11 @@ MISTAKES: Mistakes = {
     "save_filter_key": lambda: make().save("a.ckpt", {"a": 1}, filter={"b": lambda k, v: True}),
     "save_filter_value": lambda: make().save("a.ckpt", {"a": 1}, filter={"a": 3}),
     "save_number": lambda: make().save("a.ckpt", 3),
+    "fsdp_load_missing": lambda: fsdp(path="nonexistent", state={"model": Net()}),
+    "fsdp_load_empty_folder": lambda: fsdp(path="empty", state={"model": Net()}),
+    "fsdp_load_without_the_model": lambda: fsdp(state={"model": Net()}),
+    "fsdp_load_another_model": lambda: fsdp(state=Net()),
+    "fsdp_save_options": lambda: fsdp("save_checkpoint", "b", state={"model": Net()}, storage_options={"a": 1}),
     "load_missing": lambda: make().load("nonexistent.ckpt"),
     "load_raw_missing": lambda: make().load_raw("nonexistent.ckpt", Net()),
     "load_missing_key": lambda: load({"b": 1}),

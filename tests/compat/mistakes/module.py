@@ -134,9 +134,18 @@ def two_losses(*_: Any) -> Any:
     return torch.zeros(2, requires_grad=True)
 
 
-def metric_of(kind: Any) -> Any:
-    """A model with a metric that it logs as an object."""
-    model = step(lambda self: (self.metric.update(1.0), self.log("a", self.metric)))
+class Two(Words):
+    """A metric that computes two numbers."""
+
+    def compute(self) -> Any:
+        return torch.zeros(()), torch.ones(())
+
+
+def metric_of(kind: Any, is_called: bool = False, **options: Any) -> Any:
+    """A model with a metric that it logs as an object, after calling it or its ``update``."""
+    model = step(
+        lambda self: ((self.metric if is_called else self.metric.update)(1.0), self.log("a", self.metric, **options))
+    )
     model.metric = kind()
     return model
 
@@ -251,6 +260,8 @@ MISTAKES: Mistakes = {
     "log_metric_attribute": lambda: fit(logs("a", 1.0, metric_attribute="nonsense")),
     "log_foreign_metric": lambda: fit(logs("a", MeanMetric())),
     "log_metric_of_words": lambda: fit(metric_of(Words), **LONG),
+    "log_metric_of_two_at_the_step": lambda: fit(metric_of(Two, is_called=True), **LONG),
+    "log_metric_of_two_at_the_epoch": lambda: fit(metric_of(Two, on_step=False, on_epoch=True), **LONG),
     "log_metric_class": lambda: fit(logs("a", MeanMetric)),
     "log_dict_list": lambda: fit(step(lambda self: self.log_dict([1.0]))),
     "log_dict_nested": lambda: fit(step(lambda self: self.log_dict({"a": {"b": 1.0}}))),

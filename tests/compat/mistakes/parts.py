@@ -9,14 +9,16 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.accelerators import AcceleratorRegistry, CPUAccelerator
+from lightning.pytorch.accelerators import AcceleratorRegistry, CPUAccelerator, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from lightning.pytorch.loggers import CometLogger, CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.plugins import (
     AsyncCheckpointIO,
     BitsandbytesPrecision,
+    DeepSpeedPrecision,
     DoublePrecision,
+    FSDPPrecision,
     HalfPrecision,
     MixedPrecision,
     TorchCheckpointIO,
@@ -29,7 +31,13 @@ from lightning.pytorch.plugins.environments import (
     TorchElasticEnvironment,
 )  # fmt: skip
 from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy, StrategyRegistry
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    FSDPStrategy,
+    ModelParallelStrategy,
+    SingleDeviceStrategy,
+    StrategyRegistry,
+)
 from lightning.pytorch.utilities import grad_norm, suggested_max_num_workers
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.model_summary import ModelSummary
@@ -156,6 +164,8 @@ MISTAKES: Mistakes = {
     "mixed_scaler": lambda: MixedPrecision("bf16-mixed", "cpu", torch.amp.GradScaler("cpu")),
     "mixed_lbfgs": lambda: fit(one(configure_optimizers=lbfgs), precision="16-mixed"),
     "half_precision": lambda: HalfPrecision("nonsense"),
+    "fsdp_precision": lambda: FSDPPrecision("nonsense"),
+    "deepspeed_precision": lambda: DeepSpeedPrecision("nonsense"),
     "double_argument": lambda: DoublePrecision(3),
     "bitsandbytes": lambda: BitsandbytesPrecision("nf4"),
     "transformer_engine": lambda: TransformerEnginePrecision(weights_dtype=torch.half),
@@ -165,6 +175,12 @@ MISTAKES: Mistakes = {
     "cpu_device": lambda: CPUAccelerator().setup_device(torch.device("meta")),
     "cpu_count": lambda: CPUAccelerator.parse_devices(0),
     "cpu_words": lambda: CPUAccelerator.parse_devices("nonsense"),
+    "cuda_text_in_list": lambda: CUDAAccelerator.parse_devices(["0"]),
+    "cuda_mixed_list": lambda: CUDAAccelerator.parse_devices([0, "1"]),
+    "cuda_false_in_list": lambda: CUDAAccelerator.parse_devices([False]),
+    "cuda_nested_list": lambda: CUDAAccelerator.parse_devices([[0]]),
+    "mps_text_in_list": lambda: MPSAccelerator.parse_devices(["0"]),
+    "mps_nested_list": lambda: MPSAccelerator.parse_devices([0, [1]]),
     "kubeflow": lambda: KubeflowEnvironment.detect(),
     "torchelastic_size": torchelastic,
     "lightning_environment": lambda: LightningEnvironment(nonsense=1),
@@ -173,6 +189,7 @@ MISTAKES: Mistakes = {
     "ddp_start_method": lambda: make(strategy=DDPStrategy(start_method="nonsense"), devices=2),
     "ddp_unknown": lambda: make(strategy=DDPStrategy(nonsense=1), devices=1).fit(BoringModel()),
     "single_device_missing": lambda: SingleDeviceStrategy(nonsense=1),
+    "model_parallel_mesh": lambda: ModelParallelStrategy().device_mesh,
     "fsdp_checkpointing_twice": lambda: FSDPStrategy(
         activation_checkpointing=nn.Linear, activation_checkpointing_policy={nn.Linear}
     ),
@@ -204,6 +221,7 @@ MISTAKES: Mistakes = {
     "workers": lambda: suggested_max_num_workers(0),
     "batch_size": lambda: extract_batch_size(object()),
     "batch_size_forever": lambda: extract_batch_size(nested_forever()),
+    "summary_depth_text": lambda: ModelSummary(BoringModel(), max_depth="nonsense"),
     "summary_depth": lambda: ModelSummary(BoringModel(), max_depth=-2),
     "attribute_dict": lambda: AttributeDict(a=1).b,
     "attribute_dict_delete": lambda: delattr(AttributeDict(a=1), "b"),
