@@ -105,9 +105,8 @@ def test_only_offline_overrides_the_variable_wandb_mode(
 
 
 def test_version_is_the_id_that_was_passed_or_that_of_the_run(begun: list[dict[str, Any]], tmp_path: Path) -> None:
-    assert [WandbLogger(id="a").version, WandbLogger(version="b").version, WandbLogger(id="a", version="b").version] == [
-        "a", "b", "b",
-    ]  # fmt: skip
+    forms: list[Any] = [{"id": "a"}, {"version": "b"}, {"id": "a", "version": "b"}]
+    assert [WandbLogger(**form).version for form in forms] == ["a", "b", "b"]
     logger = WandbLogger(save_dir=tmp_path)
     assert logger.version is None
     _ = logger.experiment

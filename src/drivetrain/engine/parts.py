@@ -22,6 +22,7 @@ from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from drivetrain.engine.verbs import Verbs
+    from drivetrain.loggers.logger import Logger
 
 
 def for_engine(plan: Plan) -> Plan:
@@ -54,7 +55,7 @@ class NoLoggerError(ConfigurationError, IndexError):
     """An Engine has no logger; also the IndexError of an empty list."""
 
 
-def first_logger(loggers: list[Any]) -> Any:
+def first_logger(loggers: list[Logger]) -> Logger:
     """Return the first logger.
 
     Raises:
