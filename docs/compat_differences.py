@@ -90,9 +90,7 @@ ON_PURPOSE = {
         pytorch.core.hooks.DataHooks.allow_zero_length_dataloader_with_multiple_devices
         pytorch.core.hooks.ModelHooks.*""",
     "The rows of a summary have no objects of their own.": """
-        pytorch.utilities.model_summary.LayerSummary pytorch.utilities.model_summary.ModelSummary.flop_counts
-        pytorch.utilities.model_summary.ModelSummary.summarize
-        pytorch.utilities.model_summary.ModelSummary.total_layer_params
+        pytorch.utilities.model_summary.LayerSummary pytorch.utilities.model_summary.ModelSummary.summarize
         pytorch.utilities.model_summary.DeepSpeedSummary pytorch.utilities.model_summary.model_summary_deepspeed.*""",
     # ---- names -------------------------------------------------------------------------------------------------------
     "Starts or describes Lightning's own project; `drivetrain` is the command here.":

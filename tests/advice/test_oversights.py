@@ -578,6 +578,28 @@ def test_a_hook_that_lacks_the_index_of_the_loader_is_an_error_where_there_are_s
     make_trainer(callbacks=[CallbackLacks()]).test(ModuleLacks(), two, verbose=False)  # not these hooks
 
 
+class ModuleRequires(TwoLoaders):
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int) -> None: ...  # type: ignore[override]
+
+
+class CallbackRequires(Callback):
+    def on_test_batch_start(  # type: ignore[override]
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None: ...
+
+
+def test_a_hook_that_requires_the_index_of_the_loader_is_an_error_where_there_is_one(
+    make_trainer: Any, loader: Any
+) -> None:
+    with pytest.raises(RuntimeError) as error:
+        make_trainer().fit(ModuleRequires(), loader, loader)
+    assert "ModuleRequires.on_validation_batch_end requires dataloader_idx, and there is one loader" in str(error.value)
+    assert "Write def on_validation_batch_end(self, outputs, batch, batch_idx, dataloader_idx=0)." in str(error.value)
+    with pytest.raises(ConfigurationError, match=r"CallbackRequires\.on_test_batch_start requires dataloader_idx"):
+        make_trainer(callbacks=CallbackRequires()).test(TwoLoaders(), loader, verbose=False)
+    make_trainer().fit(ModuleRequires(), loader, [loader, loader])
+
+
 # ---- what has no effect, or no result --------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from drivetrain import Callback, LightningModule
 from drivetrain.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
+    LearningRateMonitor,
     ModelCheckpoint,
     ModelPruning,
     OnExceptionCheckpoint,
@@ -22,6 +23,7 @@ from drivetrain.callbacks import (
 )
 from drivetrain.callbacks.finetuning import multiplicative
 from drivetrain.errors import ConfigurationError
+from drivetrain.loggers import CSVLogger
 
 SCHEDULERS: dict[str, Any] = {
     "none": None,
@@ -104,6 +106,23 @@ def test_the_backbone_is_tuned_as_in_a_plain_loop(loader: Any, make_trainer: Any
     assert seen.seen == rates
     assert rates[-1] == 0.05  # aligned
     assert multiplicative(3) == 2.0
+
+
+@pytest.mark.parametrize("name", [None, "head"])
+def test_the_learning_rate_monitor_renames_its_keys_when_a_group_is_added(
+    loader: Any, make_trainer: Any, tmp_path: Path, name: str | None
+) -> None:
+    class Named(Tuned):
+        def configure_optimizers(self) -> Any:
+            group = {"params": [each for each in self.parameters() if each.requires_grad]}
+            optimizer = torch.optim.SGD([group | ({"name": name} if name else {})], lr=0.5)
+            return [optimizer], [lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+    monitor = LearningRateMonitor("epoch")
+    tuning = BackboneFinetuning(unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.125, lambda_func=lambda epoch: 1)
+    trainer = make_trainer(max_epochs=3, logger=CSVLogger(tmp_path), callbacks=[tuning, monitor], log_every_n_steps=1)
+    trainer.fit(Named(), loader)
+    assert monitor.lrs == {f"lr-SGD/{name or 'pg1'}": [0.5, 0.25, 0.125], "lr-SGD/pg2": [0.125, 0.125]}
 
 
 class SavesAt(Callback):

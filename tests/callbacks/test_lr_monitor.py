@@ -105,7 +105,7 @@ def test_values_follow_the_schedule_and_groups_added_later() -> None:
     assert monitor.lrs == {"lr-SGD": [1.0, 0.5]}
     optimizer.add_param_group({"params": params(), "lr": 0.1})
     monitor.on_train_epoch_start(fake, None)
-    assert monitor.lrs == {"lr-SGD": [1.0, 0.5], "lr-SGD/pg1": [0.5], "lr-SGD/pg2": [0.1]}
+    assert monitor.lrs == {"lr-SGD/pg1": [1.0, 0.5, 0.5], "lr-SGD/pg2": [0.1]}
 
 
 def test_without_a_logger_the_cure_is_named() -> None:

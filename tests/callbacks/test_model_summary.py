@@ -160,11 +160,11 @@ def sizes(module: nn.Module, depth: int = 1) -> dict[str, tuple[Any, Any]]:
 def test_sizes_and_operations_are_shown(capsys: pytest.CaptureFixture[str], make_trainer: Any, loader: Any) -> None:
     make_trainer(enable_model_summary=True, max_steps=0).fit(Example(torch.zeros(3, 4)), loader)
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    start = lines.index("| Name | Type | Params | Mode | In sizes | Out sizes")
+    start = lines.index("| Name | Type | Params | Mode | FLOPs | In sizes | Out sizes")
     assert lines[start + 2 : start + 5] == [
-        "0 | body | Sequential | 56 | train | [3, 4] | [3, 8]",
-        "1 | head | Linear | 18 | eval | [3, 8] | [3, 2]",
-        "2 | unused | Linear | 12 | train | ? | ?",
+        "0 | body | Sequential | 56 | train | 192 | [3, 4] | [3, 8]",
+        "1 | head | Linear | 18 | eval | 96 | [3, 8] | [3, 2]",
+        "2 | unused | Linear | 12 | train | 0 | ? | ?",
     ]
     assert "288 Total estimated FLOPs" in lines  # 3 samples, two operations for each of 32 + 16 weights
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -151,4 +152,18 @@ def test_what_it_refuses_and_what_it_may_be_given(make_trainer: Any, loader: Any
     caplog.set_level("INFO", logger="drivetrain")
     make_trainer(max_epochs=2, callbacks=pruning).fit(module, loader, loader)
     assert int((module.net[0].weight == 0).sum()) == 4
-    assert "0 of 32 values were pruned, now 4 (12.50%)" in caplog.text
+    assert "of all parameters. Pruned: 0/32 (0.00%) -> 4/32 (12.50%)" in caplog.text
+    assert "Linear(in_features=4, out_features=8, bias=True).weight. Pruned: 0/32 (0.00%) -> 4/32" in caplog.text
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_the_report_has_the_sparsity_before_and_after_each_pruning(caplog: Any, verbose: int) -> None:
+    caplog.set_level("INFO", logger="drivetrain")
+    pruning, module = ModelPruning("l1_unstructured", verbose=verbose), Net()
+    pruning.setup(None, module, "fit")  # type: ignore[arg-type]
+    for _ in range(2):
+        pruning.apply_pruning(0.5)
+    found = re.findall(r"L1Unstructured, amount=0.5, of (.*)\. Pruned: (\S+ \S+) -> (\S+)", caplog.text)
+    whole = [("all parameters", "0/49 (0.00%)", "24/49"), ("all parameters", "24/49 (48.98%)", "36/49")]
+    assert [each for each in found if each[0] == "all parameters"] == whole[: 2 * min(verbose, 1)]
+    assert len(found) == (0, 2, 10)[verbose]  # of four parameters too

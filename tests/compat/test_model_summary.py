@@ -33,6 +33,19 @@ def test_an_example_input_adds_sizes() -> None:
     assert found.total_flops == 2 * 3 * 32 * 2
 
 
+def test_flops_are_counted_for_each_row_with_its_children() -> None:
+    model = BoringModel()
+    model.example_input_array = torch.ones(3, 32)
+    model.layer = torch.nn.Sequential(torch.nn.Linear(32, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    found = ModelSummary(model, max_depth=-1)
+    counts = {name: sum(by_kind.values()) for name, by_kind in found.flop_counts.items()}
+    assert counts == {"layer": 1632, "layer.0": 1536, "layer.1": 0, "layer.2": 96}
+    assert found.total_flops == 1632
+    header, _, first, *_ = ([cell.strip() for cell in line.split("|")] for line in str(found).splitlines())
+    assert dict(zip(header, first, strict=True))["FLOPs"] == "1.6 K"
+    assert found.total_layer_params == 2 * 282
+
+
 def test_numbers_and_shapes_as_text() -> None:
     assert [get_human_readable_count(n) for n in (999, 1234, 12_345_678)] == ["999", "1.2 K", "12.3 M"]
     assert get_formatted_model_size(1234.5) == "1,234.500"

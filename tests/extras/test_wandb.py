@@ -135,3 +135,19 @@ def test_uploads_need_a_connection() -> None:
         WandbLogger(offline=True, log_model="all")
     with pytest.raises(ConfigurationError, match="add_file_policy='any'"):
         WandbLogger(add_file_policy="any")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", ["offline", "disabled"])
+def test_the_variable_wandb_mode_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    import wandb
+
+    wandb.teardown()  # it reads the variables once
+    monkeypatch.setenv("WANDB_MODE", mode)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = WandbLogger(save_dir=tmp_path, settings=wandb.Settings(console="off", x_disable_stats=True))
+    trainer(tmp_path, logger, enable_checkpointing=False).fit(Net(), loader())
+    assert logger.version == logger.experiment.id
+    assert (logger.experiment.offline, logger.experiment.disabled) == (mode == "offline", mode == "disabled")
+    assert bool(list(tmp_path.glob("wandb/offline-run-*"))) == (mode == "offline")
+    finish()
+    wandb.teardown()

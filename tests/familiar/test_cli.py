@@ -13,7 +13,7 @@ import yaml
 from torch import nn
 from torch.utils.data import DataLoader
 
-from drivetrain import LightningDataModule, LightningModule, Trainer
+from drivetrain import Callback, LightningDataModule, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.cli import LightningCLI, SaveConfigCallback
 from drivetrain.compat import fabric_loggers, fabric_strategies
@@ -117,6 +117,33 @@ def test_a_configuration_file_names_arguments_that_travel_through_kwargs(cli: Ma
     strategy = cli({"trainer": {"strategy": described}}).trainer.strategy
     assert strategy.ddp_arguments == {"find_unused_parameters": True}
     assert getattr(strategy, "extra", 3) == 3
+
+
+class Open(Net):
+    """A model, and below a callback, that take any keyword."""
+
+    def __init__(self, width: int = 2, **kwargs: Any) -> None:
+        super().__init__(width)
+        self.save_hyperparameters()
+        self.others = kwargs
+
+
+class OpenCallback(Callback):
+    def __init__(self, first: int = 0, **kwargs: Any) -> None:
+        self.others = kwargs
+
+
+def test_further_keywords_of_a_class_with_kwargs_are_dict_kwargs(cli: Make) -> None:
+    callback = {"class_path": f"{__name__}.OpenCallback", "init_args": {"first": 1}, "dict_kwargs": {"other": 2}}
+    described = {"class_path": f"{__name__}.Open", "init_args": {"width": 3}, "dict_kwargs": {"depth": 4}}
+    made = cli(
+        {"model": described, "trainer": {"callbacks": [callback]}}, "--model.dict_kwargs.height=5", model=Net,
+        subclass_mode_model=True,
+    )  # fmt: skip
+    assert made.model.others == {"depth": 4, "height": 5}
+    assert {name: made.model.hparams[name] for name in ("width", "depth", "height")} == dict(width=3, depth=4, height=5)
+    [others] = [each.others for each in made.trainer.callbacks if isinstance(each, OpenCallback)]
+    assert others == {"other": 2}
 
 
 def test_a_misspelt_argument_that_would_travel_through_kwargs_is_answered(cli: Make) -> None:
@@ -246,6 +273,16 @@ def check_nested(loaded: Any, width: int = 3) -> None:
     assert (loaded.encoder.size, loaded.path, loaded.activation, loaded.width) == (7, Path("b/c"), torch.relu, width)
 
 
+def test_logged_hyperparameters_with_their_instantiator_rebuild_nested_classes(cli: Make, tmp_path: Path) -> None:
+    logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}}
+    path = saved_by(cli, tmp_path, {"model": NESTED, "trainer": {"logger": logger}}, model=Nested)
+    [hparams] = tmp_path.glob("logs/*/*/hparams.yaml")
+    checkpoint = torch.load(path, weights_only=True)
+    del checkpoint["hyper_parameters"]
+    torch.save(checkpoint, path)
+    check_nested(Nested.load_from_checkpoint(path, hparams_file=hparams))
+
+
 def test_hyperparameters_saved_under_the_cli_rebuild_nested_classes(cli: Make, tmp_path: Path) -> None:
     path = saved_by(cli, tmp_path, {"model": NESTED}, model=Nested)
     saved = torch.load(path, weights_only=True)["hyper_parameters"]
@@ -350,11 +387,12 @@ def test_ckpt_path_takes_the_class_out_of_the_checkpoint_where_any_may_be_named(
         cli({"model": {"class_path": f"{__name__}.Net"}}, f"--ckpt_path={path}", subcommand="validate", model=None)
 
 
-def test_loggers_get_no_internal_hyperparameters(cli: Make, tmp_path: Path) -> None:
+def test_of_the_command_lines_own_keys_loggers_get_only_instantiator(cli: Make, tmp_path: Path) -> None:
     config = {"trainer": {"logger": {"class_path": "CSVLogger", "init_args": {"save_dir": "logs"}}}}
     cli(config, subcommand="fit")
     [written] = tmp_path.rglob("hparams.yaml")
-    assert yaml.safe_load(written.read_text()) == {"width": 2, "rate": 0.1}
+    own = {"_instantiator": "lightning.pytorch.cli.instantiate_module"}
+    assert yaml.safe_load(written.read_text()) == {"width": 2, "rate": 0.1, **own}
 
 
 def test_save_to_log_dir_false_without_an_override_is_an_error(cli: Make, tmp_path: Path) -> None:

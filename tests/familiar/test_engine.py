@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -19,7 +20,7 @@ from drivetrain.compat.fabric_loggers import FabricCSVLogger as CSVLogger
 from drivetrain.compat.fabric_loggers import FabricTensorBoardLogger as TensorBoardLogger
 from drivetrain.compat.samplers import DistributedSamplerWrapper
 from drivetrain.compat.wrapped import _unwrap_objects
-from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.errors import CheckpointError, ConfigurationError, UnloggableError
 from drivetrain.loggers import DummyLogger
 
 
@@ -154,6 +155,38 @@ def set_up(**arguments: Any) -> tuple[Engine, Net, Any, Any]:
     module = Net()
     model, optimizer = engine.setup(module, torch.optim.SGD(module.parameters(), lr=1.0))
     return engine, module, model, optimizer
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), [1, 2], (1.0, torch.tensor(2.0)), torch.ones(0)])
+def test_log_refuses_several_values_under_one_name_as_the_trainer_does(value: Any) -> None:
+    logger = Lines()
+    engine = Engine(accelerator="cpu", devices=1, loggers=logger)
+    with pytest.raises(UnloggableError, match=r"Engine.log\('loss', ...\) got .*Log one number per name") as caught:
+        engine.log_dict({"other": 1.0, "loss": value})
+    assert isinstance(caught.value, ValueError)
+    assert logger.lines == []
+    engine.log("loss", torch.ones(1))
+    engine.log("note", "text")  # a logger may know what to do with other values
+    assert len(logger.lines) == 2
+
+
+@pytest.mark.parametrize("given", [3, [None], True, object()])
+def test_what_is_no_logger_is_refused_when_the_engine_is_built(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"Engine\(loggers=...\) got .* Pass a drivetrain.loggers.Logger"):
+        Engine(accelerator="cpu", devices=1, loggers=given)
+    with pytest.raises(KeyError, match="There is no logger called 'cvs'"):
+        Engine(accelerator="cpu", devices=1, loggers="cvs")
+
+
+def test_the_logger_of_an_engine_without_one_is_an_index_error() -> None:
+    with pytest.raises(IndexError, match="has no logger"):
+        _ = Engine(accelerator="cpu", devices=1).logger
+
+
+def test_the_csv_logger_of_fabric_writes_hyperparameters(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    logger.log_hyperparams({"lr": 0.5, "widths": [1, 2]})
+    assert yaml.safe_load((Path(logger.log_dir) / "hparams.yaml").read_text()) == {"lr": 0.5, "widths": [1, 2]}
 
 
 def test_a_module_logs_to_the_loggers_of_the_engine() -> None:

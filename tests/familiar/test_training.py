@@ -588,3 +588,68 @@ def test_an_evaluation_loop_that_does_more_is_refused(make_trainer: Any) -> None
     trainer = make_trainer()
     with pytest.raises(NotSupportedError, match=r"validate_loop was set to a Running, which defines run\."):
         trainer.validate_loop = Running(trainer, TrainerFn.VALIDATING)
+
+
+# ---- what a loader counts, and a step that takes the iterator --------------------------------------------------------
+
+
+class Counts(torch.utils.data.Sampler[int]):
+    """Writes down, for each of its passes, its age and the last epoch that it was told."""
+
+    def __init__(self) -> None:
+        self.passes: list[tuple[int, int | None]] = []
+        self.age, self.epoch = 0, None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Any:
+        self.passes.append((self.age, self.epoch))
+        self.age += 1
+        return iter(range(8))
+
+
+@pytest.mark.parametrize("sanity_steps", [0, 2])
+def test_after_a_sanity_check_a_validation_loader_has_the_age_that_it_has_without_one(
+    make_trainer: Any, data: Any, sanity_steps: int
+) -> None:
+    sampler, model = Counts(), Net()
+    validation = DataLoader(data, batch_size=4, sampler=sampler)
+    trainer = make_trainer(max_epochs=2, num_sanity_val_steps=sanity_steps)
+    trainer.fit(model, DataLoader(data, batch_size=8), validation)
+    assert sampler.passes[-2:] == [(0, 0), (1, 1)]
+    trainer.validate(model, validation, verbose=False)
+    assert sampler.passes[-1] == (2, 2)
+
+
+def test_hooks_around_a_step_that_takes_dataloader_iter_get_the_batch_of_this_step(
+    make_trainer: Any, loader: Any
+) -> None:
+    seen: list[tuple[str, int, float]] = []
+
+    class Takes(Net):
+        def training_step(self, dataloader_iter: Any) -> Any:  # type: ignore[override]
+            batch, batch_idx, dataloader_idx = next(dataloader_iter)
+            assert dataloader_idx == 0
+            seen.append(("step", batch_idx, float(batch[0].sum())))
+            return super().training_step(batch, batch_idx)
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            seen.append(("transfer", dataloader_idx, float(batch[0].sum())))
+            return batch
+
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            seen.append(("start", batch_idx, float(batch[0].sum())))
+
+        def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            seen.append(("end", batch_idx, float(batch[0].sum())))
+
+    make_trainer(limit_train_batches=2).fit(Takes(), loader)
+    sums = [float(batch[0].sum()) for batch in loader]
+    assert seen == [
+        (kind, 0 if kind == "transfer" else index, sums[index])
+        for index in (0, 1) for kind in ("transfer", "start", "step", "end")
+    ]  # fmt: skip

@@ -31,6 +31,8 @@ class Warmup:
     def state_dict(self) -> dict[str, Any]:
         return {}
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
 
 WARMUP = Warmup()
 DEFAULT = LRSchedulerConfig(STEP)

@@ -356,7 +356,8 @@ def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
     before = [scheduler.state_dict() for scheduler in schedulers]
     load_states("scheduler", schedulers, states, check_scheduler_state)
     for scheduler, own in zip(schedulers, before, strict=True):
-        now = scheduler.state_dict()
+        if not isinstance(now := scheduler.state_dict(), Mapping):
+            continue  # a scheduler of the user's own without a state
         names = inspect.signature(type(scheduler).__init__).parameters.keys() & own.keys() & now.keys()
         numbers = [name for name in sorted(names - {"last_epoch"}) if isinstance(own[name], (int, float))]
         if changed := [f"{name}={now[name]} instead of {own[name]}" for name in numbers if now[name] != own[name]]:
@@ -372,8 +373,9 @@ def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
     Raises:
         WrongForm: an entry is missing or has another type, or would replace a method or the optimizer.
     """
-    expect(state, Mapping, place)
-    if not type(scheduler).__module__.startswith("torch.optim"):
+    own_class = not type(scheduler).__module__.startswith("torch.optim")
+    expect(state, (Mapping, None) if own_class else Mapping, place)
+    if own_class:
         return
     own = scheduler.state_dict()
     for key, value in own.items():

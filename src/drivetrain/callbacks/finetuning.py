@@ -388,7 +388,7 @@ def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
     for group in groups[before:]:
         ratio = float(group["lr"]) / float(groups[0]["lr"]) if groups[0]["lr"] else 1.0
         for key, value in groups[0].items():  # entries that schedulers have added to the groups
-            if key not in group:
+            if key not in group and key != "name":
                 group[key] = value * ratio if key.endswith("lr") and is_number(value) else value
         for scheduler in schedulers:
             _extend(scheduler, optimizer, before, ratio)

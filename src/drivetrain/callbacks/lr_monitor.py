@@ -99,6 +99,8 @@ class LearningRateMonitor(Callback):
 
     def _read(self, name: str, suffix: str, group: dict[str, Any]) -> dict[str, float]:
         key = f"{name}{suffix}"
+        if suffix == "/pg1" and name in self.lrs:  # the optimizer had one group, and has got another
+            self.lrs[key] = self.lrs.pop(name)
         values = {key: float(group["lr"])}
         self.lrs.setdefault(key, []).append(values[key])
         if self.log_momentum:

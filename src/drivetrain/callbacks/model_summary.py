@@ -41,6 +41,7 @@ class ModuleRow:
         num_parameters: the number of its own and its children's parameters, each counted once.
         training: whether the submodule is in training mode.
         is_lazy: some of its parameters get their shape with the first batch and are counted as 0.
+        flops: floating-point operations in it and its children by kind; ``None`` if none could be counted.
         in_sizes, out_sizes: the shapes of the inputs and outputs of its first call; ``None`` without an example input.
     """
 
@@ -50,6 +51,7 @@ class ModuleRow:
     num_parameters: int
     training: bool
     is_lazy: bool
+    flops: Mapping[Any, int] | None = None
     in_sizes: Sizes | None = None
     out_sizes: Sizes | None = None
 
@@ -57,7 +59,8 @@ class ModuleRow:
         """Return the cells of its row."""
         count = human_count(self.num_parameters) + (" *" if self.is_lazy else "")
         sizes = [str(size).replace("'", "") for size in (self.in_sizes, self.out_sizes) if size is not None]
-        return str(self.index), self.name, self.type, count, "train" if self.training else "eval", *sizes
+        flops = [] if self.flops is None else [human_count(sum(self.flops.values()))]
+        return str(self.index), self.name, self.type, count, "train" if self.training else "eval", *flops, *sizes
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class Summary:
     @property
     def header(self) -> tuple[str, ...]:
         """The column headings."""
-        titles = ("", "Name", "Type", "Params", "Mode")
+        titles = ("", "Name", "Type", "Params", "Mode", *["FLOPs"] * any(row.flops is not None for row in self.rows))
         return (*titles, "In sizes", "Out sizes") if any(row.in_sizes is not None for row in self.rows) else titles
 
     @property
@@ -122,7 +125,7 @@ class ModelSummary(Callback):
     """Prints the model's children, parameter counts and modes when ``fit`` starts.
 
     If the module has an ``example_input_array``, one forward pass with it adds each child's input and output shapes,
-    and an estimate of the operations. That pass has no effect on the run. If it fails, a warning says why, and the
+    and estimates of the operations. That pass has no effect on the run. If it fails, a warning says why, and the
     table has no shapes.
 
     Args:
@@ -224,7 +227,8 @@ def _row(index: int, name: str, module: nn.Module, trial: _Trial | None) -> Modu
     parameters = list(module.parameters())
     lazy = any(map(is_lazy, parameters))
     sizes = (None, None) if trial is None else trial.sizes.get(id(module), (UNKNOWN, UNKNOWN))
-    return ModuleRow(index, name, type(module).__name__, _count(parameters), module.training, lazy, *sizes)
+    flops = None if trial is None or trial.flops is None else trial.counts.get(name, {})
+    return ModuleRow(index, name, type(module).__name__, _count(parameters), module.training, lazy, flops, *sizes)
 
 
 def _count(parameters: Iterable[nn.Parameter]) -> int:
@@ -263,10 +267,13 @@ def _table(lines: list[tuple[str, ...]]) -> Iterator[str]:
 
 
 class _Trial(NamedTuple):
-    """The result of one forward pass: input and output sizes by the submodule's id, for those that ran."""
+    """The result of one forward pass: input and output sizes by the submodule's id, for those that ran, and the
+    operations of the whole, and by the submodule's name and the kind of operation.
+    """
 
     sizes: dict[int, tuple[Sizes, Sizes]]
     flops: int | None
+    counts: dict[str, dict[Any, int]]
 
 
 def _try(module: nn.Module, shown: list[nn.Module]) -> _Trial | None:
@@ -303,12 +310,15 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
         args, kwargs = inputs
         if not counts:
             module(*args, **kwargs)
-            return _Trial(sizes, None)
+            return _Trial(sizes, None, {})
         from torch.utils.flop_counter import FlopCounterMode
 
         with FlopCounterMode(display=False) as counter:
             module(*args, **kwargs)
-        return _Trial(sizes, counter.get_total_flops() or None)  # 0: torch has no formula for any of the operations
+        root = f"{type(module).__name__}."
+        by_name = {path.removeprefix(root): counts for path, counts in counter.get_flop_counts().items()}
+        # 0: torch has no formula for any of the operations
+        return _Trial(sizes, counter.get_total_flops() or None, by_name)
 
 
 @contextmanager

@@ -169,7 +169,6 @@ class ModelPruning(KeepsWeights):
         amount = self.amount(epoch) if callable(self.amount) else self.amount
         if not (self._applies(epoch) if callable(self._applies) else self._applies) or not amount:
             return
-        before = [_counts(place) for place in self._places]
         self.apply_pruning(amount)
         if trainer.world_size > 1:  # a method may draw random numbers, which differ between ranks
             for module, name in self._places:
@@ -180,15 +179,16 @@ class ModelPruning(KeepsWeights):
         with torch.no_grad():
             for module, name in self._places:  # update the weights now, not only in the next forward pass
                 getattr(module, name).copy_(getattr(module, f"{name}_orig") * getattr(module, f"{name}_mask"))
-        self._report(before, amount)
 
     def apply_pruning(self, amount: int | float) -> None:
-        """Prune ``amount`` of the remaining values."""
+        """Prune ``amount`` of the remaining values, and log how much is pruned if ``verbose`` is not 0."""
+        before = [_counts(place) for place in self._places] if self._verbose else []
         if self._global:
             prune.global_unstructured(self._places, pruning_method=self.pruning_fn, amount=amount)
-            return
-        for module, name in self._places:
+        for module, name in () if self._global else self._places:
             self.pruning_fn.apply(module, name, amount=amount, **self._options)
+        if self._verbose:
+            self._report(before, amount)
 
     def apply_lottery_ticket_hypothesis(self) -> None:
         """Set the parameters to their values before training, or to new ones with ``resample_parameters``."""
@@ -203,18 +203,18 @@ class ModelPruning(KeepsWeights):
             with torch.no_grad():
                 getattr(module, f"{name}_orig").copy_(initial)
 
-    def _report(self, before: list[tuple[int, int]], amount: Any) -> None:
-        if not self._verbose:
-            return
+    def _report(self, before: list[tuple[int, int]], amount: int | float) -> None:
         after = [_counts(place) for place in self._places]
-        total = sum(size for _, size in after)
-        was, now = (sum(zeros for zeros, _ in counts) for counts in (before, after))
-        rank_zero_info(
-            f"ModelPruning: {self.pruning_fn.__name__}, amount {amount}: {was} of {total} values were pruned, "
-            f"now {now} ({now / total:.2%})."
-        )
-        for (module, name), (zeros, size) in zip(self._places, after, strict=True) if self._verbose == 2 else ():
-            rank_zero_info(f"ModelPruning: {name} of {module!r}: {zeros} of {size} ({zeros / size:.2%}).")
+        rows = [
+            (f"{module!r}.{name}", was, now, size)
+            for (module, name), (was, _), (now, size) in zip(self._places, before, after, strict=True)
+        ]
+        total = ("all parameters", *(sum(each) for each in list(zip(*rows, strict=True))[1:]))
+        for what, was, now, size in [total, *(rows if self._verbose == 2 else ())]:
+            rank_zero_info(
+                f"ModelPruning with {self.pruning_fn.__name__}, amount={amount}, of {what}. "
+                f"Pruned: {was}/{size} ({was / size:.2%}) -> {now}/{size} ({now / size:.2%})"
+            )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore plain weights, if requested."""

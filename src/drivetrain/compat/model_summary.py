@@ -68,6 +68,16 @@ class ModelSummary:
         """Operations of one forward pass of the example input; 0 if nothing could be counted."""
         return self._summary.flops or 0
 
+    @property
+    def flop_counts(self) -> dict[str, dict[Any, int]]:
+        """The same by the submodules' names and the kinds of operations."""
+        return {row.name: dict(row.flops or {}) for row in self._summary.rows}
+
+    @property
+    def total_layer_params(self) -> int:
+        """The sum of :attr:`param_nums`, in which a parameter counts once for each submodule that holds it."""
+        return sum(self.param_nums)
+
     def __str__(self) -> str:
         return str(self._summary)
 

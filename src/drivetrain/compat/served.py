@@ -115,6 +115,8 @@ pytorch.profilers .profilers
 pytorch.profilers.{advanced pytorch simple xla} .profilers
 pytorch.profilers.base .profilers.passthrough: PassThroughProfiler
 pytorch.profilers.profiler .profilers.profiler: Profiler
+pytorch.serve .compat.serving: ServableModule ServableModuleValidator
+pytorch.serve.{servable_module servable_module_validator} =pytorch.serve
 pytorch.strategies .strategies | .compat.deprecated: HPUParallelStrategy SingleHPUStrategy SingleTPUStrategy
 pytorch.strategies.single_tpu .compat.deprecated: SingleTPUStrategy
 pytorch.strategies.{ddp deepspeed fsdp model_parallel parallel single_device single_xla xla} .strategies

@@ -25,9 +25,11 @@ from drivetrain.engine.parts import (
     bind_device,
     check_pair,
     check_parts,
+    first_logger,
     for_engine,
     launcher_of,
     listed,
+    loggable,
     logger_of,
     strategy_of,
     verbs_of,
@@ -167,9 +169,7 @@ class Engine(StateFiles):
         Raises:
             ConfigurationError: there is no logger.
         """
-        if not self.loggers:
-            raise ConfigurationError("This Engine has no logger. Write Engine(loggers=[CSVLogger(...)]).")
-        return self.loggers[0]
+        return first_logger(self.loggers)
 
     # ---- set up --------------------------------------------------------------------------------------------------
 
@@ -476,7 +476,7 @@ class Engine(StateFiles):
     def log_dict(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log numbers with every logger, at ``step``. Tensors are read from the device immediately, all together."""
         if self.loggers and self.is_global_zero:
-            numbers, _ = read_together(metrics.values(), self.accelerator.supports_float64)
+            numbers, _ = read_together(loggable(metrics), self.accelerator.supports_float64)
             for logger in self.loggers:
                 logger.log_metrics(metrics=dict(zip(metrics, numbers, strict=True)), step=step)
 

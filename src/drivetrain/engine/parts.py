@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import is_own_class
 from drivetrain.base.rank_zero import rank_zero_warn, tell_rank
 from drivetrain.base.registry import check_part, load
 from drivetrain.base.tree import BLOCKING
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, UnloggableError, described
 from drivetrain.launchers.launcher import Launcher, LauncherRegistry, in_notebook
 from drivetrain.plan import Plan
 from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from drivetrain.engine.verbs import Verbs
+    from drivetrain.loggers.logger import Logger
 
 
 def for_engine(plan: Plan) -> Plan:
@@ -41,8 +43,44 @@ def listed(given: Any) -> list[Any]:
 def logger_of(given: Any) -> Any:
     """Return a logger, which may be given by name; check a user's logger."""
     logger = load("drivetrain.loggers.logger:logger_named")(given, os.getcwd()) if isinstance(given, str) else given
+    if not callable(getattr(logger, "log_metrics", None)):
+        raise ConfigurationError(
+            f"Engine(loggers=...) got {described(logger)}. Pass a drivetrain.loggers.Logger, or a list of them."
+        )
     check_part(type(logger))
     return logger
+
+
+class NoLoggerError(ConfigurationError, IndexError):
+    """An Engine has no logger; also the IndexError of an empty list."""
+
+
+def first_logger(loggers: list[Logger]) -> Logger:
+    """Return the first logger.
+
+    Raises:
+        NoLoggerError: there is none.
+    """
+    if not loggers:
+        raise NoLoggerError("This Engine has no logger. Write Engine(loggers=[CSVLogger(...)]).")
+    return loggers[0]
+
+
+def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
+    """Return the values of ``metrics``.
+
+    Raises:
+        UnloggableError: a value is a tensor with another number of elements than one, or a list of numbers.
+    """
+    for name, value in metrics.items():
+        is_list = isinstance(value, (list, tuple)) and all(isinstance(each, (Number, Tensor)) for each in value)
+        if is_list or (isinstance(value, Tensor) and value.numel() != 1):
+            given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else described(value)
+            raise UnloggableError(
+                f"Engine.log({name!r}, ...) got {given}. Log one number per name: reduce it first, for example with "
+                ".mean(), or log each value under a name of its own."
+            )
+    return metrics.values()
 
 
 def check_parts(plan: Plan) -> None:

@@ -25,6 +25,8 @@ _REDUCTIONS: dict[Any, Reduction] = {
     "min": "min", torch.min: "min", min: "min",
     "max": "max", torch.max: "max", max: "max",
 }  # fmt: skip
+for _name in ("mean", "avg", "sum", "min", "max"):
+    _REDUCTIONS[_name.upper()] = _REDUCTIONS[_name.title()] = _REDUCTIONS[_name]
 STACKED: dict[Reduction, Callable[..., Tensor]] = {"sum": torch.sum, "min": torch.amin, "max": torch.amax}
 """By reduction, what makes one value of a tensor of values."""
 

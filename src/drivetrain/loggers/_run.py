@@ -151,11 +151,11 @@ class RunLogger(Logger):
     @rank_zero_only
     def _upload(self, callback: Any) -> None:
         for path, score, tag in scored(callback, self._sent):
-            self._send(path, None if score is None else float(score), tag)
+            self._send(path, None if score is None else float(score), tag, callback)
             self._sent[path] = os.stat(path).st_mtime_ns
 
-    def _send(self, path: str, score: float | None, tag: str) -> None:
-        """Upload one checkpoint; ``tag`` is "best" or "latest"."""
+    def _send(self, path: str, score: float | None, tag: str, callback: Any) -> None:
+        """Upload one checkpoint that ``callback`` has saved; ``tag`` is "best" or "latest"."""
         raise NotImplementedError
 
     @rank_zero_only

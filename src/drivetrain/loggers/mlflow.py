@@ -173,7 +173,7 @@ class MLFlowLogger(Tables):
 
     # ---- checkpoints, and the end --------------------------------------------------------------------------------
 
-    def _send(self, path: str, score: float | None, tag: str) -> None:
+    def _send(self, path: str, score: float | None, tag: str, callback: Any) -> None:
         folder = f"model/checkpoints/{os.path.splitext(os.path.basename(path))[0]}"
         self.experiment.log_artifact(self._run_id, path, folder)
         about = {"path": path, "score": score, "aliases": [tag]}

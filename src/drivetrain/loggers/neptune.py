@@ -103,7 +103,7 @@ class NeptuneLogger(RunLogger):
         for image, _ in self._each("log_image", key, images, {}):
             self.experiment[f"{self._folder}{key}"].append(File.as_image(array_of(image)), step=step)
 
-    def _send(self, path: str, score: float | None, tag: str) -> None:
+    def _send(self, path: str, score: float | None, tag: str, callback: Any) -> None:
         folder = f"{self._folder}model"
         self.experiment[f"{folder}/checkpoints/{os.path.splitext(os.path.basename(path))[0]}"].upload(path)
         if tag == "best":

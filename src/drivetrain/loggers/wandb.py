@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _STEP = "trainer/global_step"
+_SETTINGS = ("monitor", "mode", "save_last", "save_top_k", "save_weights_only", "_every_n_train_steps")
+"""The settings of a ModelCheckpoint that are stored with its files, under Lightning's names."""
 
 
 class InitArguments(TypedDict, total=False):
@@ -106,8 +108,9 @@ class WandbLogger(Tables):
             self._init["mode"] = "offline"
         if anonymous:
             self._init["anonymous"] = "allow"
+        self._has_tensorboard = bool(kwargs.get("sync_tensorboard"))
         if experiment is not None:
-            _define_axis(experiment)
+            self._define_axis(experiment)
 
     def _begin(self) -> Any:
         import wandb
@@ -124,8 +127,15 @@ class WandbLogger(Tables):
                 project=self._project, name=self._name, id=self._run_id, dir=self._save_dir, **self._init
             )  # fmt: skip
         self._run_id = run.id
-        _define_axis(run)
+        self._define_axis(run)
         return run
+
+    def _define_axis(self, run: Any) -> None:
+        if getattr(run, "define_metric", None) and self._has_tensorboard:  # TensorBoard's values bring their own axis
+            run.define_metric("*", step_metric="global_step")
+        elif getattr(run, "define_metric", None):
+            run.define_metric(_STEP)
+            run.define_metric("*", step_metric=_STEP, step_sync=True)
 
     @property
     def save_dir(self) -> str:
@@ -141,7 +151,7 @@ class WandbLogger(Tables):
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log numbers, or other values that ``wandb.log`` accepts."""
         row = self._named(metrics)
-        self.experiment.log(row if step is None else {**row, _STEP: step})
+        self.experiment.log(row if step is None or self._has_tensorboard else {**row, _STEP: step})
 
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
@@ -189,10 +199,12 @@ class WandbLogger(Tables):
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
-    def _send(self, path: str, score: float | None, tag: str) -> None:
+    def _send(self, path: str, score: float | None, tag: str, callback: Any) -> None:
         import wandb
 
-        metadata = {"score": score, "original_filename": os.path.basename(path)}
+        names = {name: name.lstrip("_") for name in _SETTINGS}
+        settings = {name: getattr(callback, own) for name, own in names.items() if hasattr(callback, own)}
+        metadata = {"score": score, "original_filename": os.path.basename(path), type(callback).__name__: settings}
         name = self._checkpoint_name or f"model-{self.experiment.id}"
         artifact = wandb.Artifact(name=name, type="model", metadata=metadata)
         artifact.add_file(path, name="model.ckpt", policy=self.add_file_policy)
@@ -225,12 +237,6 @@ class WandbLogger(Tables):
     def use_artifact(self, artifact: str, artifact_type: str | None = None) -> Any:
         """Record in the run that an artifact is used, and return it."""
         return self.experiment.use_artifact(artifact, type=artifact_type)
-
-
-def _define_axis(run: Any) -> None:
-    if getattr(run, "define_metric", None):
-        run.define_metric(_STEP)
-        run.define_metric("*", step_metric=_STEP, step_sync=True)
 
 
 def _plain(value: Any) -> Any:

@@ -195,8 +195,7 @@ def evaluate(
         rank_zero_warn(no_batches(empty, kind.group))
     if len(empty) == len(loaders):
         return []
-    if len(loaders) > 1:
-        run.hooks.check_takes_index(kind.word)
+    run.hooks.check_takes_index(kind.word, several=len(loaders) > 1)
     progress.enter(kind.start)
     in_fit = progress.fn == "fit"
     own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{kind.word}_model_train")

@@ -96,6 +96,10 @@ class ExportMixin:
                 torch.jit.save(exported, target)
         return exported
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Return what ``torch.jit.script(module)`` compiles: the module without its run."""
+        return detached(self)  # type: ignore[arg-type]
+
     def to_tensorrt(
         self,
         file_path: str | Path | None = None,
@@ -321,6 +325,7 @@ def _detached_class(cls: type[Any]) -> tuple[type[Any], frozenset[str]]:
         "__qualname__": cls.__qualname__,
         "__jit_unused_properties__": [*properties, *getattr(cls, "__jit_unused_properties__", [])],
         "trainer": None,
+        "__prepare_scriptable__": lambda module: module,
     }
     names = frozenset(name for base in ours for name in (*vars(base), *inspect.get_annotations(base)))
     made = types.new_class(cls.__name__, (_Unregistered, cls), exec_body=lambda namespace: namespace.update(body))

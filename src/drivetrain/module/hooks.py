@@ -338,25 +338,31 @@ class HookTable:
         parties = [(self._module, self._module_base), *((each, self._callback_base) for each in self.callbacks)]
         return (pair for pair in parties if hasattr(pair[1], name) and overrides(pair[0], name, pair[1]))
 
-    def check_takes_index(self, word: str) -> None:
-        """Check that the hooks around each batch accept ``dataloader_idx``, because there are several loaders.
+    def check_takes_index(self, word: str, several: bool) -> None:
+        """Check that the hooks around each batch accept ``dataloader_idx`` if there are several loaders, and do not
+        require it if there is one.
 
         Args:
             word: the stage in the hooks' names: "validation", "test" or "predict".
+            several: whether there are several loaders.
 
         Raises:
-            ConfigurationError: a hook does not accept it.
+            ConfigurationError: a hook does not accept it, or requires it.
         """
         for hook in (f"on_{word}_batch_start", f"on_{word}_batch_end"):
             for owner, base in self.overriders(hook):
                 wanted = list(inspect.signature(getattr(base, hook)).parameters)
+                own = inspect.signature(getattr(owner, hook))
+                if not several and "dataloader_idx" not in own.parameters:
+                    continue
                 try:
-                    inspect.signature(getattr(owner, hook)).bind(*wanted[1:])
+                    own.bind(*wanted[1 : None if several else -1])
                 except TypeError:
                     arguments = ", ".join((*wanted[:-1], "dataloader_idx=0"))
+                    why = "must take dataloader_idx, because there are several loaders"
+                    why = why if several else "requires dataloader_idx, and there is one loader"
                     raise SignatureError(
-                        f"{type(owner).__name__}.{hook} must take dataloader_idx, because there are several loaders. "
-                        f"Write def {hook}({arguments})."
+                        f"{type(owner).__name__}.{hook} {why}. Write def {hook}({arguments})."
                     ) from None
 
     def call(self, hook: str, *args: Any) -> None:

@@ -221,7 +221,9 @@ def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | 
         CheckpointError: the hyperparameters are not a dictionary with names.
     """
     with restoring(f"'{prefix}hyper_parameters'"):
-        saved = expect(checkpoint.get(f"{prefix}hyper_parameters", {}), (Mapping, None, {str: object})) or {}
+        keys = [f"{prefix}hyper_parameters", *([] if prefix else ["hparams", "module_arguments"])]  # before 0.9
+        found = next((checkpoint[key] for key in keys if key in checkpoint), None)
+        saved = expect(found, (Mapping, None, {str: object})) or {}
     with restoring(f"'{prefix}hparams_name'"):
         name: str | None = expect(checkpoint.get(f"{prefix}hparams_name"), (str, None))
     if checkpoint.get(f"{prefix}hparams_type") == _CONFIG:

@@ -171,10 +171,12 @@ def _config(entry: Any, optimizers: list[Any], by_hand: bool) -> LRSchedulerConf
     if "scheduler" not in settings:
         raise ConfigurationError(f"A scheduler's dictionary has no key 'scheduler', only {sorted(settings)}. {_FORMS}")
     scheduler = settings["scheduler"]
-    if isinstance(scheduler, type) or not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
+    needed = [name for name in ("step", "state_dict", "load_state_dict") if not hasattr(scheduler, name)]
+    lacking = f", which has no {needed[0]}" if needed else ""
+    if isinstance(scheduler, type) or needed:
         raise WrongTypeError(
-            f"A scheduler is an object with step() and state_dict(), and configure_optimizers returned "
-            f"{described(scheduler)}. {_FORMS}"
+            f"A scheduler is an object with step(), state_dict() and load_state_dict(), and configure_optimizers "
+            f"returned {described(scheduler)}{lacking}. {_FORMS}"
         )
     if settings.get("interval", "epoch") not in ("epoch", "step"):
         raise ConfigurationError(

@@ -396,8 +396,8 @@ def log_hyperparameters(trainer: Trainer) -> None:
     for party in (trainer.datamodule, trainer.lightning_module):
         if party is None or not party._log_hyperparams or not trainer.settings.enable_autolog_hparams:
             continue
-        internal = ("_class_path", "_instantiator")  # keys of LightningCLI, for load_from_checkpoint
-        own = {name: value for name, value in party.hparams_initial.items() if name not in internal}
+        # a command line's key, as "_instantiator" is, with which hparams.yaml fits load_from_checkpoint
+        own = {name: value for name, value in party.hparams_initial.items() if name != "_class_path"}
         for name in set(own) & set(params):
             if not _same(own[name], params[name]):
                 raise RunError(

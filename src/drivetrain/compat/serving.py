@@ -1,0 +1,135 @@
+"""Check before training that a module can answer requests: Lightning's ``ServableModule`` and its validator."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from drivetrain import Callback
+from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.tree import is_dtensor
+from drivetrain.errors import ConfigurationError, NotSupportedError, WrongTypeError, shown
+from drivetrain.module.export import undisturbed
+
+_Converters = dict[str, Callable[[Any], Any]]
+
+
+class ServableModule(ABC, nn.Module):
+    """A module that answers requests; derive from it beside LightningModule."""
+
+    @abstractmethod
+    def configure_payload(self) -> dict[str, Any]:
+        """Return an example request, as data for JSON: ``{"body": {argument of serve_step: value}}``."""
+
+    @abstractmethod
+    def configure_serialization(self) -> tuple[_Converters, _Converters]:
+        """Return the functions that make an argument of ``serve_step`` from JSON's data, by the argument's name, and
+        those that make JSON's data from an output, by the output's name.
+        """
+
+    @abstractmethod
+    def serve_step(self, *args: Tensor, **kwargs: Tensor) -> dict[str, Tensor]:
+        """Return the outputs for one request, by name."""
+
+    @abstractmethod
+    def configure_response(self) -> dict[str, Any]:
+        """Return the expected answer to the example request, as data for JSON."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """The answer to a request: 200 and JSON, or 500 and the error."""
+
+    status_code: int
+    text: str
+
+    def json(self) -> Any:
+        """Return the data in the answer."""
+        return json.loads(self.text)
+
+
+class ServableModuleValidator(Callback):
+    """Passes the example request to the module before training starts, and compares the answer.
+
+    Request and answer go through JSON as for a server, in this process: no port is opened. The module answers in
+    evaluation mode.
+
+    Args:
+        optimization: only ``None``.
+        server: only "fastapi".
+        host, port, timeout: ignored, for compatibility, because no server is started.
+        exit_on_failure: raise an error if the module cannot answer.
+
+    Attributes:
+        resp: the answer; ``None`` before training starts.
+
+    Raises:
+        NotSupportedError: another ``optimization`` or ``server``; or, when training starts, parameters are sharded.
+        ConfigurationError: when training starts, the module is no ServableModule, or does not answer as expected.
+    """
+
+    def __init__(
+        self,
+        optimization: str | None = None,
+        server: str = "fastapi",
+        host: str = "127.0.0.1",
+        port: int = 8080,
+        timeout: int = 20,
+        exit_on_failure: bool = True,
+    ) -> None:
+        super().__init__()
+        for name, value, only in (("optimization", optimization, None), ("server", server, "fastapi")):
+            if value != only:
+                raise NotSupportedError(f"ServableModuleValidator({name}={shown(value)}): write {name}={only!r}.")
+        self.optimization, self.server, self.host, self.port = optimization, server, host, port
+        self.timeout, self.exit_on_failure = timeout, exit_on_failure
+        self.resp: Response | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        name = type(pl_module).__name__
+        if not isinstance(pl_module, ServableModule):
+            raise WrongTypeError(f"{name} is no ServableModule. Write class {name}(LightningModule, ServableModule).")
+        if any(is_dtensor(each) for each in pl_module.parameters()):
+            raise NotSupportedError(
+                'ServableModuleValidator needs complete parameters, and this strategy shards them. Use strategy="ddp".'
+            )
+        payload = pl_module.configure_payload()
+        if "body" not in payload:
+            raise ConfigurationError(
+                f'{name}.configure_payload returned {shown(payload)}, which has no "body". Write {{"body": {{...}}}}.'
+            )
+        with undisturbed(pl_module):
+            self.resp = _answer(pl_module, payload)
+        if not self.successful:
+            if self.exit_on_failure:
+                raise ConfigurationError(f"{name} cannot answer the request {shown(payload)}: {self.resp.text}.")
+        elif (answer := self.resp.json()) != (expected := pl_module.configure_response()):
+            raise ConfigurationError(
+                f"{name} answers its example request with {answer}, and configure_response returned {expected}. "
+                "Correct one of the two."
+            )
+        else:
+            rank_zero_info(f"{name} answers its example request with {answer}.")
+
+    @property
+    def successful(self) -> bool | None:
+        """Whether the module has answered; ``None`` before training starts."""
+        return None if self.resp is None else self.resp.status_code == 200
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"successful": self.successful, "optimization": self.optimization, "server": self.server}
+
+
+def _answer(module: ServableModule, payload: dict[str, Any]) -> Response:
+    try:
+        body = json.loads(json.dumps(payload))["body"]
+        inputs, outputs = module.configure_serialization()
+        found: Any = module.serve_step(**body | {key: convert(body[key]) for key, convert in inputs.items()})
+        return Response(200, json.dumps(found | {key: convert(found[key]) for key, convert in outputs.items()}))
+    except Exception as error:  # a server answers so, and goes on
+        return Response(500, f"{type(error).__name__}: {error}")
