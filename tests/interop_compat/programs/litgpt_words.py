@@ -1,4 +1,4 @@
-"""Small language models with LitGPT, which trains with Fabric: pretraining, resuming, and fine-tuning with LoRA."""
+"""Small language models with LitGPT, which trains with Fabric: pretraining, and fine-tuning with LoRA."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from litgpt.args import EvalArgs, TrainArgs
 from litgpt.data import JSON, DataModule
 from litgpt.finetune.lora import setup as adapt
 from litgpt.pretrain import setup as pretrain
+from litgpt.prompts import Default
 from outcome import report
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -59,7 +60,9 @@ def logged(folder: Path) -> dict[str, list[float]]:
     path = max(folder.rglob("metrics.csv"), key=lambda path: path.parent.name)
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    return {name: [float(row[name]) for row in rows if row[name]] for name in ("loss", "learning_rate") if name in rows[0]}
+    return {
+        name: [float(row[name]) for row in rows if row[name]] for name in ("loss", "learning_rate") if name in rows[0]
+    }
 
 
 def size(path: Path) -> float:
@@ -68,11 +71,11 @@ def size(path: Path) -> float:
     return float(sum(value.double().norm() for value in state.values()))
 
 
-def pretrained(folder: Path, seed: int, steps: int, resume: bool = False) -> dict[str, Any]:
+def pretrained(folder: Path, seed: int, steps: int) -> dict[str, Any]:
     tokens = steps * 8 * 16
     sys.argv = ["litgpt", "small"]  # it saves the command line that it was started with
     pretrain(
-        "small", SMALL, folder, precision="32-true", resume=resume, data=Text(seed), logger_name="csv", devices=1,
+        "small", SMALL, folder, precision="32-true", data=Text(seed), logger_name="csv", devices=1,
         train=train(max_tokens=tokens, max_seq_length=16, max_norm=1.0, tie_embeddings=False, min_lr=1e-4),
         eval=EvalArgs(interval=4, max_iters=2), optimizer={"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}},
         seed=seed,
@@ -82,11 +85,6 @@ def pretrained(folder: Path, seed: int, steps: int, resume: bool = False) -> dic
 
 def pretraining(folder: Path, seed: int) -> dict[str, Any]:
     return pretrained(folder, seed, steps=12)
-
-
-def resuming(folder: Path, seed: int) -> dict[str, Any]:
-    """The second run finds the first one's newest checkpoint."""
-    return {"first": pretrained(folder, seed, steps=8), "second": pretrained(folder, seed, steps=12, resume=True)}
 
 
 def adapters(folder: Path, seed: int) -> dict[str, Any]:
@@ -101,10 +99,12 @@ def adapters(folder: Path, seed: int) -> dict[str, Any]:
     (base / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     tasks = [{"instruction": f"w{index}", "output": f"w{(3 * index) % 38} w{index}"} for index in range(24)]
     (folder / "tasks.json").write_text(json.dumps(tasks), encoding="utf-8")
-    sys.argv = ["litgpt", str(base)]
+    state = torch.load(base / "lit_model.pth", weights_only=False)
+    torch.save(state["model"], base / "lit_model.pth")  # as litgpt's convert_pretrained_checkpoint
+    sys.argv = ["litgpt", str(base), "--lora_r", "2", "--lora_projection", "true"]
     adapt(
         base, folder / "adapted", precision="32-true", lora_r=2, lora_projection=True, seed=seed,
-        data=JSON(folder / "tasks.json", val_split_fraction=0.25, prompt_style="default", num_workers=0),
+        data=JSON(folder / "tasks.json", val_split_fraction=0.25, prompt_style=Default(), num_workers=0),
         train=train(epochs=2, max_seq_length=16), eval=EvalArgs(interval=2, max_new_tokens=4, max_iters=2),
         optimizer={"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}},
     )  # fmt: skip
@@ -116,4 +116,4 @@ def adapters(folder: Path, seed: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    report(pretraining=pretraining, resuming=resuming, adapters=adapters)
+    report(pretraining=pretraining, adapters=adapters)
