@@ -14,7 +14,9 @@ COMPAT_VENV := .venv-compat
 COMPAT_STAMP := $(COMPAT_VENV)/.installed
 COMPAT_PINS := tests/interop_compat/compat-constraints.txt
 COMPAT_LIBRARIES := "gluonts[torch]" pytorch-forecasting darts scvi-tools pytorch-tabular chemprop deeptab neuralforecast \
-	mlcolvar pina-mathlab finetuning-scheduler
+	mlcolvar pina-mathlab finetuning-scheduler torchgeo anomalib nequip torch-geometric
+# These ask for older versions of packages than the others do, and work with the newer ones.
+COMPAT_BARE := litgpt tokenizers
 # Real cluster managers: their Python packages, and beside them what Debian has of them.
 CLUSTERS_VENV := .venv-clusters
 CLUSTERS_STAMP := $(CLUSTERS_VENV)/.installed
@@ -148,6 +150,7 @@ $(COMPAT_STAMP): pyproject.toml $(COMPAT_PINS)
 	@$(PYTHON) -m venv $(COMPAT_VENV)
 	@$(COMPAT_VENV)/bin/python $(PIP_INSTALL) -c $(COMPAT_PINS) \
 		torch lightning tensorboard rich psutil $(COMPAT_LIBRARIES)
+	@$(COMPAT_VENV)/bin/python $(PIP_INSTALL) --no-deps -c $(COMPAT_PINS) $(COMPAT_BARE)
 	@$(COMPAT_VENV)/bin/python $(PIP_INSTALL) --no-deps -e .
 	@touch $@
 

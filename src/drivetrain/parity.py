@@ -38,6 +38,8 @@ class Parity:
             an epoch. A run that ends before ``max_epochs`` keeps its trained weights. The pass for the statistics of
             batch norm ends with an optimizer step on the last window's gradients. Otherwise parameters and buffers are
             averaged at the end of each epoch, including the last, and the pass for batch norm makes no optimizer step.
+        iterated_batches: the size of a batch that can be iterated over is that of the first tensor that its iteration
+            gives, also if the batch is a dataclass; otherwise a dataclass has the size of its first field with a tensor.
         pickle: checkpoints may contain any Python object, also when they are read. Reading such a file can run code, so
             use it only for files that you trust.
     """
@@ -50,6 +52,7 @@ class Parity:
     uneven_sweeps: bool = False
     early_iterators: bool = False
     early_averages: bool = False
+    iterated_batches: bool = False
     pickle: bool = False
 
 
@@ -62,6 +65,7 @@ NUMBERS = (
     "uneven_sweeps",
     "early_iterators",
     "early_averages",
+    "iterated_batches",
 )
 """The switches that change numbers."""
 

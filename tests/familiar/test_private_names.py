@@ -181,6 +181,47 @@ def test_what_is_never_called_is_named_when_the_callback_is_attached(
         trainer.fit(regression(), loader)
 
 
+def test_a_library_chooses_the_moment_of_a_save_and_asks_which_step_was_the_last(
+    make_trainer: Any, regression: Any, loader: Any, tmp_path: Path
+) -> None:
+    """As anomalib, which saves after validation, and in a run that only validates."""
+
+    class SavesLater(ModelCheckpoint):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.steps = list[int]()
+
+        def _should_save_on_train_epoch_end(self, trainer: Any) -> bool:
+            assert super()._should_save_on_train_epoch_end(trainer)  # by default, at the end of a training epoch
+            return False
+
+        def _should_skip_saving_checkpoint(self, trainer: Any) -> bool:
+            self.steps.append(self._last_global_step_saved)
+            return trainer.sanity_checking or self._last_global_step_saved == trainer.global_step
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            before = len(self.steps)
+            super().on_train_epoch_end(trainer, pl_module)
+            assert len(self.steps) == before == trainer.current_epoch + 1  # after the epoch's validation
+
+    saves = SavesLater(dirpath=tmp_path, filename="{epoch}", save_top_k=-1)
+    trainer = make_trainer(max_epochs=2, callbacks=saves, enable_checkpointing=True)
+    model = regression()
+    model.validation_step = lambda batch, batch_idx: None
+    trainer.validate(model, loader)
+    assert saves.steps == [0]
+    assert list(tmp_path.glob("*.ckpt")) == []
+    saves.steps.clear()
+    trainer.fit(model, loader, loader)
+    assert saves.steps == [0, trainer.global_step // 2]
+    trainer.validate(model, loader)
+    assert saves.steps[2:] == [trainer.global_step]
+    assert sorted(path.name for path in tmp_path.glob("*.ckpt")) == ["epoch=0.ckpt", "epoch=1.ckpt"]
+    saves._last_global_step_saved = 0
+    trainer.validate(model, loader)
+    assert len(list(tmp_path.glob("*.ckpt"))) == 3
+
+
 @pytest.mark.parametrize("name", UNCALLED)
 def test_what_is_said_of_private_methods_is_true(name: str) -> None:
     cls = getattr(callbacks, name)

@@ -18,6 +18,7 @@ import pytest
 
 PYTHON = os.environ.get("DRIVETRAIN_COMPAT_PYTHON", "")
 PROGRAMS = Path(__file__).parent / "programs"
+STARTUP = Path(__file__).parent / "startup"
 GLUONTS, FORECASTING = "gluonts_forecasts.py", "pytorch_forecasting_models.py"
 
 pytestmark = [
@@ -28,6 +29,9 @@ pytestmark = [
 COUNTERPARTS = {
     "has a validation_step but there is no validation loader": "You defined a `validation_step` but have no",
     "The checkpoint holds the state of callbacks that this Trainer does not have": "callbacks used to create the",
+    "They are trained like that": "module(s) in eval mode at the start of training",
+    "configure_optimizers returned no optimizer": "configure_optimizers` returned `None`",
+    "The tensors of this batch differ in their first dimension": "the `batch_size` from an ambiguous collection",
     "no logger has seen it, because log_every_n_steps=": "is smaller than the logging interval",
 }
 """What we warn of in our own words, and how the original warns of the same."""
@@ -39,6 +43,7 @@ OURS = (
     "batch norm layers are frozen",  # finetuning-scheduler lets their statistics follow the data, unless it is told
     "loggers get one curve of both",  # mlcolvar and PINA log some names in training and in validation
     "Trainer has no attribute 'data_module'",  # PINA sets its own
+    "configure_models is never called by the Trainer",  # torchgeo calls it itself
 )
 """What we warn of and the original does not, with the reason."""
 
@@ -54,7 +59,11 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> Any:
         done = subprocess.run(
             [PYTHON, *launcher, PROGRAMS / program, folder, *arguments],
             cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},  # these models are too small for more
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",  # these models are too small for more
+                "PYTHONPATH": os.pathsep.join(filter(None, (str(STARTUP), os.environ.get("PYTHONPATH")))),
+            },
             capture_output=True,
             text=True,
         )
@@ -110,6 +119,11 @@ LIBRARIES = {
     "finetuning-scheduler": ("finetuning_digits.py", "explicit/resumed/weights"),
     "mlcolvar": ("mlcolvar_states.py", "variational/metrics/valid_loss"),
     "pina-mathlab": ("pina_equation.py", "adaptive/weights"),
+    "torchgeo": ("torchgeo_fields.py", "segmentation/weights/0"),
+    "anomalib": ("anomalib_plates.py", "flow/weights"),
+    "nequip": ("nequip_forces.py", "averaged/weights/best"),
+    "torch-geometric": ("geometric_graphs.py", "nodes/weights"),
+    "litgpt": ("litgpt_words.py", "adapters/merged"),
 }
 """For each library its program, and the number of it that the page shows."""
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 
+from drivetrain import parity
 from drivetrain.errors import LoggingError
 from drivetrain.logbook.entry import LogRule, Options
 from drivetrain.logbook.logbook import Logbook
@@ -188,6 +191,31 @@ def test_t9_the_batch_size_is_the_first_dimension_of_the_first_tensor(batch: Any
         book.batch, book.size = batch, None
         assert book.find_batch_size() == size
     assert book.size == size
+
+
+@dataclass
+class Images:
+    pixels: torch.Tensor
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.pixels)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size", "iterated"), [(Images(torch.ones(4, 3, 8)), 4, 3), ({"x": torch.ones(5)}, 5, 5)]
+)
+def test_t9_the_size_of_a_batch_that_gives_its_samples_is_that_of_the_batch(
+    batch: Any, size: int, iterated: int
+) -> None:
+    """With the switch, that of its first sample."""
+    for switch, expected in ((False, size), (True, iterated)):
+        before = parity.use(parity.Parity(iterated_batches=switch))
+        try:
+            book = Logbook()
+            book.batch = batch
+            assert book.find_batch_size() == expected
+        finally:
+            parity.use(before)
 
 
 def test_t9_conflicting_sizes_warn_once_and_no_tensor_is_an_error() -> None:

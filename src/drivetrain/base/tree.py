@@ -135,19 +135,24 @@ def detach(tree: Any) -> Any:
     return map_leaves(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, tree)
 
 
-def batch_sizes(tree: Any) -> Iterator[int]:
-    """Yield the first dimension of each tensor in ``tree``, in order; 1 for a tensor without dimensions."""
+def batch_sizes(tree: Any, iterated: bool = False) -> Iterator[int]:
+    """Yield the first dimension of each tensor in ``tree``, in order; 1 for a tensor without dimensions.
+
+    ``iterated`` takes the parts of any object from its iteration, also if it has fields.
+    """
     parts: Iterable[Any] = ()
     if isinstance(tree, Tensor):
         yield tree.shape[0] if tree.ndim else 1
     elif isinstance(tree, Mapping):
         parts = tree.values()
+    elif iterated and isinstance(tree, Iterable) and not isinstance(tree, (str, bytes)):
+        parts = tree
     elif dataclasses.is_dataclass(tree) and not isinstance(tree, type):
         parts = (getattr(tree, field.name) for field in dataclasses.fields(tree))
     elif isinstance(tree, Sequence) and not isinstance(tree, (str, bytes)):
         parts = tree
     for part in parts:
-        yield from batch_sizes(part)
+        yield from batch_sizes(part, iterated)
 
 
 def leaves(tree: Any) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.callbacks._checkpoint_arguments import acts_at_epoch_end
 from drivetrain.callbacks._checkpoint_files import is_below, save_new
 from drivetrain.callbacks._checkpoint_names import NamedCheckpoint
 from drivetrain.checkpoints.io import CheckpointIO, background_of, wait_for
@@ -87,6 +88,14 @@ class StoredCheckpoint(NamedCheckpoint):
     def _save_on_train_epoch_end(self, value: bool | None) -> None:
         self.save_on_train_epoch_end = value
 
+    @property
+    def _last_global_step_saved(self) -> int:  # as above
+        return max(self._saved_at_step, 0)
+
+    @_last_global_step_saved.setter
+    def _last_global_step_saved(self, value: int) -> None:
+        self._saved_at_step = value
+
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
         """Return whether a checkpoint with the score ``current`` would be among the best; the same on every rank."""
         if current is None or self.save_top_k == 0:
@@ -123,6 +132,10 @@ class StoredCheckpoint(NamedCheckpoint):
     def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
         """Whether to skip a save, because no fit is running or its state is already saved."""
         return not self._may_save(trainer) or self._saved_at_step == trainer.progress.global_step
+
+    def _should_save_on_train_epoch_end(self, trainer: Trainer) -> bool:
+        """Whether to save when a training epoch ends, instead of after validation."""
+        return acts_at_epoch_end(self.save_on_train_epoch_end, trainer)
 
     def _update_best_and_save(self, current: Tensor, trainer: Trainer, monitor_candidates: dict[str, Any]) -> None:
         """Save a checkpoint that is among the best."""

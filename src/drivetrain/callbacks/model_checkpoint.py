@@ -17,7 +17,6 @@ from torch import Tensor
 from drivetrain.base import files, yaml_text
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callbacks._checkpoint_arguments import (
-    acts_at_epoch_end,
     check_target,
     check_triggers,
     mode_or_default,
@@ -204,7 +203,8 @@ class ModelCheckpoint(StoredCheckpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.follows_logger = self.dirpath is None
         self.decide_dirpath(trainer)
-        self._saved_at_step = self._written_at_step = self._last_at_batch = self._awaited_at_step = -1
+        if stage == "fit":
+            self._saved_at_step = self._written_at_step = self._last_at_batch = self._awaited_at_step = -1
         self._validated = self._told_age = False
         self._validated_score = None
 
@@ -247,7 +247,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self._save_once(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if acts_at_epoch_end(self.save_on_train_epoch_end, trainer):
+        if self._should_save_on_train_epoch_end(trainer):
             self._save_in_epoch(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -258,7 +258,7 @@ class ModelCheckpoint(StoredCheckpoint):
             self._validated_score = trainer.callback_metrics.get(self.monitor), trainer.progress.global_step
         if self._awaited_at_step == trainer.progress.global_step:
             self._save_once(trainer)
-        elif not acts_at_epoch_end(self.save_on_train_epoch_end, trainer):
+        elif not self._should_save_on_train_epoch_end(trainer):
             self._save_in_epoch(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

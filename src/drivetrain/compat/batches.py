@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import batch_sizes, map_leaves, move
 from drivetrain.data.feed import sized_length
@@ -47,7 +48,7 @@ def extract_batch_size(batch: Any) -> int:
     Raises:
         ConfigurationError: the batch contains no tensor.
     """
-    sizes = list(batch_sizes(batch))
+    sizes = list(batch_sizes(batch, parity.current().iterated_batches))
     if not sizes:
         raise ConfigurationError(
             f"A batch of type {type(batch).__name__} holds no tensor to take its size from. "

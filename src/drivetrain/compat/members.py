@@ -111,8 +111,7 @@ def warn_of_engine_members(cls: type) -> None:
 UNCALLED = {
     "ModelCheckpoint": frozenset({
         "_save_last_checkpoint", "_get_metric_interpolated_filepath_name", "_link_checkpoint",
-        "_should_save_on_train_epoch_end", "_should_remove_checkpoint", "_format_checkpoint_name",
-        "_find_last_checkpoints",
+        "_should_remove_checkpoint", "_format_checkpoint_name", "_find_last_checkpoints",
     }),
     "EarlyStopping": frozenset({"_improvement_message", "_validate_condition_metric", "_log_info"}),
     "LearningRateMonitor": frozenset({
@@ -136,7 +135,7 @@ UNCALLED = {
 INSTEAD = {
     "ModelCheckpoint": (
         "_monitor_candidates", "_should_skip_saving_checkpoint", "_save_topk_checkpoint", "_update_best_and_save",
-        "_save_none_monitor_checkpoint", "_save_checkpoint", "_remove_checkpoint",
+        "_save_none_monitor_checkpoint", "_save_checkpoint", "_remove_checkpoint", "_should_save_on_train_epoch_end",
     ),
     "EarlyStopping": ("_should_skip_check", "_run_early_stopping_check", "_evaluate_stopping_criteria"),
     "ModelPruning": ("apply_pruning", "apply_lottery_ticket_hypothesis"),

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import batch_sizes
 from drivetrain.errors import LoggingError, LogNameError
@@ -230,7 +231,7 @@ class Logbook:
             if isinstance(batch, Tensor):
                 self.size = batch.shape[0] if batch.ndim else 1
                 return self.size
-        sizes = batch_sizes(self.batch)
+        sizes = batch_sizes(self.batch, parity.current().iterated_batches)
         first = next(sizes, None)
         if first is None:
             raise LoggingError(
