@@ -20,6 +20,7 @@ from drivetrain.proof import runs
 from drivetrain.proof.command import main
 from drivetrain.proof.diff_command import main as diff
 from drivetrain.proof.plugin import prove_resume
+from drivetrain.proof.records import path_of
 
 PROGRAM = """
 import os
@@ -67,7 +68,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.usefixtures("copies")
 def test_a_program_that_resumes_exactly(program: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["--kills", "2", "--json", "verdict.json", program]) == 0
-    [line] = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    [line] = out.splitlines()
+    assert "--kills" not in err
     verdict = json.loads(Path("verdict.json").read_text())
     assert line == verdict["message"]
     assert line.startswith("resumes exactly: 12 steps with 2 kills")
@@ -75,6 +78,17 @@ def test_a_program_that_resumes_exactly(program: str, capsys: pytest.CaptureFixt
         assert str(verdict[part]) in line
     assert [at >= after - 1 for at, after in verdict["kills"]] == [True, True]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py", "verdict.json"]
+
+
+@pytest.mark.usefixtures("copies")
+def test_one_line_tells_that_a_program_has_fewer_steps_than_kills(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(program).write_text(PROGRAM.replace("done < 12", "done < 3"))
+    assert main(["--kills", "100", program]) == 0
+    out, err = capsys.readouterr()
+    assert "--kills 100: of 3 steps, each after the first gets one kill, so there are 2\n" in err
+    assert out.startswith("resumes exactly: 3 steps with 2 kills")
 
 
 @pytest.mark.usefixtures("copies")
@@ -139,6 +153,16 @@ def test_diff_names_step_tensor_and_operation(program: str, capsys: pytest.Captu
 def test_diff_needs_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert diff([str(tmp_path / "one"), str(tmp_path / "other")]) == 2
     assert f"drivetrain prove-resume --kills 0 --folder {tmp_path / 'one'} PROGRAM" in capsys.readouterr().err
+
+
+def test_diff_needs_a_rank_that_both_runs_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank, name in enumerate(["one", "other"]):
+        records = tmp_path / name / "undisturbed" / "records"
+        records.mkdir(parents=True)
+        path_of(records, 0, rank).touch()
+    assert diff([str(tmp_path / "one"), str(tmp_path / "other")]) == 2
+    text = f"{tmp_path}/one has those of rank 0 and {tmp_path}/other has those of rank 1. Record both with"
+    assert f"the runs have no rank in common: {text}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

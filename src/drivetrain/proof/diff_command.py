@@ -45,7 +45,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain diff") 
         print(f"{prog}: {missing} has no recorded run. Make one: drivetrain prove-resume --kills 0 --folder {missing} "
               "PROGRAM", file=sys.stderr)  # fmt: skip
         return 2
-    common = sorted(set(ranks[0]) & set(ranks[1]))
+    if not (common := sorted(set(ranks[0]) & set(ranks[1]))):
+        found = (f"{folder} has those of rank {', '.join(map(str, each))}" for folder, each in zip(given.folders, ranks))
+        print(f"{prog}: the runs have no rank in common: {' and '.join(found)}. Record both with the same --ranks",
+              file=sys.stderr)  # fmt: skip
+        return 2
     runs = {rank: [read(path_of(folder, 0, rank)) for folder in records] for rank in common}
     found = [judge(one, [other], rank, resumes=False) for rank, (one, other) in runs.items()]
     first = earliest(found)

@@ -80,8 +80,10 @@ def _prove(
         return Verdict(0, f"recorded: {_counted(steps, 'step')}, hash {summary(one)}", [], steps, summary(one))
     if steps < 2:
         raise CannotTryError("The program makes a single optimizer step, so there is no step to kill it at.")
-    killed = Run(program, folder / "killed", keeps=why)
-    code, found = _kill_and_restart(killed, reference, kills_for(reference, kills, seed), say)
+    killed, moments = Run(program, folder / "killed", keeps=why), kills_for(reference, kills, seed)
+    if len(moments) < kills:
+        say(f"--kills {kills}: of {steps} steps, each after the first gets one kill, so there are {len(moments)}")
+    code, found = _kill_and_restart(killed, reference, moments, say)
     verdict = Verdict(0, "", found.kills, steps, summary(one))
     ends = ", ".join(str(at) for at, _ in found.kills)
     if found.started_at[0] != 1:
