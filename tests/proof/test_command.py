@@ -20,7 +20,7 @@ from drivetrain.proof import runs
 from drivetrain.proof.command import main
 from drivetrain.proof.diff_command import main as diff
 from drivetrain.proof.plugin import prove_resume
-from drivetrain.proof.records import path_of
+from drivetrain.proof.records import Writer, path_of
 
 PROGRAM = """
 import os
@@ -161,8 +161,24 @@ def test_diff_needs_a_rank_that_both_runs_have(tmp_path: Path, capsys: pytest.Ca
         records.mkdir(parents=True)
         path_of(records, 0, rank).touch()
     assert diff([str(tmp_path / "one"), str(tmp_path / "other")]) == 2
-    text = f"{tmp_path}/one has those of rank 0 and {tmp_path}/other has those of rank 1. Record both with"
+    text = f"{tmp_path}/one has rank 0 and {tmp_path}/other has rank 1. Record both with"
     assert f"the runs have no rank in common: {text}" in capsys.readouterr().err
+    for words in ([], ["--ranks", "0", "1"], ["--ranks", "0", "0"]):
+        assert diff([str(tmp_path / "one"), *words]) == 2
+        assert f"{tmp_path}/one has records of rank 0. Name two of its ranks" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        diff([str(tmp_path / "one"), str(tmp_path / "other"), "--ranks", "0", "1"])
+
+
+def test_diff_of_ranks_that_hold_parts_of_the_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = tmp_path / "undisturbed" / "records"
+    records.mkdir(parents=True)
+    for rank in range(2):
+        Writer(path_of(records, 0, rank)).write("step", {"is_sharded": True}, {})
+    assert diff([str(tmp_path)]) == 2
+    assert "hold parts of the parameters, not copies" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def _prove(
             rank, at = found.rank, found.differences[0].step - 1
             steps_of = at, at + 1 - (found.started_at[found.start] or 1)
             again, limit_s = Run(program, folder / "operations"), 10 * killed.seconds + GRACE_S
-            verdict.message += f"\n  {first_operation(again, killed.before(), rank, steps_of, limit_s)}"
+            verdict.message += f"\n  {first_operation(again, killed.before(), (rank, rank), steps_of, limit_s)}"
     else:
         verdict.message = (
             f"resumes exactly: {steps} steps with {_counted(len(found.kills), 'kill')} (in step {ends}) equal those "
@@ -150,15 +150,22 @@ def _judged(reference: Run, killed: Run, ignored: Iterable[str] = ()) -> Judgeme
     )
 
 
-def first_operation(one: Run, other: Run, rank: int, steps: tuple[int, int], limit_s: float) -> str:
-    """Start two runs once more, up to a step of each, and say which operation is the first with another result."""
-    from drivetrain.proof.operations import first_difference
+def first_operation(
+    one: Run, other: Run, ranks: tuple[int, int], steps: tuple[int, int], limit_s: float, tensor: str = ""
+) -> str:
+    """Start two runs once more, up to a step of each, and say which operation is the first with another result.
 
-    for run, step in zip((one, other), steps, strict=True):
+    With two ranks of one run: on which they differ in ``tensor``.
+    """
+    from drivetrain.proof.operations import first_change, first_difference
+
+    for run, rank, step in zip((one, other), ranks, steps, strict=True):
         with suppress(CannotTryError):  # too slow: what differs is known all the same
             run.start(limit_s, operations=(rank, step))
         if not (run.records / OPERATIONS).exists():
             return "the step could not be repeated, so the operation is not known"
+    if ranks[0] != ranks[1]:
+        return first_change(one.records / OPERATIONS, other.records / OPERATIONS, ranks, tensor)
     return first_difference(one.records / OPERATIONS, other.records / OPERATIONS, has_same_start=min(steps) > 0)
 
 

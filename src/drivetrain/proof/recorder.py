@@ -200,6 +200,8 @@ class Recorder:
         tensors["parameters"] = {ids[id(each)]: each for each in own}
         tensors["gradients"] = {ids[id(each)]: each.grad for each in own if each.grad is not None}
         tensors["optimizer"], values = state_of_optimizer(optimizer, ids)
+        if self._operations == [rank(), self._count]:
+            self._mode.name(tensors)
         everything = [*tensors.values(), *(found for _, found in others)]
         numbers = iter(numbers_of([each for part in everything for each in part.values()]))
         text = [packed([next(numbers) for _ in part]) for part in everything]
@@ -214,6 +216,7 @@ class Recorder:
                 "scaler": [state for ref in self._scalers if (scaler := ref()) and (state := scaler.state_dict())],
             },
             "random": random_states(),
+            "is_sharded": any(_is_shard(name, each) for name, each in tensors["parameters"].items()),
         }
         return step, names
 
@@ -277,6 +280,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
     return value.item() if isinstance(value, Tensor) else value
+
+
+def _is_shard(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter is this rank's part of a larger one, of FSDP or of a tensor-parallel layer."""
+    return "_flat_param" in name or any(each.is_shard() for each in getattr(parameter, "placements", ()))
 
 
 def random_states() -> dict[str, str]:
