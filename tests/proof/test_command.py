@@ -71,6 +71,7 @@ def test_a_program_that_resumes_exactly(program: str, capsys: pytest.CaptureFixt
     out, err = capsys.readouterr()
     [line] = out.splitlines()
     assert "--kills" not in err
+    assert "forks" not in err
     verdict = json.loads(Path("verdict.json").read_text())
     assert line == verdict["message"]
     assert line.startswith("resumes exactly: 12 steps with 2 kills")
@@ -89,6 +90,18 @@ def test_one_line_tells_that_a_program_has_fewer_steps_than_kills(
     out, err = capsys.readouterr()
     assert "--kills 100: of 3 steps, each after the first gets one kill, so there are 2\n" in err
     assert out.startswith("resumes exactly: 3 steps with 2 kills")
+
+
+@pytest.mark.usefixtures("copies")
+def test_one_line_tells_that_steps_of_a_forked_process_are_not_compared(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forks = "if os.fork() == 0:\n    while True: optimizer.step()\nwhile done < 3:"
+    Path(program).write_text(PROGRAM.replace("while done < 12:", forks))
+    assert main(["--kills", "1", program]) == 0
+    out, err = capsys.readouterr()
+    assert "the program makes optimizer steps in a process that it forks, too: these are not compared\n" in err
+    assert out.startswith("resumes exactly: 3 steps with 1 kill")
 
 
 @pytest.mark.usefixtures("copies")
@@ -176,7 +189,7 @@ def test_diff_of_ranks_that_hold_parts_of_the_model_is_refused(
     records = tmp_path / "undisturbed" / "records"
     records.mkdir(parents=True)
     for rank in range(2):
-        Writer(path_of(records, 0, rank)).write("step", {"is_sharded": True}, {})
+        Writer(path_of(records, 0, rank)).write("step", {"is_sharded": True, "time": 0.0}, {})
     assert diff([str(tmp_path)]) == 2
     assert "hold parts of the parameters, not copies" in capsys.readouterr().err
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from drivetrain.proof.judge import LOGGED, Judgement, earliest, judge, judge_ranks, summary
 from drivetrain.proof.proving import first_operation, text_of
-from drivetrain.proof.records import path_of, ranks_of, read
+from drivetrain.proof.records import Start, ranks_of, start_of
 from drivetrain.proof.runs import CannotTryError, Program, Run, files_in
 
 
@@ -66,12 +66,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain diff") 
 def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:
     """Compare two runs; return what differs first, and the words for equal runs and for those that differ."""
     one, other = map(_ranks_in, folders)
-    if not (common := sorted(one.keys() & other.keys())):
+    if not (common := [rank for rank in one if rank in other]):
         each = (f"{folder} has rank {_listed(ranks)}" for folder, ranks in zip(folders, (one, other), strict=True))
         raise CannotTryError(
             f"the runs have no rank in common: {' and '.join(each)}. Record both with the same --ranks"
         )
-    starts = {rank: (read(one[rank]), read(other[rank])) for rank in common}
+    starts = {rank: [_start(folder, rank) for folder in folders] for rank in common}
     found = [judge(was, [now], rank, resumes=False) for rank, (was, now) in starts.items()]
     was = starts[common[0]][0]
     equal = f"equal: {len(was.steps)} steps on {len(common)} ranks; hash {summary(was)}"
@@ -81,28 +81,30 @@ def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:
 def _of_ranks(folder: Path, wanted: Sequence[int] | None) -> tuple[Judgement, str, str]:
     """The same for ranks of one run: each with the first of them."""
     ranks = _ranks_in(folder)
-    wanted = wanted or sorted(ranks)
-    if len({*wanted} & ranks.keys()) < max(len(wanted), 2):
+    wanted = wanted or ranks
+    if len({*wanted} & {*ranks}) < max(len(wanted), 2):
         raise CannotTryError(
             f"{folder} has records of rank {_listed(ranks)}. Name two of its ranks: drivetrain diff {folder} --ranks 0 "
             "1. To record ranks: drivetrain prove-resume --kills 0 --ranks 2 --folder FOLDER PROGRAM"
         )
-    one = read(ranks[wanted[0]])
+    one = _start(folder, wanted[0])
     if one.steps[0].get("is_sharded"):
         raise CannotTryError(f"the ranks of {folder} hold parts of the parameters, not copies, so they differ")
-    found = earliest([judge_ranks(one, read(ranks[rank]), wanted[0], rank) for rank in wanted[1:]])
+    found = earliest([judge_ranks(one, _start(folder, rank), wanted[0], rank) for rank in wanted[1:]])
     equal = f"equal: {len(one.steps)} steps on ranks {_listed(wanted)}; not compared: batch, loss, random state"
     return found, equal, f"in which rank {wanted[0]} and rank {found.rank} differ"
 
 
-def _ranks_in(folder: Path) -> dict[int, Path]:
-    """Return the file of each rank that ``folder`` has records of."""
-    records = folder / "undisturbed" / "records"
-    if found := {rank: path_of(records, 0, rank) for rank in ranks_of(records)}:
+def _ranks_in(folder: Path) -> list[int]:
+    if found := ranks_of(folder / "undisturbed" / "records"):
         return found
     raise CannotTryError(
         f"{folder} has no recorded run. Make one: drivetrain prove-resume --kills 0 --folder {folder} PROGRAM"
     )
+
+
+def _start(folder: Path, rank: int) -> Start:
+    return start_of(folder / "undisturbed" / "records", 0, rank)
 
 
 def _listed(ranks: Iterable[int]) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import psutil
 
-from drivetrain.proof.records import VARIABLE, Start, path_of, ranks_of, read
+from drivetrain.proof.records import VARIABLE, Start, ranks_of, start_of
 
 RUN = "{run}"
 """In the program's arguments: the folder of each run, for programs that write to absolute paths."""
@@ -151,8 +151,7 @@ class Run:
 
     def starts(self, rank: int) -> list[Start]:
         """Return the records of a rank, one for each start; empty ones of starts that made no step."""
-        paths = [path_of(self.records, number, rank) for number in range(self.count)]
-        return [read(path) if path.exists() else Start() for path in paths]
+        return [start_of(self.records, number, rank) for number in range(self.count)]
 
     def ranks(self) -> list[int]:
         """Return the ranks that made a step."""
