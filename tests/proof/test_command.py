@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -146,7 +147,13 @@ def test_diff_names_step_tensor_and_operation(program: str, capsys: pytest.Captu
         assert main(["--kills", "0", "--folder", folder, program, *words]) == 0
     assert capsys.readouterr().out.count("recorded: 12 steps") == 3
     assert diff(["one", "same"]) == 0
-    assert capsys.readouterr().out.startswith("equal: 12 steps on 1 ranks; hash ")
+    out = capsys.readouterr().out
+    assert out.startswith("equal: 12 steps on 1 ranks; hash ")
+    assert "torch" not in out
+    recorded = Path("same/program.json").read_text()
+    Path("same/program.json").write_text(json.dumps({**json.loads(recorded), "torch": "0.1"}))
+    assert diff(["one", "same"]) == 0
+    assert f"note: recorded with torch {importlib.metadata.version('torch')} and torch 0.1" in capsys.readouterr().out
     assert diff(["one", "other", "--why"]) == 1
     head, inputs, _, gradients, *_, operation = capsys.readouterr().out.splitlines()
     assert head == "optimizer step 8 is the first that differs, in the second run:"
@@ -229,6 +236,30 @@ def test_diff_repeats_the_programs_as_they_were_recorded(program: str, capsys: p
     capsys.readouterr()
     assert diff(["before", "after", "--why"]) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith(OPERATION)
+
+
+@pytest.mark.usefixtures("copies")
+def test_diff_starts_the_python_that_has_recorded_each_run_and_tells_which(
+    program: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, words in (("one", []), ("other", ["--other"])):
+        assert main(["--kills", "0", "--folder", folder, program, *words]) == 0
+        assert json.loads(Path(folder, "program.json").read_text())["python"] == sys.executable
+    other = Path("python").absolute()
+    other.touch(0o700)
+    for folder, python in (("one", other), ("other", "no/python")):
+        found = json.loads(Path(folder, "program.json").read_text())
+        Path(folder, "program.json").write_text(json.dumps({**found, "python": str(python), "torch": "0.1"}))
+    started: list[str] = []
+    monkeypatch.setattr(runs.Run, "start", lambda run, *args, **options: started.append(run.program.python))
+    capsys.readouterr()
+    assert diff(["one", "other", "--why"]) == 1
+    assert started == [str(other)]  # and as it records nothing, there is nothing to compare
+    versions = importlib.metadata.version("torch")
+    assert capsys.readouterr().err.splitlines() == [
+        f"starting with torch 0.1: {other} train.py",
+        f"starting with torch {versions}: {sys.executable} train.py --other",  # recorded where there is no such Python
+    ]
 
 
 class Interrupted(subprocess.Popen[bytes]):

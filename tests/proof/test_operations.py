@@ -1,7 +1,8 @@
-"""The operation after which a tensor differs between two ranks, whose other results differ as their batches do."""
+"""The first operation that differs between two ranks, whose batches differ, and between two versions of torch."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drivetrain.proof.operations import Operations, first_change
+from drivetrain.proof.operations import Operations, first_change, first_difference
 
 
 def recorded(path: Path, number: int, change: Callable[[nn.Linear], object] | None) -> Path:
@@ -86,3 +87,23 @@ def test_gradients_that_nothing_reduces_are_told(tmp_path: Path) -> None:
     text = first_change(*paths, (0, 1), "gradients: weight")
     assert text.startswith("first operation with another result: aten.mul.Tensor in ")
     assert text.endswith("; no later one made it equal, as a reduction does")
+
+
+OLD = [["aten.mm", "a", "train.py:1", []], ["aten.view", "b", "train.py:1", []], ["aten.sum", "c", "train.py:2", []]]
+
+
+@pytest.mark.parametrize(
+    ("has_same_torch", "total", "text"),
+    [
+        (True, "c", "first operation that the other run has not: aten._unsafe_view in train.py:1"),
+        (False, "d", "first operation with another result: aten.sum in train.py:2"),
+        (False, "c", "first operation that the other run has not: aten._unsafe_view in train.py:1"),
+    ],
+)
+def test_what_another_torch_calls_in_between_is_passed_over_unless_all_else_is_equal(
+    has_same_torch: bool, total: str, text: str, tmp_path: Path
+) -> None:
+    new = [OLD[0], ["aten._unsafe_view", "b", "train.py:1", []], OLD[1], ["aten.sum", total, "train.py:2", []]]
+    for name, operations in (("old", OLD), ("new", new)):
+        (tmp_path / name).write_text(json.dumps(operations))
+    assert first_difference(tmp_path / "old", tmp_path / "new", True, has_same_torch) == text

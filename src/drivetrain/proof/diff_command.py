@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from drivetrain.proof.judge import LOGGED, Judgement, earliest, judge, judge_ranks, summary
 from drivetrain.proof.proving import first_operation, text_of
@@ -75,7 +76,10 @@ def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:
     found = [judge(was, [now], rank, resumes=False) for rank, (was, now) in starts.items()]
     was = starts[common[0]][0]
     equal = f"equal: {len(was.steps)} steps on {len(common)} ranks; hash {summary(was)}"
-    return earliest(found), equal, "that differs, in the second run"
+    first, versions = earliest(found), [_program(folder).get("torch") for folder in folders]
+    if versions[0] != versions[1]:
+        first.notes.append(f"recorded with torch {versions[0]} and torch {versions[1]}")
+    return first, equal, "that differs, in the second run"
 
 
 def _of_ranks(folder: Path, wanted: Sequence[int] | None) -> tuple[Judgement, str, str]:
@@ -107,6 +111,12 @@ def _start(folder: Path, rank: int) -> Start:
     return start_of(folder / "undisturbed" / "records", 0, rank)
 
 
+def _program(folder: Path) -> dict[str, Any]:
+    """Return the program that a folder's run was made with, as it was recorded."""
+    found: dict[str, Any] = json.loads((folder / "program.json").read_text(encoding="utf-8"))
+    return found
+
+
 def _listed(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, ranks))
 
@@ -116,15 +126,20 @@ def _operation(folders: Sequence[Path], found: Judgement, limit_s: float) -> str
     step, ranks = found.differences[0].step - 1, (found.rank if found.against is None else found.against, found.rank)
     with tempfile.TemporaryDirectory() as target:
         one, other = (_run(each.absolute(), Path(target, str(n))) for n, each in enumerate([*folders, *folders][:2]))
+        for run in (one, other):
+            words = " ".join([run.program.python, *run.program.command])
+            print(f"starting with torch {run.program.torch}: {words}", file=sys.stderr, flush=True)
         return first_operation(one, other, ranks, (step, step), limit_s, found.tensor)
 
 
 def _run(folder: Path, target: Path) -> Run:
     """Return a run of the program in ``folder`` as it was then, in ``target``, without the files that it wrote."""
-    found = json.loads((folder / "program.json").read_text(encoding="utf-8"))
+    found = _program(folder)
     files, old, source = set(found.pop("files")), found.pop("source"), folder / "undisturbed" / "work"
     for words in ("command", "resume"):
         found[words] = [word.replace(old + os.sep, f"{source}{os.sep}") for word in found[words]]
+    if not os.access(found.get("python", ""), os.X_OK):  # recorded on another machine: this Python and its torch
+        found = {key: value for key, value in found.items() if key not in ("python", "torch")}
     run = Run(Program(**{**found, "source": source, "links": ()}), target)
     for path in files_in(run.work):
         if path.relative_to(run.work).as_posix() not in files:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from difflib import SequenceMatcher
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def _shown(path: str, name: str, number: int) -> str:
     return f"{path}:{number}: {linecache.getline(name, number).strip()}"
 
 
-def first_difference(one: Path, other: Path, has_same_start: bool) -> str:
+def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torch: bool = True) -> str:
     """Say which operation of two recorded steps is the first that differs.
 
     Args:
@@ -113,6 +114,8 @@ def first_difference(one: Path, other: Path, has_same_start: bool) -> str:
         other: that of the second run.
         has_same_start: whether both begin with the step before. Else what only one process did at its start, such as
             loading a checkpoint, is left out: operations are compared as far as the last ones have equal names.
+        has_same_torch: whether both runs had the same version of torch. Another version calls other operations in
+            between: those that only one run has are then passed over, unless all others have equal results.
     """
     old, new = (json.loads(path.read_text(encoding="utf-8")) for path in (one, other))
     if not has_same_start:
@@ -120,6 +123,11 @@ def first_difference(one: Path, other: Path, has_same_start: bool) -> str:
         while count < min(len(old), len(new)) and old[-1 - count][0] == new[-1 - count][0]:
             count += 1
         old, new = old[len(old) - count :], new[len(new) - count :]
+    if not has_same_torch:
+        matcher = SequenceMatcher(None, *([(name, place) for name, _, place, _ in each] for each in (old, new)), False)
+        pairs = ((old[a + n], new[b + n]) for a, b, size in matcher.get_matching_blocks() for n in range(size))
+        if now := next((now for was, now in pairs if was[1] != now[1]), None):
+            return f"first operation with another result: {now[0]} in {now[2]}"
     for (name, was, *_), (other_name, now, place, _) in zip(old, new, strict=False):
         if name != other_name:
             return f"first operation that the other run has not: {other_name} in {place}"

@@ -169,9 +169,13 @@ def first_operation(
             run.start(limit_s, operations=(rank, step))
         if not (run.records / OPERATIONS).exists():
             return "the step could not be repeated, so the operation is not known"
+    files, has_same_torch = (
+        (one.records / OPERATIONS, other.records / OPERATIONS),
+        one.program.torch == other.program.torch,
+    )
     if ranks[0] != ranks[1]:
-        return first_change(one.records / OPERATIONS, other.records / OPERATIONS, ranks, tensor)
-    return first_difference(one.records / OPERATIONS, other.records / OPERATIONS, has_same_start=min(steps) > 0)
+        return first_change(*files, ranks, tensor)
+    return first_difference(*files, min(steps) > 0, has_same_torch)
 
 
 def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[tuple[str, str]] = ()) -> Judgement:
