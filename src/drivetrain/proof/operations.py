@@ -124,7 +124,8 @@ def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torc
             count += 1
         old, new = old[len(old) - count :], new[len(new) - count :]
     if not has_same_torch:
-        matcher = SequenceMatcher(None, *([(name, place) for name, _, place, _ in each] for each in (old, new)), False)
+        keys = [[(name, place) for name, _, place, _ in each] for each in (old, new)]
+        matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
         pairs = ((old[a + n], new[b + n]) for a, b, size in matcher.get_matching_blocks() for n in range(size))
         if now := next((now for was, now in pairs if was[1] != now[1]), None):
             return f"first operation with another result: {now[0]} in {now[2]}"
