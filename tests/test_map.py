@@ -133,7 +133,6 @@ TESTS_OF = {
     "proof/child.py": "proof/test_recorder.py proof/test_command.py",
     "proof/fingerprints.py": "proof/test_recorder.py proof/test_outputs.py",
     "proof/diff_command.py": "proof/test_command.py",
-    "proof/operations.py": "proof/test_command.py",
     "proof/plugin.py": "proof/test_command.py",
     "proof/proving.py": "proof/test_command.py",
     "proof/records.py": "proof/test_recorder.py",

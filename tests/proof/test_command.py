@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from drivetrain.proof import runs
 from drivetrain.proof.command import main
 from drivetrain.proof.diff_command import main as diff
 from drivetrain.proof.plugin import prove_resume
+from drivetrain.proof.records import Writer, path_of
 
 PROGRAM = """
 import os
@@ -67,7 +69,10 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.usefixtures("copies")
 def test_a_program_that_resumes_exactly(program: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["--kills", "2", "--json", "verdict.json", program]) == 0
-    [line] = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    [line] = out.splitlines()
+    assert "--kills" not in err
+    assert "forks" not in err
     verdict = json.loads(Path("verdict.json").read_text())
     assert line == verdict["message"]
     assert line.startswith("resumes exactly: 12 steps with 2 kills")
@@ -75,6 +80,29 @@ def test_a_program_that_resumes_exactly(program: str, capsys: pytest.CaptureFixt
         assert str(verdict[part]) in line
     assert [at >= after - 1 for at, after in verdict["kills"]] == [True, True]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py", "verdict.json"]
+
+
+@pytest.mark.usefixtures("copies")
+def test_one_line_tells_that_a_program_has_fewer_steps_than_kills(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(program).write_text(PROGRAM.replace("done < 12", "done < 3"))
+    assert main(["--kills", "100", program]) == 0
+    out, err = capsys.readouterr()
+    assert "--kills 100: of 3 steps, each after the first gets one kill, so there are 2\n" in err
+    assert out.startswith("resumes exactly: 3 steps with 2 kills")
+
+
+@pytest.mark.usefixtures("copies")
+def test_one_line_tells_that_steps_of_a_forked_process_are_not_compared(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forks = "if os.fork() == 0:\n    while True: optimizer.step()\nwhile done < 3:"
+    Path(program).write_text(PROGRAM.replace("while done < 12:", forks))
+    assert main(["--kills", "1", program]) == 0
+    out, err = capsys.readouterr()
+    assert "the program makes optimizer steps in a process that it forks, too: these are not compared\n" in err
+    assert out.startswith("resumes exactly: 3 steps with 1 kill")
 
 
 @pytest.mark.usefixtures("copies")
@@ -119,7 +147,13 @@ def test_diff_names_step_tensor_and_operation(program: str, capsys: pytest.Captu
         assert main(["--kills", "0", "--folder", folder, program, *words]) == 0
     assert capsys.readouterr().out.count("recorded: 12 steps") == 3
     assert diff(["one", "same"]) == 0
-    assert capsys.readouterr().out.startswith("equal: 12 steps on 1 ranks; hash ")
+    out = capsys.readouterr().out
+    assert out.startswith("equal: 12 steps on 1 ranks; hash ")
+    assert "torch" not in out
+    recorded = Path("same/program.json").read_text()
+    Path("same/program.json").write_text(json.dumps({**json.loads(recorded), "torch": "0.1"}))
+    assert diff(["one", "same"]) == 0
+    assert f"note: recorded with torch {importlib.metadata.version('torch')} and torch 0.1" in capsys.readouterr().out
     assert diff(["one", "other", "--why"]) == 1
     head, inputs, _, gradients, *_, operation = capsys.readouterr().out.splitlines()
     assert head == "optimizer step 8 is the first that differs, in the second run:"
@@ -139,6 +173,32 @@ def test_diff_names_step_tensor_and_operation(program: str, capsys: pytest.Captu
 def test_diff_needs_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert diff([str(tmp_path / "one"), str(tmp_path / "other")]) == 2
     assert f"drivetrain prove-resume --kills 0 --folder {tmp_path / 'one'} PROGRAM" in capsys.readouterr().err
+
+
+def test_diff_needs_a_rank_that_both_runs_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank, name in enumerate(["one", "other"]):
+        records = tmp_path / name / "undisturbed" / "records"
+        records.mkdir(parents=True)
+        path_of(records, 0, rank).touch()
+    assert diff([str(tmp_path / "one"), str(tmp_path / "other")]) == 2
+    text = f"{tmp_path}/one has rank 0 and {tmp_path}/other has rank 1. Record both with"
+    assert f"the runs have no rank in common: {text}" in capsys.readouterr().err
+    for words in ([], ["--ranks", "0", "1"], ["--ranks", "0", "0"]):
+        assert diff([str(tmp_path / "one"), *words]) == 2
+        assert f"{tmp_path}/one has records of rank 0. Name two of its ranks" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        diff([str(tmp_path / "one"), str(tmp_path / "other"), "--ranks", "0", "1"])
+
+
+def test_diff_of_ranks_that_hold_parts_of_the_model_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = tmp_path / "undisturbed" / "records"
+    records.mkdir(parents=True)
+    for rank in range(2):
+        Writer(path_of(records, 0, rank)).write("step", {"is_sharded": True, "time": 0.0}, {})
+    assert diff([str(tmp_path)]) == 2
+    assert "hold parts of the parameters, not copies" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -176,6 +236,30 @@ def test_diff_repeats_the_programs_as_they_were_recorded(program: str, capsys: p
     capsys.readouterr()
     assert diff(["before", "after", "--why"]) == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith(OPERATION)
+
+
+@pytest.mark.usefixtures("copies")
+def test_diff_starts_the_python_that_has_recorded_each_run_and_tells_which(
+    program: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, words in (("one", []), ("other", ["--other"])):
+        assert main(["--kills", "0", "--folder", folder, program, *words]) == 0
+        assert json.loads(Path(folder, "program.json").read_text())["python"] == sys.executable
+    other = Path("python").absolute()
+    other.touch(0o700)
+    for folder, python in (("one", other), ("other", "no/python")):
+        found = json.loads(Path(folder, "program.json").read_text())
+        Path(folder, "program.json").write_text(json.dumps({**found, "python": str(python), "torch": "0.1"}))
+    started: list[str] = []
+    monkeypatch.setattr(runs.Run, "start", lambda run, *args, **options: started.append(run.program.python))
+    capsys.readouterr()
+    assert diff(["one", "other", "--why"]) == 1
+    assert started == [str(other)]  # and as it records nothing, there is nothing to compare
+    versions = importlib.metadata.version("torch")
+    assert capsys.readouterr().err.splitlines() == [
+        f"starting with torch 0.1: {other} train.py",
+        f"starting with torch {versions}: {sys.executable} train.py --other",  # recorded where there is no such Python
+    ]
 
 
 class Interrupted(subprocess.Popen[bytes]):

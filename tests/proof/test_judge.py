@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from drivetrain.proof.judge import Difference, Judgement, earliest, judge, logged_apart, position, summary
-from drivetrain.proof.records import Start, packed
+from drivetrain.proof.judge import Difference, Judgement, earliest, judge, judge_ranks, logged_apart, position, summary
+from drivetrain.proof.records import Start, packed, unpacked
 
 NAMES = {"parameters": ["weight", "bias"], "optimizer": ["exp_avg of weight", "exp_avg of bias"], "model": [],
          "gradients": ["weight", "bias"], "module Average": ["weight", "bias"]}  # fmt: skip
@@ -215,3 +215,73 @@ def test_the_hash_depends_on_each_step_and_not_on_the_time_or_what_is_never_seed
         each["random"]["Python"] = "of this process"
     other.steps[3]["since"]["losses"] = [[0.0, "l"]]
     assert summary(slower) == summary(run()) != summary(other)
+
+
+def rank(number: int, **changes: list[list[int]]) -> Start:
+    """The records of a rank: batches, losses and random states of its own; ``changes``: a part's tensors by step."""
+    found = run()
+    for place, each in enumerate(found.steps):
+        each["since"] = {part: [f"{part} of rank {number}"] for part in each["since"]}
+        each["since"]["losses"] = [[float(number), "l"]]
+        each["random"] = {"Python": "p", "torch": f"t{place} of rank {number}"}
+        each["names"] = {**NAMES, "model": ["mean"]}
+        each["tensors"]["model"] = packed([place])
+        for part, values in changes.items():
+            if place < len(values):
+                each["tensors"][part] = packed(values[place])
+    return found
+
+
+def test_ranks_with_batches_of_their_own_are_equal() -> None:
+    found = judge_ranks(rank(0), rank(1), 0, 1)
+    assert (found.differences, found.notes) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("part", "words", "name"),
+    [
+        ("parameters", "parameters", "bias"),
+        ("optimizer", "optimizer state", "exp_avg of bias"),
+        ("gradients", "gradients", "bias"),
+    ],
+)
+def test_ranks_differ_in_a_tensor_from_a_step_on(part: str, words: str, name: str) -> None:
+    values = [unpacked(each["tensors"][part]) for each in run().steps]
+    values[5] = [values[5][0], 1 << 12]
+    found = judge_ranks(rank(0), rank(3, **{part: values}), 0, 3)
+    assert parts(found) == [(6, words, f"'{name}'")]
+    assert (found.tensor, found.against, found.rank) == (f"{part}: {name}", 0, 3)
+    assert found.equal[:1] == ["parameters" if part != "parameters" else "optimizer state"]
+
+
+def test_a_buffer_that_each_rank_computes_from_its_batches_is_named_and_not_compared() -> None:
+    own = rank(1, model=[[100 + place] for place in range(12)])
+    found = judge_ranks(rank(0), own, 0, 1)
+    assert found.differences == []
+    assert found.notes == ["not compared, because each rank computes it from its own batches: mean"]
+
+
+@pytest.mark.parametrize(
+    ("values", "first"),
+    [
+        ([[place + 100 * (place >= 4)] for place in range(12)], 5),  # it was equal before
+        ([[77]] * 12, 1),  # no batch changes it
+    ],
+)
+def test_a_buffer_that_ranks_do_not_compute_from_their_batches_is_compared(values: list[list[int]], first: int) -> None:
+    found = judge_ranks(rank(0), rank(1, model=values), 0, 1)
+    assert parts(found) == [(first, "buffers and frozen parameters", "'mean'")]
+
+
+def test_tensors_of_one_rank_only_are_not_compared() -> None:
+    """As with ``ZeroRedundancyOptimizer``: each rank has the optimizer state of some parameters."""
+    divided = rank(1, optimizer=[[5]] * 12)
+    for each in divided.steps:
+        each["names"] = {**each["names"], "optimizer": ["exp_avg of another"]}
+    assert judge_ranks(rank(0), divided, 0, 1).differences == []
+
+
+def test_a_rank_that_makes_fewer_steps_differs() -> None:
+    shorter = rank(1)
+    del shorter.steps[9:]
+    assert parts(judge_ranks(rank(0), shorter, 0, 1)) == [(10, "number of steps", "rank 0 makes 12, rank 1 makes 9")]

@@ -26,6 +26,7 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(1)
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)))
+torch.manual_seed(rank)
 optimizer = torch.optim.Adam(model.parameters())
 done = 0
 if os.path.exists("last.pt"):
@@ -74,3 +75,20 @@ def test_a_flipped_bit_is_named_with_rank_step_tensor_operation_and_line(
     [flip] = (number for number, line in enumerate(PROGRAM.splitlines(), 1) if "bitwise_xor_" in line)
     assert operation.startswith("  first operation that the other run has not: aten.")
     assert f" in train.py:{flip}: model.module[1].weight.data" in operation
+
+
+def test_a_bit_flipped_in_one_rank_is_named_from_one_run(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, words in (("one", []), ("other", ["--flips"])):
+        assert main(["--kills", "0", "--ranks", "2", "--folder", folder, program, *words]) == 0
+    capsys.readouterr()
+    assert diff(["one"]) == 0
+    assert capsys.readouterr().out == "equal: 12 steps on ranks 0, 1; not compared: batch, loss, random state\n"
+    assert diff(["other", "--ranks", "0", "1", "--why"]) == 1
+    head, first, equal, operation = capsys.readouterr().out.splitlines()
+    assert head == "optimizer step 8 is the first in which rank 0 and rank 1 differ:"
+    assert first == "  parameters: 'module.1.weight'"
+    assert equal == "  equal there: optimizer state, gradients"
+    [flip] = (number for number, line in enumerate(PROGRAM.splitlines(), 1) if "bitwise_xor_" in line)
+    assert operation.startswith(
+        f"  first operation that only rank 1 has: aten.bitwise_xor_.Scalar in train.py:{flip}: model.module[1].weight"
+    )

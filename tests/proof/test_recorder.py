@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from drivetrain.proof.records import VARIABLE, Start, path_of, read, unpacked
+from drivetrain.proof.records import VARIABLE, Start, forked_of, path_of, read, start_of, unpacked
 
 PROGRAM = """
 import sys
@@ -63,7 +64,7 @@ class Recorded:
             env={**os.environ, VARIABLE: json.dumps(asked)},
         )  # fmt: skip
         assert done.returncode in (0, -signal.SIGKILL), done.stderr
-        return done.returncode, done.stdout.split(), read(path_of(self.folder, asked["start"], 0))
+        return done.returncode, done.stdout.split(), start_of(self.folder, asked["start"], 0)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +130,44 @@ def test_the_end_of_a_process_of_multiprocessing_is_recorded(recorded: Recorded)
     assert found.end is not None
 
 
+FORK = """
+import os
+child = os.fork()
+import torch
+torch.manual_seed(2 if child else 1)
+torch.manual_seed = lambda seed: None
+"""
+WAIT = "\nif child:\n    os.waitpid(child, 0)\n"
+
+
+@pytest.fixture
+def forking(recorded: Recorded) -> Iterator[Recorded]:
+    """The program forks, and both processes make four steps with weights of their own."""
+    (recorded.folder / "program.py").write_text(FORK + PROGRAM + WAIT)
+    yield recorded
+    (recorded.folder / "program.py").write_text(PROGRAM)
+
+
+def test_a_process_and_one_that_it_has_forked_have_records_of_their_own(forking: Recorded) -> None:
+    _, printed, found = forking.run()
+    [forked] = forked_of(forking.folder, forking.count - 1, 0)
+    losses = [[step["since"]["losses"][0][0] for step in each.steps] for each in (found, read(forked))]
+    assert sorted(map(len, losses)) == [4, 4]
+    assert sorted(map(float, printed)) == sorted(losses[0] + losses[1])
+    assert losses[0] != losses[1]
+    assert found.end is not None
+    # The steps of the forked process count where there are no others.
+    path_of(forking.folder, forking.count - 1, 0).unlink()
+    assert start_of(forking.folder, forking.count - 1, 0) == read(forked)
+
+
+def test_a_restart_records_the_process_that_the_undisturbed_run_compares(plain: Any, forking: Recorded) -> None:
+    assert plain[2].steps  # of a process that was not forked
+    _, _, found = forking.run(undisturbed=str(forking.folder), kill=(10**6, 0.0))
+    assert len(found.steps) == 4
+    assert forked_of(forking.folder, forking.count - 1, 0) == []
+
+
 def test_a_record_that_the_kill_has_cut_is_left_out(plain: Any, recorded: Recorded, tmp_path: Path) -> None:
     path = tmp_path / "cut.jsonl"
     path.write_bytes(path_of(recorded.folder, 0, 0).read_bytes()[:-40])
@@ -137,8 +176,8 @@ def test_a_record_that_the_kill_has_cut_is_left_out(plain: Any, recorded: Record
 
 
 def test_a_program_that_makes_no_step_leaves_no_record(recorded: Recorded) -> None:
-    with pytest.raises(FileNotFoundError):
-        recorded.run(steps=0)
+    _, _, found = recorded.run(steps=0)
+    assert (found, list(recorded.folder.glob(f"start-{recorded.count - 1:02d}*"))) == (Start(), [])
 
 
 def test_a_kill_ends_the_job_and_no_other_process_of_the_one_that_has_started_it() -> None:

@@ -76,7 +76,7 @@ def started(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(runs.subprocess, "Popen", Process)
     assert run.start(1.0) == 0
     [command] = commands
-    assert command[0] == sys.executable
+    assert command[0] == run.program.python
     return command[command.index("drivetrain.proof.child") + 1 :]
 
 
@@ -92,6 +92,15 @@ def test_a_restart_gets_the_newest_checkpoint_and_no_arguments_before_there_is_o
         (run.work / "out" / name).mkdir(parents=True)
         os.utime(run.work / "out" / name, (changed, changed))
     assert started(run, monkeypatch) == ["train.py", "--from", "out/step_10"]
+
+
+def test_a_program_starts_with_this_python_unless_its_record_names_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "source").mkdir()
+    assert Program(["train.py"]).python == sys.executable
+    run = Run(Program(["train.py"], source=tmp_path / "source", python="other/python"), tmp_path / "runs" / "one")
+    assert started(run, monkeypatch) == ["train.py"]
 
 
 def test_paths_in_the_working_directory_become_those_of_the_copy(

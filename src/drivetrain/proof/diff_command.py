@@ -1,4 +1,4 @@
-"""The command ``drivetrain diff``: the first step, tensor and operation in which two recorded runs differ."""
+"""The command ``drivetrain diff``: the first step, tensor and operation in which two recorded runs or ranks differ."""
 
 from __future__ import annotations
 
@@ -7,71 +7,139 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from drivetrain.proof.judge import LOGGED, earliest, judge, summary
+from drivetrain.proof.judge import LOGGED, Judgement, earliest, judge, judge_ranks, summary
 from drivetrain.proof.proving import first_operation, text_of
-from drivetrain.proof.records import path_of, ranks_of, read
-from drivetrain.proof.runs import Program, Run, files_in
+from drivetrain.proof.records import Start, ranks_of, start_of
+from drivetrain.proof.runs import CannotTryError, Program, Run, files_in
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain diff") -> int:
-    """Compare two folders that ``drivetrain prove-resume --folder`` has written.
+    """Compare two folders that ``drivetrain prove-resume --folder`` has written, or the ranks in one.
 
     Args:
         arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
         prog: the command's name in messages.
 
     Returns:
-        0: every step is equal. 1: one differs. 2: a folder has no records.
+        0: every step is equal. 1: one differs. 2: there are no records that can be compared.
     """
     parser = argparse.ArgumentParser(
         prog,
-        description="Compare the undisturbed runs in two folders of `drivetrain prove-resume --folder`, step by step. "
-        "`--kills 0` there makes such a run and no other.",
+        description="Compare the undisturbed runs in two folders of `drivetrain prove-resume --folder`, step by step; "
+        "or, with one folder, the ranks of its run. `--kills 0` there makes an undisturbed run and no other.",
     )
-    parser.add_argument("folders", type=Path, nargs=2, metavar="FOLDER", help="a folder with a recorded run")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="one or two folders with recorded runs")
+    parser.add_argument("--ranks", type=int, nargs=2, metavar="RANK",
+                        help="with one folder: the ranks to compare (default: each with the first)")  # fmt: skip
     parser.add_argument("--why", action="store_true", help="start both programs again up to the step that differs, and "
                         "name the first operation with another result")  # fmt: skip
     parser.add_argument(
         "--timeout", type=float, default=3600.0, help="seconds for each of these starts (default: 3600)"
     )
     given = parser.parse_args(arguments)
-    records = [folder / "undisturbed" / "records" for folder in given.folders]
-    ranks = [ranks_of(folder) for folder in records]
-    if not all(ranks):
-        missing = given.folders[0 if not ranks[0] else 1]
-        print(f"{prog}: {missing} has no recorded run. Make one: drivetrain prove-resume --kills 0 --folder {missing} "
-              "PROGRAM", file=sys.stderr)  # fmt: skip
+    if len(given.folders) > (1 if given.ranks else 2):
+        parser.error("name two folders, or one folder whose ranks are compared: FOLDER --ranks 0 1")
+    try:
+        found, equal, head = _of_runs(given.folders) if given.folders[1:] else _of_ranks(given.folders[0], given.ranks)
+    except CannotTryError as error:
+        print(f"{prog}: {error}", file=sys.stderr)
         return 2
-    common = sorted(set(ranks[0]) & set(ranks[1]))
-    runs = {rank: [read(path_of(folder, 0, rank)) for folder in records] for rank in common}
-    found = [judge(one, [other], rank, resumes=False) for rank, (one, other) in runs.items()]
-    first = earliest(found)
-    if not first.differences:
-        one = runs[common[0]][0]
-        print(f"equal: {len(one.steps)} steps on {len(common)} ranks; hash {summary(one)}")
-        return 0
-    step, part = first.differences[0].step, first.differences[0].part
-    print(f"optimizer step {step} is the first that differs, in the second run:")
-    for each in first.differences[:8]:
-        print(f"  {text_of(each)}")
-    if first.equal:
-        print(f"  equal there: {', '.join(first.equal)}")
-    if given.why and part != LOGGED:
-        with tempfile.TemporaryDirectory() as folder:
-            again = [_run(each.absolute(), Path(folder, str(n))) for n, each in enumerate(given.folders)]
-            print(f"  {first_operation(again[0], again[1], first.rank, (step - 1, step - 1), given.timeout)}")
-    return 1
+    if found.differences:
+        step, part, *_ = found.differences[0]
+        print(f"optimizer step {step} is the first {head}:")
+        for each in found.differences[:8]:
+            print(f"  {text_of(each)}")
+        if found.equal:
+            print(f"  equal there: {', '.join(found.equal)}")
+        if given.why and part != LOGGED and (found.against is None or found.tensor):
+            print(f"  {_operation(given.folders, found, given.timeout)}")
+    else:
+        print(equal)
+    for note in found.notes:
+        print(f"note: {note}")
+    return 1 if found.differences else 0
+
+
+def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:
+    """Compare two runs; return what differs first, and the words for equal runs and for those that differ."""
+    one, other = map(_ranks_in, folders)
+    if not (common := [rank for rank in one if rank in other]):
+        each = (f"{folder} has rank {_listed(ranks)}" for folder, ranks in zip(folders, (one, other), strict=True))
+        raise CannotTryError(
+            f"the runs have no rank in common: {' and '.join(each)}. Record both with the same --ranks"
+        )
+    starts = {rank: [_start(folder, rank) for folder in folders] for rank in common}
+    found = [judge(was, [now], rank, resumes=False) for rank, (was, now) in starts.items()]
+    was = starts[common[0]][0]
+    equal = f"equal: {len(was.steps)} steps on {len(common)} ranks; hash {summary(was)}"
+    first, versions = earliest(found), [_program(folder).get("torch") for folder in folders]
+    if versions[0] != versions[1]:
+        first.notes.append(f"recorded with torch {versions[0]} and torch {versions[1]}")
+    return first, equal, "that differs, in the second run"
+
+
+def _of_ranks(folder: Path, wanted: Sequence[int] | None) -> tuple[Judgement, str, str]:
+    """The same for ranks of one run: each with the first of them."""
+    ranks = _ranks_in(folder)
+    wanted = wanted or ranks
+    if len({*wanted} & {*ranks}) < max(len(wanted), 2):
+        raise CannotTryError(
+            f"{folder} has records of rank {_listed(ranks)}. Name two of its ranks: drivetrain diff {folder} --ranks 0 "
+            "1. To record ranks: drivetrain prove-resume --kills 0 --ranks 2 --folder FOLDER PROGRAM"
+        )
+    one = _start(folder, wanted[0])
+    if one.steps[0].get("is_sharded"):
+        raise CannotTryError(f"the ranks of {folder} hold parts of the parameters, not copies, so they differ")
+    found = earliest([judge_ranks(one, _start(folder, rank), wanted[0], rank) for rank in wanted[1:]])
+    equal = f"equal: {len(one.steps)} steps on ranks {_listed(wanted)}; not compared: batch, loss, random state"
+    return found, equal, f"in which rank {wanted[0]} and rank {found.rank} differ"
+
+
+def _ranks_in(folder: Path) -> list[int]:
+    if found := ranks_of(folder / "undisturbed" / "records"):
+        return found
+    raise CannotTryError(
+        f"{folder} has no recorded run. Make one: drivetrain prove-resume --kills 0 --folder {folder} PROGRAM"
+    )
+
+
+def _start(folder: Path, rank: int) -> Start:
+    return start_of(folder / "undisturbed" / "records", 0, rank)
+
+
+def _program(folder: Path) -> dict[str, Any]:
+    """Return the program that a folder's run was made with, as it was recorded."""
+    found: dict[str, Any] = json.loads((folder / "program.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _operation(folders: Sequence[Path], found: Judgement, limit_s: float) -> str:
+    """Start both runs again, or one run for each of two ranks, and say which operation is the first that differs."""
+    step, ranks = found.differences[0].step - 1, (found.rank if found.against is None else found.against, found.rank)
+    with tempfile.TemporaryDirectory() as target:
+        one, other = (_run(each.absolute(), Path(target, str(n))) for n, each in enumerate([*folders, *folders][:2]))
+        for run in (one, other):
+            words = " ".join([run.program.python, *run.program.command])
+            print(f"starting with torch {run.program.torch}: {words}", file=sys.stderr, flush=True)
+        return first_operation(one, other, ranks, (step, step), limit_s, found.tensor)
 
 
 def _run(folder: Path, target: Path) -> Run:
     """Return a run of the program in ``folder`` as it was then, in ``target``, without the files that it wrote."""
-    found = json.loads((folder / "program.json").read_text(encoding="utf-8"))
+    found = _program(folder)
     files, old, source = set(found.pop("files")), found.pop("source"), folder / "undisturbed" / "work"
     for words in ("command", "resume"):
         found[words] = [word.replace(old + os.sep, f"{source}{os.sep}") for word in found[words]]
+    if not os.access(found.get("python", ""), os.X_OK):  # recorded on another machine: this Python and its torch
+        found = {key: value for key, value in found.items() if key not in ("python", "torch")}
     run = Run(Program(**{**found, "source": source, "links": ()}), target)
     for path in files_in(run.work):
         if path.relative_to(run.work).as_posix() not in files:

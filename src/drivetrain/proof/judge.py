@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from drivetrain.proof.records import Start, Step, unpacked
+from drivetrain.proof.records import Start, Step, packed, unpacked
 
 _WEIGHTS = {"parameters": 20, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
 """How much an equal part says about the step at which a program continues."""
@@ -52,6 +52,8 @@ class Judgement:
         start: which start contains the difference, from 0.
         rank: the rank that is judged.
         notes: what differs, but changed nothing that counts.
+        against: the rank of the same run that it was compared with; ``None``: the same rank of another run.
+        tensor: between ranks, the first tensor that differs: part and name.
     """
 
     differences: list[Difference] = field(default_factory=list)
@@ -61,6 +63,8 @@ class Judgement:
     start: int = 0
     rank: int = 0
     notes: list[str] = field(default_factory=list)
+    against: int | None = None
+    tensor: str = ""
 
     @property
     def kills(self) -> list[tuple[int | None, int | None]]:
@@ -175,6 +179,73 @@ def judge(
     return found
 
 
+def judge_ranks(one: Start, other: Start, against: int, rank: int) -> Judgement:
+    """Compare what two ranks of one run have in common: parameters, optimizer state, buffers and reduced gradients.
+
+    Batch, loss and random state may differ. So may buffers that each rank computes from its own batches, and tensors
+    that only one of the ranks has, such as the optimizer state that ``ZeroRedundancyOptimizer`` divides among them.
+
+    Args:
+        one: the records of rank ``against``.
+        other: those of rank ``rank``.
+    """
+    found, own = Judgement(rank=rank, against=against), _own_buffers(one.steps, other.steps)
+    if own:
+        found.notes = [f"not compared, because each rank computes it from its own batches: {', '.join(sorted(own))}"]
+    for number, (there, here) in enumerate(_pairs(one, other, 0), 1):
+        was, now = _shared(there, here, own), _shared(here, there, own)
+        all_parts = _differences(was, now, one, is_first=False)
+        if differing := [each for each in all_parts if each[0] in _OF_ALL_RANKS]:
+            found.differences, found.equal = [Difference(number, *each) for each in differing], _equal_parts(was, now)
+            unequal = (
+                f"{part}: {name}"
+                for part in _WORDS
+                if was["names"][part] == now["names"][part]
+                for name in _unequal_names(was["names"][part], was["tensors"][part], now["tensors"][part])
+            )
+            found.tensor = next(unequal, "")
+            return found
+    counts = [len(each.steps) for each in (one, other)]
+    if counts[0] != counts[1]:
+        text = f"rank {against} makes {counts[0]}, rank {rank} makes {counts[1]}"
+        found.differences = [Difference(min(counts) + 1, "number of steps", text)]
+    return found
+
+
+def _own_buffers(one: Sequence[Step], other: Sequence[Step]) -> set[str]:
+    """Return the buffers that each rank computes from its own batches, such as the statistics of batch norm.
+
+    They change at each step on both ranks, and are never equal after a change.
+    """
+    values = [
+        tuple(dict(zip(step["names"]["model"], unpacked(step["tensors"]["model"]), strict=True)) for step in steps)
+        for steps in zip(one, other, strict=False)
+    ]
+    own = set()
+    for name in values[0][0].keys() & values[0][1].keys() if values[1:] else ():
+        pairs = [(a.get(name), b.get(name)) for a, b in values]
+        first = next((n for n, (a, b) in enumerate(pairs) if a != b), None)
+        if first is not None and not any(
+            a == b and a != c for (a, b), (c, _) in zip(pairs[1:first], pairs, strict=False)
+        ):
+            near = pairs[first + 1 if first + 1 < len(pairs) else first - 1]
+            if all(a != b for a, b in zip(pairs[first], near, strict=True)):
+                own.add(name)
+    return own
+
+
+def _shared(step: Step, other: Step, own: set[str]) -> Step:
+    """Return ``step`` without the buffers ``own``, and without tensors that the other rank has not."""
+    lacking = set(step["names"]["parameters"]) ^ set(other["names"]["parameters"])
+    lacking |= own | (set(step["names"]["optimizer"]) ^ set(other["names"]["optimizer"]))
+    names, tensors = dict(step["names"]), dict(step["tensors"])
+    for part in _WORDS:
+        pairs = zip(names[part], unpacked(tensors[part]), strict=True)
+        kept = {name: value for name, value in pairs if name not in lacking}
+        names[part], tensors[part] = list(kept), packed(list(kept.values()))
+    return {**step, "names": names, "tensors": tensors}
+
+
 def _pairs(undisturbed: Start, start: Start, first: int) -> Iterator[tuple[Step, Step]]:
     """Yield each step of the undisturbed run from ``first`` with that of ``start``, and what both have at the end."""
     yield from zip(undisturbed.steps[first:], start.steps, strict=False)
@@ -234,6 +305,10 @@ _ORDER = (
 )  # fmt: skip
 
 
+_OF_ALL_RANKS = {*_WORDS.values(), "hyperparameter", "gradient scaler"}
+"""The parts that are equal on all ranks that hold copies of a model."""
+
+
 def _equal_parts(there: Step, here: Step) -> list[str]:
     equal = [words for part, words in _WORDS.items() if there["tensors"][part] == here["tensors"][part] != ""]
     if there["since"]["inputs"][-1:] == here["since"]["inputs"][-1:] != []:
@@ -247,6 +322,10 @@ def _tensors(part: str, there: Step, here: Step) -> Iterator[tuple[str, str]]:
         yield _WORDS[part], _first_tensor(was, now, there["names"][part], here["names"][part])
 
 
+def _unequal_names(names: list[str], was: str, now: str) -> list[str]:
+    return [name for name, a, b in zip(names, unpacked(was), unpacked(now), strict=True) if a != b]
+
+
 def _first_tensor(was: str, now: str, names: list[str], own_names: list[str]) -> str:
     """Name the first tensor that differs, and say how many do."""
     old, new = unpacked(was), unpacked(now)
@@ -256,7 +335,7 @@ def _first_tensor(was: str, now: str, names: list[str], own_names: list[str]) ->
             *(each for each in own_names if each not in names),
         ]
         return f"{len(new)} tensors instead of {len(old)}" + (f", without {either[0]!r}" if len(new) < len(old) else "")
-    differing = [name for name, a, b in zip(names, old, new, strict=True) if a != b]
+    differing = _unequal_names(names, was, now)
     return f"{differing[0]!r}" + (f" and {len(differing) - 1} more of {len(old)}" if len(differing) > 1 else "")
 
 

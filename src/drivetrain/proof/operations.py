@@ -6,36 +6,83 @@ import json
 import linecache
 import os
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from difflib import SequenceMatcher
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from drivetrain.proof.fingerprints import digest, leaves
 
+Storages = dict[int, StorageWeakRef]
 _TORCH, _OWN = (os.path.dirname(path) + os.sep for path in (torch.__file__, __file__))
-Operation = tuple[str, str, str]
-"""Name, fingerprint of the result, and the place in the program with its source line."""
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records each operation while it is active, those of the backward pass included."""
+    """Records each operation while it is active, those of the backward pass included.
+
+    Of each: name, fingerprint of what it made or changed, the place in the program with its source line, and the
+    storages that it made or changed.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[Operation] = []
+        self._found: list[tuple[str, str, str, Storages]] = []
+        self._names: dict[int, list[str]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and record it."""
         result = func(*args, **(kwargs or {}))
         if "empty" not in str(func) and (place := _place()) is not None:  # what is empty holds anything
-            self.found.append((str(func), digest(leaves(result)), place))
+            if "c10d" in str(func):  # other ranks may still be writing
+                self._found.append((str(func), "", place, _storages((args, result))))
+            else:
+                changed = _changed(func, args, kwargs or {})
+                seen = list({id(each): each for each in leaves((result, changed))}.values())
+                # Without a change, a result with the storage of an argument is a view.
+                before = {} if changed else _storages((args, kwargs))
+                made = {key: ref for key, ref in _storages(seen).items() if key not in before}
+                self._found.append((str(func), digest(seen), place, made))
         return result
 
+    def name(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Tell the names of the program's tensors in each part of its state, for :meth:`write`."""
+        self._names = {}
+        for part, tensors in parts.items():
+            for name, tensor in tensors.items():
+                for key in _storages(tensor):
+                    self._names.setdefault(key, []).append(f"{part}: {name}")
+
     def write(self, path: Path) -> None:
-        """Write what was recorded, for :func:`first_difference`."""
-        path.write_text(json.dumps(self.found), encoding="utf-8")
+        """Write what was recorded, for :func:`first_difference` and :func:`first_change`."""
+        found = [(*rest, [name for key in made for name in self._names.get(key, ())]) for *rest, made in self._found]
+        path.write_text(json.dumps(found), encoding="utf-8")
+
+
+def _changed(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return the arguments that an operation writes to."""
+    if not func._schema.is_mutable:
+        return []
+    names = [each.name for each in func._schema.arguments if each.is_write]
+    given = {**{each.name: value for each, value in zip(func._schema.arguments, args, strict=False)}, **kwargs}
+    return [given[name] for name in names if given.get(name) is not None]
+
+
+def _storages(tree: Any) -> Storages:
+    """Return a weak reference to the storage of each tensor; while it is held, no other storage gets its number."""
+    found: Storages = {}
+    for each in leaves(tree):
+        if isinstance(each, Tensor):
+            with suppress(RuntimeError):  # sparse tensors have none
+                ref = StorageWeakRef(each.untyped_storage())  # type: ignore[no-untyped-call]
+                found[ref.cdata] = ref
+    return found
 
 
 def _place() -> str | None:
@@ -59,7 +106,7 @@ def _shown(path: str, name: str, number: int) -> str:
     return f"{path}:{number}: {linecache.getline(name, number).strip()}"
 
 
-def first_difference(one: Path, other: Path, has_same_start: bool) -> str:
+def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torch: bool = True) -> str:
     """Say which operation of two recorded steps is the first that differs.
 
     Args:
@@ -67,6 +114,8 @@ def first_difference(one: Path, other: Path, has_same_start: bool) -> str:
         other: that of the second run.
         has_same_start: whether both begin with the step before. Else what only one process did at its start, such as
             loading a checkpoint, is left out: operations are compared as far as the last ones have equal names.
+        has_same_torch: whether both runs had the same version of torch. Another version calls other operations in
+            between: those that only one run has are then passed over, unless all others have equal results.
     """
     old, new = (json.loads(path.read_text(encoding="utf-8")) for path in (one, other))
     if not has_same_start:
@@ -74,9 +123,42 @@ def first_difference(one: Path, other: Path, has_same_start: bool) -> str:
         while count < min(len(old), len(new)) and old[-1 - count][0] == new[-1 - count][0]:
             count += 1
         old, new = old[len(old) - count :], new[len(new) - count :]
-    for (name, was, _), (other_name, now, place) in zip(old, new, strict=False):
+    if not has_same_torch:
+        keys = [[(name, place) for name, _, place, _ in each] for each in (old, new)]
+        matcher = SequenceMatcher(None, keys[0], keys[1], autojunk=False)
+        pairs = ((old[a + n], new[b + n]) for a, b, size in matcher.get_matching_blocks() for n in range(size))
+        if now := next((now for was, now in pairs if was[1] != now[1]), None):
+            return f"first operation with another result: {now[0]} in {now[2]}"
+    for (name, was, *_), (other_name, now, place, _) in zip(old, new, strict=False):
         if name != other_name:
             return f"first operation that the other run has not: {other_name} in {place}"
         if was != now:
             return f"first operation with another result: {name} in {place}"
     return "no operation has another result: what differs was read or set before"
+
+
+def first_change(one: Path, other: Path, ranks: tuple[int, int], tensor: str) -> str:
+    """Say which operation is the first after which a tensor differs between two ranks.
+
+    Their batches differ, and so do most results. So only what made or changed the tensor is compared, and of that only
+    what comes after the last equal result.
+
+    Args:
+        one: the file with the operations of the first rank.
+        other: that of the second.
+        ranks: both ranks.
+        tensor: its part and name, see :meth:`Operations.name`.
+    """
+    old, new = (
+        [each for each in json.loads(path.read_text(encoding="utf-8")) if tensor in each[3]] for path in (one, other)
+    )
+    pairs = list(zip_longest(old, new))
+    last = max((n for n, (was, now) in enumerate(pairs) if was and now and was[:2] == now[:2]), default=-1)
+    if last + 1 == len(pairs):
+        return f"no operation of this step has changed {tensor!r} in one rank only: it was set otherwise or before"
+    was, now = pairs[last + 1]
+    if was and now and was[0] == now[0]:
+        unequal = "; no later one made it equal, as a reduction does" if last < 0 else ""
+        return f"first operation with another result: {now[0]} in {now[2]}{unequal}"
+    rank, extra = (ranks[1], now) if now and len(new) >= len(old) else (ranks[0], was)
+    return f"first operation that only rank {rank} has: {extra[0]} in {extra[2]}"

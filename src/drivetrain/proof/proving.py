@@ -15,7 +15,7 @@ from typing import Any
 
 import drivetrain
 from drivetrain.proof.judge import LOGGED, WRITTEN, Difference, Judgement, earliest, judge, logged_apart, summary
-from drivetrain.proof.records import OPERATIONS
+from drivetrain.proof.records import OPERATIONS, forked_of, path_of
 from drivetrain.proof.runs import GRACE_S, RUN, CannotTryError, Program, Run, kills_for, undisturbed
 
 
@@ -75,13 +75,20 @@ def _prove(
     (folder / "program.json").write_text(text + "\n", encoding="utf-8")
     one = reference.starts(reference.ranks()[0])[0]
     steps = len(one.steps)
+    if any(
+        path_of(reference.records, 0, rank).exists() and forked_of(reference.records, 0, rank)
+        for rank in reference.ranks()
+    ):
+        say("the program makes optimizer steps in a process that it forks, too: these are not compared")
     say(f"undisturbed: {_counted(steps, 'optimizer step')} in {reference.seconds:.1f} s")
     if not kills:
         return Verdict(0, f"recorded: {_counted(steps, 'step')}, hash {summary(one)}", [], steps, summary(one))
     if steps < 2:
         raise CannotTryError("The program makes a single optimizer step, so there is no step to kill it at.")
-    killed = Run(program, folder / "killed", keeps=why)
-    code, found = _kill_and_restart(killed, reference, kills_for(reference, kills, seed), say)
+    killed, moments = Run(program, folder / "killed", keeps=why), kills_for(reference, kills, seed)
+    if len(moments) < kills:
+        say(f"--kills {kills}: of {steps} steps, each after the first gets one kill, so there are {len(moments)}")
+    code, found = _kill_and_restart(killed, reference, moments, say)
     verdict = Verdict(0, "", found.kills, steps, summary(one))
     ends = ", ".join(str(at) for at, _ in found.kills)
     if found.started_at[0] != 1:
@@ -114,7 +121,7 @@ def _prove(
             rank, at = found.rank, found.differences[0].step - 1
             steps_of = at, at + 1 - (found.started_at[found.start] or 1)
             again, limit_s = Run(program, folder / "operations"), 10 * killed.seconds + GRACE_S
-            verdict.message += f"\n  {first_operation(again, killed.before(), rank, steps_of, limit_s)}"
+            verdict.message += f"\n  {first_operation(again, killed.before(), (rank, rank), steps_of, limit_s)}"
     else:
         verdict.message = (
             f"resumes exactly: {steps} steps with {_counted(len(found.kills), 'kill')} (in step {ends}) equal those "
@@ -148,16 +155,27 @@ def _judged(reference: Run, killed: Run, ignored: Iterable[str] = ()) -> Judgeme
     )
 
 
-def first_operation(one: Run, other: Run, rank: int, steps: tuple[int, int], limit_s: float) -> str:
-    """Start two runs once more, up to a step of each, and say which operation is the first with another result."""
-    from drivetrain.proof.operations import first_difference
+def first_operation(
+    one: Run, other: Run, ranks: tuple[int, int], steps: tuple[int, int], limit_s: float, tensor: str = ""
+) -> str:
+    """Start two runs once more, up to a step of each, and say which operation is the first with another result.
 
-    for run, step in zip((one, other), steps, strict=True):
+    With two ranks of one run: on which they differ in ``tensor``.
+    """
+    from drivetrain.proof.operations import first_change, first_difference
+
+    for run, rank, step in zip((one, other), ranks, steps, strict=True):
         with suppress(CannotTryError):  # too slow: what differs is known all the same
             run.start(limit_s, operations=(rank, step))
         if not (run.records / OPERATIONS).exists():
             return "the step could not be repeated, so the operation is not known"
-    return first_difference(one.records / OPERATIONS, other.records / OPERATIONS, has_same_start=min(steps) > 0)
+    files, has_same_torch = (
+        (one.records / OPERATIONS, other.records / OPERATIONS),
+        one.program.torch == other.program.torch,
+    )
+    if ranks[0] != ranks[1]:
+        return first_change(*files, ranks, tensor)
+    return first_difference(*files, min(steps) > 0, has_same_torch)
 
 
 def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[tuple[str, str]] = ()) -> Judgement:

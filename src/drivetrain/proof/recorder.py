@@ -29,7 +29,7 @@ from drivetrain.proof.fingerprints import digest, leaves, numbers_of
 from drivetrain.proof.judge import position
 from drivetrain.proof.logged import listen
 from drivetrain.proof.operations import Operations
-from drivetrain.proof.records import OPERATIONS, Step, Writer, packed, path_of, read
+from drivetrain.proof.records import OPERATIONS, Step, Writer, packed, path_of, start_of
 
 Tensors = dict[str, Tensor]
 Names = dict[str, list[str]]
@@ -58,7 +58,7 @@ class Recorder:
         self._undisturbed, self._latest, self._kill = undisturbed, latest, kill
         self._operations, self._mode = list(operations or ()), Operations()
         self._writer: Writer | None = None
-        self._pid = 0
+        self._pid, self._main = 0, os.getpid()
         self._count = 0
         self._is_dying = False
         self._first: int | None = None  # the undisturbed run's number of this process's first step
@@ -105,10 +105,14 @@ class Recorder:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._pid != os.getpid():  # the first step, or that of a forked process
-            self._pid, self._count = os.getpid(), 0
-            self._writer = Writer(path_of(self._folder, self._start, rank()))
+            self._pid, self._count, self._first = os.getpid(), 0, None
+            forked = self._pid if self._pid != self._main else ""
+            counts = not (forked and self._undisturbed and path_of(self._undisturbed, 0, rank()).exists())
+            self._writer = Writer(path_of(self._folder, self._start, rank(), forked)) if counts else None
             if multiprocessing.parent_process() is not None:  # such a process ends without what atexit has
                 multiprocessing.util.Finalize(None, self._at_exit, exitpriority=0)
+        if self._writer is None:
+            return
         if self._is_dying:  # at the latest now, before the next step
             kill_job(self._parent)
         parameters = sum(len(group["params"]) for group in optimizer.param_groups)
@@ -161,14 +165,14 @@ class Recorder:
                 self._writer.write("row", {"row": [name, value, logged_step]}, {})
 
     def _at_exit(self) -> None:
-        if self._last is not None and self._pid == os.getpid():
+        if self._last is not None and self._writer is not None and self._pid == os.getpid():
             if self._is_dying:
                 kill_job(self._parent)
             self._write("end", *self._state_of(self._last))
 
     def _die_if_due(self, step: Step, at: int, seconds: float) -> None:
         if self._first is None:
-            self._first = position([step], read(path_of(self._undisturbed, 0, rank())).steps, self._latest)
+            self._first = position([step], start_of(self._undisturbed, 0, rank()).steps, self._latest)
         if self._first + self._count == at:
             # From a thread: the kill may come in the step, in the next batch or while a checkpoint is written.
             self._is_dying = True
@@ -200,6 +204,8 @@ class Recorder:
         tensors["parameters"] = {ids[id(each)]: each for each in own}
         tensors["gradients"] = {ids[id(each)]: each.grad for each in own if each.grad is not None}
         tensors["optimizer"], values = state_of_optimizer(optimizer, ids)
+        if self._operations == [rank(), self._count]:
+            self._mode.name(tensors)
         everything = [*tensors.values(), *(found for _, found in others)]
         numbers = iter(numbers_of([each for part in everything for each in part.values()]))
         text = [packed([next(numbers) for _ in part]) for part in everything]
@@ -214,6 +220,7 @@ class Recorder:
                 "scaler": [state for ref in self._scalers if (scaler := ref()) and (state := scaler.state_dict())],
             },
             "random": random_states(),
+            "is_sharded": any(_is_shard(name, each) for name, each in tensors["parameters"].items()),
         }
         return step, names
 
@@ -277,6 +284,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(each) for each in value]
     return value.item() if isinstance(value, Tensor) else value
+
+
+def _is_shard(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter is this rank's part of a larger one, of FSDP or of a tensor-parallel layer."""
+    return "_flat_param" in name or any(each.is_shard() for each in getattr(parameter, "placements", ()))
 
 
 def random_states() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Records: what a process had in memory at each optimizer step, appended to one file per start and rank."""
+"""Records: what a process had in memory at each optimizer step, appended to one file per process."""
 
 from __future__ import annotations
 
@@ -50,9 +50,36 @@ class Start:
     end: Step | None = None
 
 
-def path_of(folder: str | Path, start: int, rank: int) -> Path:
-    """Return the file of a rank's records in the run's ``start``-th start, from 0."""
-    return Path(folder) / f"start-{start:02d}.rank-{rank}.jsonl"
+def path_of(folder: str | Path, start: int, rank: int, forked: int | str = "") -> Path:
+    """Return the file of a rank's records in the run's ``start``-th start, from 0.
+
+    Args:
+        folder: the run's folder of records.
+        start: how often the program was started before.
+        rank: the rank.
+        forked: the process's number if the program has forked it.
+    """
+    return Path(folder) / f"start-{start:02d}.rank-{rank}{f'.forked-{forked}' if forked else ''}.jsonl"
+
+
+def forked_of(folder: str | Path, start: int, rank: int) -> list[Path]:
+    """Return the files of the forked processes that have made steps as ``rank``."""
+    return list(Path(folder).glob(path_of("", start, rank, "*").name))
+
+
+def start_of(folder: str | Path, start: int, rank: int) -> Start:
+    """Return the records of a rank in one start; empty ones if it made no step.
+
+    Steps of forked processes count only if the process that was started made none; those of one follow those of
+    another.
+    """
+    path, found = path_of(folder, start, rank), Start()
+    parts = [read(each) for each in ([path] if path.exists() else forked_of(folder, start, rank))]
+    for part in sorted(parts, key=lambda part: [step["time"] for step in part.steps[:1]]):
+        found.steps += part.steps
+        found.rows += part.rows
+        found.end = part.end
+    return found
 
 
 def read(path: Path) -> Start:
@@ -77,7 +104,8 @@ def read(path: Path) -> Start:
 
 def ranks_of(folder: str | Path) -> list[int]:
     """Return the ranks that have recorded anything in ``folder``."""
-    return sorted({int(path.stem.rpartition("-")[2]) for path in Path(folder).glob("start-*.rank-*.jsonl")})
+    names = (path.name.split(".")[1] for path in Path(folder).glob("start-*.rank-*.jsonl"))
+    return sorted({int(name.removeprefix("rank-")) for name in names})
 
 
 def packed(fingerprints: list[int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import json
 import os
 import random
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from drivetrain.proof.records import VARIABLE, Start, path_of, ranks_of, read
+from drivetrain.proof.records import VARIABLE, Start, ranks_of, start_of
 
 RUN = "{run}"
 """In the program's arguments: the folder of each run, for programs that write to absolute paths."""
@@ -44,6 +45,8 @@ class Program:
         ranks: how many processes torchrun starts; 0: the program is started without torchrun.
         source: the working directory that is copied.
         links: names in it that are linked in place of being copied.
+        python: the interpreter.
+        torch: the version of torch that it imports.
     """
 
     command: Sequence[str]
@@ -51,6 +54,8 @@ class Program:
     ranks: int = 0
     source: Path = field(default_factory=Path.cwd)
     links: Sequence[str] = ()
+    python: str = sys.executable
+    torch: str = field(default_factory=lambda: importlib.metadata.version("torch"))
 
     def __post_init__(self) -> None:
         """Make relative paths that lead out of the working directory absolute: a copy has other parents."""
@@ -119,7 +124,7 @@ class Run:
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.program.ranks}",
                   f"--log-dir={self.records / 'torchrun'}"]  # fmt: skip
         words = [self._here(word) for word in words]
-        command = [sys.executable, *(launch if self.program.ranks else ()), "-m", "drivetrain.proof.child", *words]
+        command = [self.program.python, *(launch if self.program.ranks else ()), "-m", "drivetrain.proof.child", *words]
         began = time.monotonic()
         with open(self.log, "ab") as log:
             process = subprocess.Popen(
@@ -151,8 +156,7 @@ class Run:
 
     def starts(self, rank: int) -> list[Start]:
         """Return the records of a rank, one for each start; empty ones of starts that made no step."""
-        paths = [path_of(self.records, number, rank) for number in range(self.count)]
-        return [read(path) if path.exists() else Start() for path in paths]
+        return [start_of(self.records, number, rank) for number in range(self.count)]
 
     def ranks(self) -> list[int]:
         """Return the ranks that made a step."""
