@@ -56,7 +56,9 @@ def trained(strategy: str, every: int | None, accumulate: int) -> tuple[int, lis
     return replayed, [local_shard(each.detach()).clone() for each in (*module.parameters(), *module.buffers())]
 
 
-@pytest.mark.parametrize(("strategy", "accumulate"), [("ddp", 1), ("ddp", 3), ("views", 1), ("fsdp", 2), ("horovod", 1)])
+@pytest.mark.parametrize(
+    ("strategy", "accumulate"), [("ddp", 1), ("ddp", 3), ("views", 1), ("fsdp", 2), ("horovod", 1)]
+)
 def test_a_run_with_replays_has_the_bits_of_a_run_without(pool: Any, strategy: str, accumulate: int) -> None:
     alone = pool.run(trained, strategy, None, accumulate, group=False)
     replayed = pool.run(trained, strategy, 2, accumulate, group=False)

@@ -129,7 +129,9 @@ class DDPStrategy(ParallelStrategy):
         if self.comm[1] is not None:
             refused = {"split_on_oom": f"exchanges gradients itself, and {name} has a ddp_comm_hook."}
             if self.comm[0] is not None:
-                refused["replay_every"] = f"computes gradients again, and {name} has a ddp_comm_state that this changes."
+                refused["replay_every"] = (
+                    f"computes gradients again, and {name} has a ddp_comm_state that this changes."
+                )
             if self._averaging is not None:
                 refused["replica_check_every"] = "lets their parameters differ between two averages."
             return refused
