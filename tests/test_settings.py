@@ -315,6 +315,7 @@ def test_the_surface_of_spec_3_1_is_complete() -> None:
         "save_trainable_only",
         "sample_seeds",
         "replica_check_every",
+        "replay_every",
     ]
 
 

@@ -125,13 +125,12 @@ class Settings:
         model_registry: name of a model registry.
         compile: torch.compile: True: the model; "blocks" or classes: these layers; a dict: its arguments; None: off.
         split_on_oom: run batches that do not fit into memory again, in parts, with the gradients of the whole batch.
-        cuda_graphs: replay training steps as graphs of the device: "auto": where that is possible and faster; True:
-            always.
-        optimizer_kernels: faster kernels of optimizers on the host: "equal": with the same numbers; "fastest": any;
-            None: none.
+        cuda_graphs: record and replay steps as graphs of the device: "auto": where possible and faster; True: always.
+        optimizer_kernels: faster kernels of optimizers on the host: "equal": same numbers; "fastest": any; None: none.
         save_trainable_only: checkpoints leave out frozen weights, and keep their fingerprints.
         sample_seeds: the random numbers of a training sample depend only on seed, epoch and index.
         replica_check_every: compare the model's replicas every n optimizer steps and before each save; None: never.
+        replay_every: compute every n-th optimizer step twice, and warn if the two results differ; None: never.
 
     Raises:
         ConfigurationError: an argument does not accept its value.
@@ -198,6 +197,7 @@ class Settings:
     save_trainable_only: bool = False
     sample_seeds: bool = False
     replica_check_every: int | None = None
+    replay_every: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.logger, Iterator):  # converted so that it can be iterated more than once
@@ -430,7 +430,7 @@ _RULES: dict[str, Callable[[str, Any], None]] = {
     "default_root_dir": _folder,
     "compile": _compile,
     "cuda_graphs": _one_of("auto", True, False),
-    "replica_check_every": _count(1, optional=True),
+    **dict.fromkeys(("replica_check_every", "replay_every"), _count(1, optional=True)),
     "optimizer_kernels": _one_of("equal", "fastest", None),
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain.proof.fingerprints import numbers_of
+from drivetrain.base.digest import numbers_of
 from drivetrain.proof.outputs import Written, compare
 
 

@@ -51,7 +51,7 @@ def fingerprints(tensors: Iterable[Tensor]) -> Tensor:
     Raises:
         NotSupportedError: a tensor has no bits to read: a meta tensor, or one of torch's quantized types.
     """
-    bits = [_as_integers(tensor) for tensor in tensors]
+    bits = [as_integers(tensor) for tensor in tensors]
     devices = list(dict.fromkeys(flat.device for flat in bits))
     target = next((device for device in devices if device != _HOST), _HOST)
     found: dict[int, Tensor] = {}
@@ -95,8 +95,8 @@ def _sums(values: Tensor, counts: list[int]) -> Tensor:
     return torch.stack([until[end] for end in accumulate(counts, initial=0)]).diff()
 
 
-def _as_integers(tensor: Tensor) -> Tensor:
-    """The tensor's bits in one dimension, as integers of at most 32 bits."""
+def as_integers(tensor: Tensor) -> Tensor:
+    """Return the tensor's bits in one dimension, as integers of at most 32 bits."""
     if hasattr(tensor, "__tensor_flatten__"):
         inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
         parts = [part for part in inner if isinstance(part, Tensor)]  # there may be a mesh among them
@@ -111,7 +111,7 @@ def _as_integers(tensor: Tensor) -> Tensor:
         flat = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
         flat = flat.resolve_neg().contiguous().view(-1)
         return flat.view(_INTEGERS[flat.element_size()])
-    flats = [_as_integers(part) for part in parts]
+    flats = [as_integers(part) for part in parts]
     return flats[0] if len(flats) == 1 else torch.cat([flat.to(torch.int32) for flat in flats])
 
 

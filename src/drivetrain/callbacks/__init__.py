@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from drivetrain.callbacks.prediction_writer import BasePredictionWriter as BasePredictionWriter
     from drivetrain.callbacks.progress_bar import ProgressBar as ProgressBar
     from drivetrain.callbacks.pruning import ModelPruning as ModelPruning
+    from drivetrain.callbacks.replay_check import ReplayCheck as ReplayCheck
     from drivetrain.callbacks.replica_check import ReplicaCheck as ReplicaCheck
     from drivetrain.callbacks.rich_model_summary import RichModelSummary as RichModelSummary
     from drivetrain.callbacks.rich_progress import RichProgressBar as RichProgressBar
@@ -62,6 +63,7 @@ _FILES = {
     "OnExceptionCheckpoint": "on_exception_checkpoint",
     "PlainProgressBar": "plain_progress",
     "ProgressBar": "progress_bar",
+    "ReplayCheck": "replay_check",
     "ReplicaCheck": "replica_check",
     "RichModelSummary": "rich_model_summary",
     "RichProgressBar": "rich_progress",

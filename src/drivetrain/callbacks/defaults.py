@@ -49,6 +49,15 @@ def with_defaults(given: Sequence[Callback], settings: Settings, environment: Cl
                 "compare the replicas. Keep one."
             )
         found.append(ReplicaCheck(settings.replica_check_every))
+    if settings.replay_every is not None:
+        from drivetrain.callbacks.replay_check import ReplayCheck
+
+        if any(isinstance(callback, ReplayCheck) for callback in found):
+            raise ConfigurationError(
+                f"Trainer(replay_every={settings.replay_every!r}) and the ReplayCheck in callbacks both replay "
+                "optimizer steps. Keep one."
+            )
+        found.append(ReplayCheck(settings.replay_every))
     for argument, kind, make in _DEFAULTS:
         wanted = False if settings.barebones else getattr(settings, argument)
         own = next((callback for callback in found if isinstance(callback, kind)), None)

@@ -79,6 +79,24 @@ def objects_kept(roots: Iterable[Any]) -> Iterator[None]:
             restore()
 
 
+def restorer(roots: Iterable[Any]) -> Callable[[], None]:
+    """Return a function that restores the random generators in ``roots`` to their present states."""
+    found = [restore for each in roots if (restore := _kept(each)[0]) is not None]
+
+    def restore_all() -> None:
+        for restore in found:
+            restore()
+
+    return restore_all
+
+
+def generators_among(owners: Iterable[Any]) -> list[Any]:
+    """Return the random generators among the attributes of ``owners``."""
+    values = [value for each in owners for value in getattr(each, "__dict__", {}).values()]
+    kinds = (torch.Generator, random.Random)
+    return [each for each in values if isinstance(each, kinds) or hasattr(type(each), "bit_generator")]
+
+
 def _kept(value: Any) -> tuple[Callable[[], None] | None, list[Any]]:
     """Return a function that restores ``value`` (``None``: nothing to restore), and the objects in ``value``."""
     if isinstance(value, random.Random):

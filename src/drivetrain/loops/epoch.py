@@ -46,6 +46,8 @@ class Bound:
         run.stale = False
         run.swap_optimizers()
         step = make_step(run)
+        for wrap in hooks.bind_observers("step_bound"):
+            step = wrap(step)
         self.schedules = Schedules(run)
         if run.settings.cuda_graphs:
             from drivetrain.loops.graphs import bind_graphs

@@ -99,13 +99,9 @@ def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | 
 
     ``direct``: called to clear the gradients if nothing overrides that.
     """
-    progress, hooks, strategy = run.progress, run.hooks, run.engine.strategy
-    if strategy.facts.earlier.clears_last:
+    if run.engine.strategy.facts.earlier.clears_last:
         return lambda: None
-    before, own = hooks.bind("on_before_zero_grad"), hooks.bind_method("optimizer_zero_grad")
-    clear = direct or familiar.bind_zero_grad(strategy, optimizer)
-    if own is not None and not strategy.facts.earlier.zero_grad:
-        clear = lambda: own(progress.current_epoch, progress.batch_idx, optimizer)  # noqa: E731
+    before, clear = run.hooks.bind("on_before_zero_grad"), bind_clear(run, optimizer, direct)
 
     def zero_grad() -> None:
         for hook in before:
@@ -113,6 +109,14 @@ def bind_zero_grad(run: Run, optimizer: Optimizer, direct: Callable[[], None] | 
         clear()
 
     return measured(run, "optimizer_zero_grad", zero_grad if before else clear)
+
+
+def bind_clear(run: Run, optimizer: Optimizer, direct: Callable[[], None] | None = None) -> Callable[[], None]:
+    """Return the function that clears the gradients, without the hook before it."""
+    progress, strategy, own = run.progress, run.engine.strategy, run.hooks.bind_method("optimizer_zero_grad")
+    if own is not None and not strategy.facts.earlier.zero_grad:
+        return lambda: own(progress.current_epoch, progress.batch_idx, optimizer)
+    return direct or familiar.bind_zero_grad(strategy, optimizer)
 
 
 def as_one_of_many(
@@ -154,12 +158,16 @@ def exchanges_always(run: Run) -> bool:
     return driver.exchanges_always
 
 
-def _bind_clipping(run: Run) -> Callable[..., Any]:
+def bind_clipping(run: Run) -> Callable[..., Any] | None:
     """Return the function that clips by the Trainer's arguments, called with the optimizer, the value and the
-    algorithm.
+    algorithm; ``None`` if nothing clips.
 
     It is the module's method if that is overridden, else the strategy's override, else the precision's method.
     """
+    if (own := run.hooks.bind_method("configure_gradient_clipping")) is not None:
+        return own
+    if run.settings.gradient_clip_val is None:
+        return None
     if overrides(run.module, "clip_gradients", TrainableModule):
         return run.module.configure_gradient_clipping
     return familiar.bind_clipping(run.engine.strategy, run.module, run.settings.gradient_clip_algorithm)
@@ -172,9 +180,7 @@ def bind_before_step(run: Run, optimizer: Optimizer | None) -> Callable[[], None
     hooks, settings, precision, window = run.hooks, run.settings, run.engine.precision, run.window
     before_step_hooks = hooks.bind("on_before_optimizer_step")
     clip_val, algorithm = settings.gradient_clip_val, settings.gradient_clip_algorithm
-    clip = hooks.bind_method("configure_gradient_clipping")
-    if clip is None and clip_val is not None:
-        clip = _bind_clipping(run)
+    clip = bind_clipping(run)
     unscale = precision.unscale_gradients if precision.scales_loss else None
     # A window may have begun under another limit; several ranks divide by the sum of all weights.
     several = run.limits.accumulate > 1 or window.batches_done > 0 or window.gather is not None

@@ -86,7 +86,8 @@ def make_step(run: Run) -> BoundStep:
         )
     optimizer = optimizers[0] if optimizers else None
     calls = None if optimizer is None else _bind_direct(run, optimizer)
-    forward_backward = _make_forward_backward(run, optimizer, calls)
+    zero_grad = None if optimizer is None else pieces.bind_zero_grad(run, optimizer, calls and calls.zero_grad)
+    forward_backward = make_forward_backward(run, optimizer, calls, zero_grad)
     before_step = pieces.bind_before_step(run, optimizer)
     if optimizer is None:
         return BoundStep(forward_backward, _optimizer_step(run, before_step, None, None))
@@ -401,9 +402,11 @@ def _closing_window(run: Run, take_step: TakeStep) -> TakeStep:
 # ---- shared parts ----------------------------------------------------------------------------------------------------
 
 
-def _make_forward_backward(run: Run, optimizer: Optimizer | None, calls: Calls | None) -> ForwardBackward:
+def make_forward_backward(
+    run: Run, optimizer: Optimizer | None, calls: Calls | None, zero_grad: Callable[[], None] | None
+) -> ForwardBackward:
+    """Return the function that computes a batch's loss and gradients; it calls ``zero_grad`` in a window's first."""
     training_step, window, context = pieces.bind_training_step(run), run.window, run.engine.forward_context()
-    zero_grad = None if optimizer is None else pieces.bind_zero_grad(run, optimizer, calls and calls.zero_grad)
     backward = pieces.bind_backward(run, optimizer, Tensor.backward if calls is None else calls.backward)
     shared, slot = window.gather is not None, run.progress.slot
     accumulates = run.limits.accumulate > 1 or window.batches_done > 0

@@ -1,4 +1,4 @@
-"""Steps that ``Trainer(split_on_oom=True)`` or ``Trainer(cuda_graphs=...)`` cannot run."""
+"""Steps that ``Trainer(split_on_oom=True)``, ``cuda_graphs=...`` or ``replay_every=n`` cannot run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from drivetrain.base.introspect import defined_by_user, overrides, takes_iterato
 from drivetrain.errors import ConfigurationError
 from drivetrain.loops.run import Run
 from drivetrain.settings import Settings
+from drivetrain.strategies.step import Step as StepVerbs
+from drivetrain.strategies.step import steps_itself
 from drivetrain.strategies.step_parts import HOOKS_IN_A_STEP
 from drivetrain.strategies.strategy import Strategy
 
@@ -26,7 +28,8 @@ _VERBS = (
 
 
 def check(module: Any, settings: Settings, strategy: Strategy) -> None:
-    """Before anything is built, check that a step of ``module`` can be split or recorded, if the settings ask for that.
+    """Before anything is built, check that a step of ``module`` can be split, recorded or replayed, if the
+    settings ask for that.
 
     Raises:
         ConfigurationError: the step does not work with the argument; the message gives the reason and what to leave
@@ -34,6 +37,8 @@ def check(module: Any, settings: Settings, strategy: Strategy) -> None:
     """
     if settings.split_on_oom and (why := _why_not_split(module, settings, strategy)):
         raise ConfigurationError(f"Trainer(split_on_oom=True) {why} Leave split_on_oom out.")
+    if settings.replay_every and (why := why_not_replayed(module, settings, strategy)):
+        raise ConfigurationError(f"Trainer(replay_every={settings.replay_every}) {why} Leave replay_every out.")
     if settings.cuda_graphs is True and (why := why_not_recorded(module, settings, strategy)):
         raise ConfigurationError(no_graphs(why))
 
@@ -70,6 +75,38 @@ def _why_not_split(module: Any, settings: Settings, strategy: Strategy) -> str:
 
 def _own_verbs(strategy: Strategy) -> list[str]:
     return [verb for verb in _VERBS if defined_by_user(strategy, verb)]
+
+
+# ---- replay_every ----------------------------------------------------------------------------------------------------
+
+
+def why_not_replayed(module: Any, settings: Settings, strategy: Strategy) -> str:
+    """Return why no step of ``module`` can be computed again before the optimizer's step, as a sentence; "" if it can
+    be.
+    """
+    name, kind = type(module).__name__, type(strategy).__name__
+    refused = strategy.facts.refuses.get("replay_every")
+    owns = overrides(strategy, "bind_step", StepVerbs) or steps_itself(strategy)
+    reasons = (
+        (
+            not module.automatic_optimization,
+            f"computes batches again, and {name} optimizes manually: its training_step would step twice.",
+        ),
+        (
+            defined_by_user(module, "optimizer_step"),
+            f"computes batches again before the optimizer's step, and {name}.optimizer_step computes the last one.",
+        ),
+        (
+            takes_iterator(module.training_step),
+            f"computes batches again, and {name}.training_step fetches its own.",
+        ),
+        (owns, f"computes batches again before the optimizer's step, and {kind} or its precision makes the step."),
+        (strategy.facts.drives_all_devices, f"does not work with {kind}, which splits batches over devices."),
+        (settings.split_on_oom, "computes batches again as they were, and split_on_oom=True may have split them."),
+        (bool(settings.cuda_graphs), "computes batches again before the optimizer's step, which cuda_graphs records."),
+        (refused is not None, str(refused)),
+    )
+    return next((text for holds, text in reasons if holds), "")
 
 
 # ---- cuda_graphs -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ overrides is an empty tuple, so it costs an empty ``for`` in a step.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -254,7 +255,8 @@ class HookTable:
             hook: ``nothing_trained``, ``window_without_step(output)``, ``before_validation`` (in a fit),
             ``batches_ended`` and ``epoch_closed`` (before a training epoch's end hooks, and after the epoch is
             complete), ``values_left(rows)`` and ``logged_nan(names, step)`` (of the log), ``results_agreed(stage)``,
-            ``before_save`` (of a checkpoint; it may raise, so that nothing is saved).
+            ``before_save`` (of a checkpoint; it may raise, so that nothing is saved), ``step_bound(step)`` (it returns
+            the step to run in its place).
 
     Args:
         trainer, module, callbacks, strategy: the parties; callbacks get ``(trainer, module)`` first.
@@ -281,6 +283,12 @@ class HookTable:
         self.completes: frozenset[str] = frozenset()
         self.spans: Any = None
         self.observers: list[Any] = []
+
+    def without_callbacks(self) -> HookTable:
+        """Return a table of the same module without callbacks, profiler and observers."""
+        table = copy.copy(self)
+        table.callbacks, table.spans, table.observers = (), None, []
+        return table
 
     def scope(self, hook: str, dataloader_idx: int | None = None) -> Scope:
         """Return the logging scope of ``hook``."""

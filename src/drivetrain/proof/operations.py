@@ -1,55 +1,48 @@
-"""The operations of one step, each with a fingerprint of its result and the line of the program that called it."""
+"""The operations of one step of a recorded program, in a file, and the first with another result."""
 
 from __future__ import annotations
 
 import json
-import linecache
 import os
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import SequenceMatcher
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from drivetrain.proof.fingerprints import digest, leaves
+from drivetrain.base import operations
+from drivetrain.base.digest import digest, leaves
+from drivetrain.base.operations import first_other, innermost_line
 
 Storages = dict[int, StorageWeakRef]
-_TORCH, _OWN = (os.path.dirname(path) + os.sep for path in (torch.__file__, __file__))
+_OWN = os.path.dirname(__file__) + os.sep
+_WRAPPERS = ("recorded_backward", "recorded_next")
+"""Functions of this package between the program and torch."""
 
 
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records each operation while it is active, those of the backward pass included.
-
-    Of each: name, fingerprint of what it made or changed, the place in the program with its source line, and the
-    storages that it made or changed.
-    """
+class Operations(operations.Operations):  # type: ignore[no-untyped-call]
+    """Records the operations that the program calls, not those of this package, and the storages that each changed."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._found: list[tuple[str, str, str, Storages]] = []
+        super().__init__(_place)
+        self._made: list[Storages] = []
         self._names: dict[int, list[str]] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and record it."""
-        result = func(*args, **(kwargs or {}))
-        if "empty" not in str(func) and (place := _place()) is not None:  # what is empty holds anything
-            if "c10d" in str(func):  # other ranks may still be writing
-                self._found.append((str(func), "", place, _storages((args, result))))
-            else:
-                changed = _changed(func, args, kwargs or {})
-                seen = list({id(each): each for each in leaves((result, changed))}.values())
-                # Without a change, a result with the storage of an argument is a view.
-                before = {} if changed else _storages((args, kwargs))
-                made = {key: ref for key, ref in _storages(seen).items() if key not in before}
-                self._found.append((str(func), digest(seen), place, made))
-        return result
+    def note(self, func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, place: str) -> None:
+        """Record an operation: its fingerprint is of what it made or changed."""
+        if "c10d" in str(func):  # other ranks may still be writing
+            self.found.append((str(func), "", place))
+            self._made.append(_storages((args, result)))
+            return
+        changed = _changed(func, args, kwargs)
+        seen = list({id(each): each for each in leaves((result, changed))}.values())
+        before = {} if changed else _storages((args, kwargs))  # without a change, a result with their storage is a view
+        self.found.append((str(func), digest(seen), place))
+        self._made.append({key: ref for key, ref in _storages(seen).items() if key not in before})
 
     def name(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Tell the names of the program's tensors in each part of its state, for :meth:`write`."""
@@ -61,7 +54,10 @@ class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def write(self, path: Path) -> None:
         """Write what was recorded, for :func:`first_difference` and :func:`first_change`."""
-        found = [(*rest, [name for key in made for name in self._names.get(key, ())]) for *rest, made in self._found]
+        found = [
+            (*each, [name for key in made for name in self._names.get(key, ())])
+            for each, made in zip(self.found, self._made, strict=True)
+        ]
         path.write_text(json.dumps(found), encoding="utf-8")
 
 
@@ -85,25 +81,25 @@ def _storages(tree: Any) -> Storages:
     return found
 
 
-def _place() -> str | None:
-    """Return the innermost line in the working directory, else outside of torch; ``None`` if this package called."""
-    frame: Any = sys._getframe(2)
-    here, outside = os.getcwd() + os.sep, None
+class _Recorder(Exception):
+    """This package called the operation."""
+
+
+def _place(frame: Any) -> str | None:
+    try:
+        return innermost_line(_frames(frame))
+    except _Recorder:
+        return None
+
+
+def _frames(frame: Any) -> Iterator[tuple[str, int]]:
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(_OWN) and not name.endswith("child.py"):
-            if frame.f_code.co_name not in ("recorded_backward", "recorded_next", "__torch_dispatch__"):
-                return None
-        elif os.path.abspath(name).startswith(here):
-            return _shown(os.path.relpath(name, here), name, frame.f_lineno)
-        elif outside is None and not name.startswith((_TORCH, "<")):
-            outside = _shown(name, name, frame.f_lineno)
+        if not name.startswith(_OWN) or name.endswith("child.py"):
+            yield name, frame.f_lineno
+        elif frame.f_code.co_name not in _WRAPPERS:
+            raise _Recorder
         frame = frame.f_back
-    return outside
-
-
-def _shown(path: str, name: str, number: int) -> str:
-    return f"{path}:{number}: {linecache.getline(name, number).strip()}"
 
 
 def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torch: bool = True) -> str:
@@ -129,12 +125,12 @@ def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torc
         pairs = ((old[a + n], new[b + n]) for a, b, size in matcher.get_matching_blocks() for n in range(size))
         if now := next((now for was, now in pairs if was[1] != now[1]), None):
             return f"first operation with another result: {now[0]} in {now[2]}"
-    for (name, was, *_), (other_name, now, place, _) in zip(old, new, strict=False):
-        if name != other_name:
-            return f"first operation that the other run has not: {other_name} in {place}"
-        if was != now:
-            return f"first operation with another result: {name} in {place}"
-    return "no operation has another result: what differs was read or set before"
+    if (index := first_other(old, new)) is None:
+        return "no operation has another result: what differs was read or set before"
+    name, _, place, _ = new[index]
+    if old[index][0] != name:
+        return f"first operation that the other run has not: {name} in {place}"
+    return f"first operation with another result: {name} in {place}"
 
 
 def first_change(one: Path, other: Path, ranks: tuple[int, int], tensor: str) -> str:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from drivetrain.base.digest import digest
 from drivetrain.checkpoints.foreign import is_container, read_objects
 from drivetrain.cli import checkpoint_safetensors
 from drivetrain.cli.checkpoint_kinds import leaves
 from drivetrain.errors import DrivetrainError
-from drivetrain.proof.fingerprints import digest
 from drivetrain.proof.judge import OF_TIME
 
 Row = dict[str, str]

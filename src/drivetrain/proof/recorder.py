@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
-from drivetrain.proof.fingerprints import digest, leaves, numbers_of
+from drivetrain.base.digest import digest, leaves, numbers_of
 from drivetrain.proof.judge import position
 from drivetrain.proof.logged import listen
 from drivetrain.proof.operations import Operations

@@ -43,6 +43,7 @@ class XLAExecution(Strategy):
         refuses={
             "compile": "torch_xla compiles what it records by itself.",
             "replica_check_every": "is not tested with it.",
+            "replay_every": "is not tested with XLA devices.",
         },
         accelerators=frozenset({"xla"}),
         allows_inference_mode=False,  # an inference tensor cannot be recorded together with other tensors

@@ -128,6 +128,10 @@ class DDPStrategy(ParallelStrategy):
         name = type(self).__name__
         if self.comm[1] is not None:
             refused = {"split_on_oom": f"exchanges gradients itself, and {name} has a ddp_comm_hook."}
+            if self.comm[0] is not None:
+                refused["replay_every"] = (
+                    f"computes gradients again, and {name} has a ddp_comm_state that this changes."
+                )
             if self._averaging is not None:
                 refused["replica_check_every"] = "lets their parameters differ between two averages."
             return refused

@@ -76,7 +76,7 @@ class Facts:
             this strategy: passes without communication between ranks, followed by one exchange, for
             ``Trainer(split_on_oom=True)``; "": that argument raises an error.
         refuses: arguments of the Trainer that do not work with it, each with the reason as a sentence: "compile",
-            "cuda_graphs", "replica_check_every", "save_trainable_only", "split_on_oom".
+            "cuda_graphs", "replay_every", "replica_check_every", "save_trainable_only", "split_on_oom".
         engine_verbs: for methods whose signatures differ from a Trainer's: the class that calls them. An Engine uses
             that class instead of its own ``Verbs``.
         engine_class: for a strategy that only a Trainer can use: "module:class" that an Engine builds under the same

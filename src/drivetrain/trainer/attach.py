@@ -277,7 +277,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     predicts = overrides(module, "predict_step", LightningModule) or overrides(module, "forward", LightningModule)
     if fn is TrainerFn.PREDICTING and not predicts:
         raise ConfigurationError(f"{name} has neither predict_step nor forward, so it cannot predict. Define one.")
-    if fn is TrainerFn.FITTING and (settings.split_on_oom or settings.cuda_graphs):
+    if fn is TrainerFn.FITTING and (settings.split_on_oom or settings.cuda_graphs or settings.replay_every):
         from drivetrain.loops import step_checks
 
         step_checks.check(module, settings, strategy)

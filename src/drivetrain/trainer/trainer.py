@@ -170,6 +170,7 @@ class Trainer(TrainerView):
         save_trainable_only: bool = False,
         sample_seeds: bool = False,
         replica_check_every: int | None = None,
+        replay_every: int | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = Settings(**_without_configs(arguments))
@@ -181,12 +182,11 @@ class Trainer(TrainerView):
         # Checked before the engine is built, because the engine changes the caller's strategy.
         self._callbacks: list[Callback] = attach.callbacks_of(self.settings, plan.environment)
         self._loggers: list[Logger] = attach.loggers_of(self.settings, plan, self.default_root_dir)
-        self._profiler: Any = attach.profiler_of(self.settings)
+        self._profiler, self.predictions = attach.profiler_of(self.settings), Predictions()
         self.engine = Engine(plan=plan, check_collectives=self.settings.check_collectives)
         self.engine.stall_timeout_s = None  # a Trainer lets a process watch each run, not the complete program
         self.engine.launcher.stop_timeout_s = self.settings.stop_timeout_s
         self.logbook = Logbook(torch.float64 if self.accelerator.supports_float64 else torch.float32)
-        self.predictions = Predictions()
         self._failed_loggers, self.ranks_of_job = list[Any](), list[dict[str, Any]]()  # the second: see Outcome.ranks
         self._program: dict[str, str] = {}  # digests of the newest fit: see last.py; set last, for __setattr__
 

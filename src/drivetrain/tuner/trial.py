@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -18,7 +17,7 @@ from drivetrain.base.registry import load
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback, Checkpoint, connect_module
-from drivetrain.data.kept import is_one_shot, objects_kept, parts_of, workers_kept
+from drivetrain.data.kept import generators_among, is_one_shot, objects_kept, parts_of, workers_kept
 from drivetrain.errors import ConfigurationError
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions
@@ -54,7 +53,7 @@ def trial(trainer: Any, callbacks: Sequence[Callback], **limits: Any) -> Iterato
         kept.enter_context(_module_kept(module, trainer.datamodule))
         kept.enter_context(_optimizers_kept(strategy))
         kept.enter_context(_trainer_kept(trainer))
-        kept.enter_context(objects_kept(_generators(module, trainer.datamodule)))
+        kept.enter_context(objects_kept(generators_among([*module.modules(), trainer.datamodule])))
         own = _second_run(trainer, run, callbacks, limits)
         own.loaders.found = functools.partial(_keep_loaders, kept)
         try:
@@ -96,13 +95,6 @@ def _second_run(trainer: Any, run: Run, callbacks: Sequence[Callback], limits: d
     if run.optimizers.made:
         second.wrap_optimizers()
     return second
-
-
-def _generators(module: torch.nn.Module, datamodule: Any) -> list[Any]:
-    """Return the random generators among the attributes of the module, its layers and the datamodule."""
-    values = [value for each in [*module.modules(), datamodule] for value in getattr(each, "__dict__", {}).values()]
-    kinds = (torch.Generator, random.Random)
-    return [each for each in values if isinstance(each, kinds) or hasattr(type(each), "bit_generator")]
 
 
 def _keep_loaders(kept: ExitStack, made: Any) -> None:

@@ -1,0 +1,240 @@
+"""Compute a window once more from its start, and compare: is a training step deterministic?"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base.compiled import plain_names
+from drivetrain.base.fingerprint import as_integers
+from drivetrain.base.operations import Operation, Operations, innermost_line
+from drivetrain.base.seed import isolate_rng, rng_state, set_rng_state
+from drivetrain.base.tree import map_leaves
+from drivetrain.data.kept import generators_among, objects_kept, restorer
+from drivetrain.loops import pieces
+from drivetrain.loops.graph_parts import same_bits
+from drivetrain.loops.metrics import copied_states, set_states
+from drivetrain.loops.run import Run
+from drivetrain.loops.step import BoundStep, make_forward_backward
+from drivetrain.module.export import without_logging
+from drivetrain.module.losses import loss_of
+from drivetrain.strategies.peers import some
+from drivetrain.strategies.sharded_state import local_shard
+
+_DRIVETRAIN = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_LINE = re.compile(r'  File "(.+)", line (\d+)')
+
+
+class Replay:
+    """Replays some windows of a run: computes them once more, after the first time and from the same state.
+
+    Args:
+        run: the run.
+        is_due: called when a window begins; returns whether it is replayed.
+        judge: called with the window after its last backward pass, before anything changes the gradients. It may raise.
+    """
+
+    def __init__(self, run: Run, is_due: Callable[[], bool], judge: Callable[[ReplayedWindow], None]) -> None:
+        self._run, self._is_due, self._judge = run, is_due, judge
+        self._window: ReplayedWindow | None = None
+
+    def bind(self, bound: BoundStep) -> BoundStep:
+        """Return ``bound`` with replays."""
+        run_batch = bound.run
+
+        def step(batch: Any, batch_idx: int, position: int, last: bool, divisor: int) -> Any:
+            if position == 1:
+                self._window = ReplayedWindow(self._run) if self._is_due() else None
+            if (window := self._window) is None:
+                return run_batch(batch, batch_idx, position, last, divisor)
+            window.keep(batch, batch_idx, position, last, divisor)
+            output = run_batch(batch, batch_idx, position, last, divisor)
+            window.losses.append(_loss_in(output))
+            if last:
+                self._window = None
+                with window.undone():
+                    self._judge(window)
+            return output
+
+        return bound._replace(run=step)
+
+
+@dataclass
+class _Outcome:
+    """The results of a window, on the host: losses by batch, gradients by parameter, before and after clipping."""
+
+    losses: list[Tensor | None]
+    gradients: dict[str, Tensor | None]
+    random: dict[str, Any]
+    clipped: dict[str, Tensor | None]
+
+
+class ReplayedWindow:
+    """The batches of a window, with the state before the first of them.
+
+    Attributes:
+        losses: of the batches, on the host.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._state, self._rng = run, _Tensors(run.module), rng_state()
+        self._restore_generators = restorer(generators_among(run.module.modules()))
+        self._at_start = copy.copy(run.window)
+        self._batches: list[tuple[tuple[Any, ...], float, bool]] = []
+        self.losses: list[Tensor | None] = []
+
+    def keep(self, batch: Any, *others: Any) -> None:
+        """Keep the arguments of the step for a batch; tensors are copied, because the step may change them."""
+        arguments = (map_leaves(_copied, batch), *others)
+        self._batches.append((arguments, self._run.window.factor_here, self._run.progress.is_last_batch))
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Context that restores what replays change: parameters, buffers, gradients, random generators, metric objects,
+        and the attributes of the module and its layers. Logged values are discarded.
+        """
+        module, progress, driver = self._run.module, self._run.progress, self._run.engine.strategy.driver
+        self._first = self._outcome(self.losses, clips=False)
+        with ExitStack() as back:
+            back.callback(vars(driver).update, dict(vars(driver)))
+            for name in ("batch_idx", "is_last_batch"):
+                back.callback(setattr, progress, name, getattr(progress, name))
+            back.callback(_set_gradients, [(each, each.grad) for each in module.parameters()], self._first.gradients)
+            back.callback(_Tensors(module).put)
+            back.callback(set_states, module, copied_states(module))
+            back.enter_context(isolate_rng())
+            back.enter_context(objects_kept([vars(each) for each in module.modules()]))
+            back.enter_context(without_logging(module))
+            self._first.clipped = self._clipped()
+            yield
+
+    def differences(self) -> list[str]:
+        """Replay the window; return what has other bits than the first time, as parts of a sentence."""
+        first, other = self._first, self._again()
+        pairs = zip(self._batches, first.losses, other.losses, strict=True)
+        batches = [str(arguments[1]) for (arguments, *_), *losses in pairs if not _same(*losses)]
+        found = [f"the loss of batch {', '.join(batches)}"] if batches else []
+        for kind in ("gradients", "clipped"):
+            before, after = getattr(first, kind), getattr(other, kind)
+            names = [name for name, gradient in before.items() if not _same(gradient, after[name])]
+            if names:
+                found.append(f"the {'clipped ' if kind == 'clipped' else ''}gradients of {some(names)}")
+                break
+        states = [key for key, state in first.random.items() if not same_bits(state, other.random.get(key))]
+        return [*found, f"the random state of {', '.join(states)}"] if states else found
+
+    def operations(self) -> list[Operation]:
+        """Replay the window, and return its operations; of those of a backward pass, the place of the forward pass."""
+        mode = Operations(_place)
+        with torch.autograd.set_detect_anomaly(True, check_nan=False):  # nodes keep the stack of their forward pass
+            self._again(mode)
+        return mode.found
+
+    def _again(self, mode: AbstractContextManager[Any] | None = None) -> _Outcome:
+        run, losses = self._run, list[Tensor | None]()
+        self._state.put()
+        set_rng_state(self._rng)
+        self._restore_generators()
+        again = replace(run, hooks=run.hooks.without_callbacks(), window=copy.copy(self._at_start))
+        optimizer = self._optimizer
+        clear = None if optimizer is None else pieces.bind_clear(again, optimizer)
+        step = make_forward_backward(again, optimizer, None, clear)
+        with mode or nullcontext():
+            for (batch, *others), factor, is_last in self._batches:
+                again.window.factor_here = factor
+                run.progress.batch_idx, run.progress.is_last_batch = others[0], is_last
+                losses.append(_loss_in(step(map_leaves(_copied, batch), *others)))
+        return self._outcome(losses)
+
+    @property
+    def _optimizer(self) -> Any:
+        return next(iter(self._run.engine.strategy.optimizers), None)
+
+    def _outcome(self, losses: list[Tensor | None], clips: bool = True) -> _Outcome:
+        return _Outcome(losses, self._gradients(), rng_state(), self._clipped() if clips else {})
+
+    def _gradients(self) -> dict[str, Tensor | None]:
+        named = plain_names(dict(self._run.module.named_parameters()))
+        return {name: None if each.grad is None else _on_host(each.grad) for name, each in named.items()}
+
+    def _clipped(self) -> dict[str, Tensor | None]:
+        """Clip the gradients, and return them; scaled ones are not clipped."""
+        run, settings = replace(self._run, hooks=self._run.hooks.without_callbacks()), self._run.settings
+        clip = pieces.bind_clipping(run)
+        if clip is None or self._optimizer is None or run.engine.precision.scales_loss:
+            return {}
+        clip(self._optimizer, settings.gradient_clip_val, settings.gradient_clip_algorithm)
+        return self._gradients()
+
+
+class _Tensors:
+    """The values of a module's parameters and buffers, on the host."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._buffers = [(each._buffers, dict(each._buffers)) for each in module.modules()]
+        self._values = [(each, _on_host(each)) for each in (*module.parameters(), *module.buffers())]
+
+    def put(self) -> None:
+        """Restore the values."""
+        for buffers, before in self._buffers:
+            buffers.clear()
+            buffers.update(before)
+        for tensor, value in self._values:
+            local_shard(tensor.data).copy_(value)
+
+
+def _set_gradients(own: list[tuple[nn.Parameter, Tensor | None]], values: dict[str, Tensor | None]) -> None:
+    for (parameter, gradient), value in zip(own, values.values(), strict=True):
+        parameter.grad = gradient
+        if gradient is not None and value is not None:
+            local_shard(gradient.data).copy_(value)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return local_shard(tensor.data).to(HOST, copy=True)
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+
+
+def _loss_in(output: Any) -> Tensor | None:
+    loss, _ = loss_of(output, True)
+    return None if loss is None else _on_host(loss)
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(as_integers(one), as_integers(other))
+
+
+def _place(frame: Any) -> str:
+    """Return the user's line that called an operation, or whose backward pass did; "" if this package called it."""
+    if (line := _line(_frames(frame))) is not None:
+        return line
+    node: Any = torch._C._current_autograd_node()
+    stack = [] if node is None else node.metadata.get("traceback_", [])
+    lines = (_LINE.match(entry) for entry in reversed(stack))
+    line = _line((found[1], int(found[2])) for found in lines if found is not None)
+    return "" if line is None else f"the backward pass of {line}"
+
+
+def _line(places: Iterator[tuple[str, int]]) -> str | None:
+    return innermost_line(takewhile(lambda place: not place[0].startswith(_DRIVETRAIN), places))
+
+
+def _frames(frame: Any) -> Iterator[tuple[str, int]]:
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
