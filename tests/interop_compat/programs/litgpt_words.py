@@ -77,8 +77,8 @@ def pretrained(folder: Path, seed: int, steps: int) -> dict[str, Any]:
     pretrain(
         "small", SMALL, folder, precision="32-true", data=Text(seed), logger_name="csv", devices=1,
         train=train(max_tokens=tokens, max_seq_length=16, max_norm=1.0, tie_embeddings=False, min_lr=1e-4),
-        eval=EvalArgs(interval=4, max_iters=2), optimizer={"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}},
-        seed=seed,
+        eval=EvalArgs(interval=4, max_iters=2), seed=seed,
+        optimizer={"class_path": "torch.optim.AdamW", "init_args": {"lr": 0.01}},
     )  # fmt: skip
     return {"logged": logged(folder), "weights": size(folder / "final" / "lit_model.pth")}
 
