@@ -38,9 +38,8 @@ class Parity:
             an epoch. A run that ends before ``max_epochs`` keeps its trained weights. The pass for the statistics of
             batch norm ends with an optimizer step on the last window's gradients. Otherwise parameters and buffers are
             averaged at the end of each epoch, including the last, and the pass for batch norm makes no optimizer step.
-        iterated_batches: the size of a batch that can be iterated over is that of the first tensor that iteration
-            gives, also if the batch is a dataclass; otherwise the size of a dataclass is that of its first field with a
-            tensor.
+        iterated_batches: the size of a batch that can be iterated over is that of the first tensor that its iteration
+            gives, also if the batch is a dataclass; otherwise a dataclass has the size of its first tensor.
         pickle: checkpoints may contain any Python object, also when they are read. Reading such a file can run code, so
             use it only for files that you trust.
     """
