@@ -236,6 +236,46 @@ def test_statistics_that_begin_to_differ_later_are_no_fault(pool: Any) -> None:
     assert len(first) == 1
 
 
+class Once(Fault):
+    """A fault that comes once in a process, however often the fit passes its step."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        super().on_train_batch_end(trainer, module)
+        self.step = -1 if trainer.global_step == self.step else self.step
+
+
+def rolled_back(folder: Path, strategy: Any, ranks: int, faults: list[Fault]) -> tuple[list[str], list[Tensor]]:
+    torch.manual_seed(0)
+    saves = ModelCheckpoint(folder / str(len(faults)), "{step}", save_top_k=-1, every_n_train_steps=2)
+    check, module = ReplicaCheck(1, on_mismatch="heal"), Small()
+    loop = trainer(ranks, *faults, check, saves, strategy=strategy, enable_checkpointing=True, stall_timeout_s=None)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        loop.fit(module, data(ranks))
+    states = [tensor for _, _, tensor in named_state(module, loop.strategy.optimizers)]
+    said = [str(each.message) for each in warned if "replicas" in str(each.message)]
+    return said, [local_shard(each.detach()).clone() for each in states]
+
+
+def test_without_a_majority_the_fit_resumes_from_its_newest_checkpoint_with_the_bits_of_an_undisturbed_one(
+    pool: Any, tmp_path: Path
+) -> None:
+    alone = pool.run(rolled_back, tmp_path, "ddp", 2, [], group=False)
+    faults = [Once("bit", "first.weight", 1, 4), Once("bit", "exp_avg of last.weight", 0, 7)]
+    disturbed = pool.run(rolled_back, tmp_path, "ddp", 2, faults, group=False)
+    assert [said for said, _ in alone] == [[], []]
+    assert "After optimizer step 4" in disturbed[0][0][0]
+    assert disturbed[0][0][0].endswith(f"Training resumes from {tmp_path / '2' / 'step=2.ckpt'}.")
+    assert disturbed[0][0][1].endswith(f"Training resumes from {tmp_path / '2' / 'step=6.ckpt'}.")
+    for (_, right), (_, found) in zip(alone, disturbed, strict=True):
+        assert all(map(torch.equal, right, found))
+
+
+def test_replicas_that_differ_again_at_the_same_step_end_the_fit(pool: Any, tmp_path: Path) -> None:
+    with pytest.raises(ReplicaMismatchError, match="After optimizer step 5.*More than half"):
+        pool.run(rolled_back, tmp_path, "ddp", 2, [Fault("bit", "first.weight", 1, 5)], group=False)
+
+
 def with_synced_statistics() -> str:
     loop = trainer(3, Fault("bit", "norm.running_var", 1, 6), replica_check_every=2, sync_batchnorm=True)
     with pytest.raises(ReplicaMismatchError) as caught:
@@ -306,7 +346,7 @@ def test_two_ranks_cannot_heal_each_other(pool: Any) -> None:
 def resumed(folder: Path, faulty: bool) -> tuple[str, dict[str, Tensor]]:
     module, saves = Small(), ModelCheckpoint(folder, save_top_k=-1, every_n_train_steps=1)
     callbacks = [Fault("bit", "last.weight", 0, 5)] if faulty else []
-    loop = trainer(2, *callbacks, saves, ReplicaCheck(3, on_mismatch="heal"), enable_checkpointing=True)
+    loop = trainer(2, *callbacks, saves, ReplicaCheck(3), enable_checkpointing=True)
     try:
         loop.fit(module, data(2), ckpt_path="last")
     except ReplicaMismatchError as error:
@@ -325,6 +365,25 @@ def test_the_program_resumes_from_before_the_fault_with_the_numbers_of_a_run_wit
     )
     for (_, state), (_, expected) in zip(again, once, strict=True):
         assert [key for key in expected if not state[key].equal(expected[key])] == []
+
+
+def failing(folder: Path, faults: list[Fault]) -> None:
+    saves = OnExceptionCheckpoint(folder)
+    loop = trainer(2, *faults, Fails(), saves, strategy="ddp", replica_check_every=1000, enable_checkpointing=True)
+    with pytest.raises(ZeroDivisionError):
+        loop.fit(Small(), data(2))
+
+
+class Fails(Callback):
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == 6:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("faults", [[], [Fault("bit", "first.weight", 1, 4)]])
+def test_a_fit_that_fails_saves_no_replicas_that_differ(pool: Any, tmp_path: Path, faults: list[Fault]) -> None:
+    pool.run(failing, tmp_path, faults, group=False)
+    assert (tmp_path / "on_exception.ckpt").exists() is not bool(faults)
 
 
 # ---- saves -----------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError, DrivetrainError, check_choice, check_count
 from drivetrain.strategies.copies import named_state, ranks_with_copies
 from drivetrain.strategies.peers import some
-from drivetrain.strategies.sharded_state import local_shard
+from drivetrain.strategies.sharded_state import is_dtensor, local_shard
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -33,7 +33,13 @@ _RESUME = (
 
 
 class ReplicaMismatchError(DrivetrainError, RuntimeError):
-    """Ranks that should hold the same parameters, buffers or optimizer state hold different values."""
+    """Ranks that should hold the same parameters, buffers or optimizer state hold different values.
+
+    Attributes:
+        resume_from: the checkpoint from which the Trainer resumes the fit; ``None``: the fit ends.
+    """
+
+    resume_from: str | None = None
 
 
 class ReplicaCheck(Callback):
@@ -46,7 +52,8 @@ class ReplicaCheck(Callback):
     Args:
         every_n_steps: compare after every n optimizer steps; ``Trainer(replica_check_every=n)`` does the same.
         on_mismatch: "stop" raises an error on all ranks; "heal" copies the values that more than half of the replicas
-            hold to the others, logs a warning and continues, and raises the error if there are no such values.
+            hold to the others, logs a warning and continues. If there are no such values, the fit resumes from its
+            newest checkpoint; the error is raised if there is none, or if the replicas differ again at the same step.
         ignore: names of parameters and buffers that each rank has of its own, with wildcards: ``["codebook.*"]``.
 
     Raises:
@@ -64,6 +71,7 @@ class ReplicaCheck(Callback):
         check_count("ReplicaCheck", "every_n_steps", every_n_steps, lowest=1)
         check_choice("ReplicaCheck", "on_mismatch", on_mismatch, ["stop", "heal"])
         self.every_n_steps, self.on_mismatch, self.ignore = every_n_steps, on_mismatch, tuple(ignore)
+        self._resumed_at_step = -1  # where the replicas differed when the fit was resumed last
         self._begin()
 
     def _begin(self) -> None:
@@ -102,7 +110,11 @@ class ReplicaCheck(Callback):
                 f"{trainer.world_size} device(s) holds each parameter once, so there is no replica to compare."
             )
             return
-        trainer.hooks.observers.append(SimpleNamespace(before_save=lambda: self._before_save(trainer)))
+        trainer.hooks.observers.append(
+            SimpleNamespace(
+                before_save=lambda: self._before_save(trainer), state_alone=lambda: self._state_alone(trainer)
+            )
+        )
         # After the first step, buffers that change alike on all ranks can be told from those that differ.
         self._next_step = trainer.global_step + 1
         self._check(trainer)
@@ -121,6 +133,19 @@ class ReplicaCheck(Callback):
         # After an exception, each rank saves alone: another one may be dead.
         if trainer.strategy.world.size > 1:
             self._check(trainer)
+
+    def _state_alone(self, trainer: Trainer) -> list[int]:
+        """Return fingerprints of what all ranks should have equal, without communication. Shards and buffers are left
+        out: some buffers may have begun to differ since the last comparison.
+        """
+        if tuple(range(trainer.world_size)) not in self._groups:
+            return []
+        buffers = {id(buffer) for buffer in trainer.lightning_module.buffers()}
+        whole = (
+            tensor for _, tensor in self._compared(trainer) if not is_dtensor(tensor) and id(tensor) not in buffers
+        )
+        found: list[int] = fingerprints(whole).tolist()
+        return found
 
     # ---- one comparison ------------------------------------------------------------------------------------------
 
@@ -149,17 +174,21 @@ class ReplicaCheck(Callback):
 
     def _prints(self, trainer: Trainer) -> dict[Ranks, _Prints]:
         """Return this rank's fingerprints, by the ranks that should have the same."""
-        strategy, module = trainer.strategy, trainer.lightning_module
+        buffers = {id(buffer) for buffer in trainer.lightning_module.buffers()}
+        found: dict[Ranks, _Prints] = {}
+        for name, tensor in self._compared(trainer):
+            of = found.setdefault(ranks_with_copies(trainer.strategy, tensor), _Prints({}, []))
+            of.tensors[name] = tensor
+            of.buffers += [name] if id(tensor) in buffers else []
+        return {ranks: each for ranks, each in found.items() if len(ranks) > 1}
+
+    def _compared(self, trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
+        module = trainer.lightning_module
         # names that a program gives to DistributedDataParallel, which then does not synchronise these tensors either
         ignored = (*self.ignore, *getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        buffers = {id(buffer) for buffer in module.buffers()}
-        found: dict[Ranks, _Prints] = {}
-        for name, owner, tensor in named_state(module, strategy.optimizers):
+        for name, owner, tensor in named_state(module, trainer.strategy.optimizers):
             if owner and name not in self._own and not any(fnmatchcase(owner, pattern) for pattern in ignored):
-                of = found.setdefault(ranks_with_copies(strategy, tensor), _Prints({}, []))
-                of.tensors[name] = tensor
-                of.buffers += [name] if id(tensor) in buffers else []
-        return {ranks: each for ranks, each in found.items() if len(ranks) > 1}
+                yield name, tensor
 
     def _details(self, prints: _Prints) -> dict[str, tuple[int, bool]]:
         """Return by name the fingerprint, and whether the tensor may be a buffer that each rank fills for itself: it
@@ -207,7 +236,14 @@ class ReplicaCheck(Callback):
                 f"{start}{equal}{why} {_RESUME} If the same rank differs again, replace its device. If each rank is to "
                 f"have its own values there, write ReplicaCheck(ignore=[{wrong[0].owner!r}])."
             )
-            raise ReplicaMismatchError(self._failure)
+            resume_from = None
+            if heals and self.on_mismatch == "heal" and step > self._resumed_at_step:
+                from drivetrain.trainer.last import newest_of_fit
+
+                resume_from, self._resumed_at_step = newest_of_fit(trainer), step
+            error = ReplicaMismatchError(self._failure if resume_from is None else f"{start}{equal}")
+            error.resume_from = resume_from
+            raise error
         for each in wrong:
             each.heal(world, prints)
         self._check(trainer, heals=False)

@@ -106,8 +106,11 @@ def _save_shards(trainer: Any, path: str, weights_only: bool) -> str:
 
 
 def _place_of(trainer: Any, state: dict[str, Any]) -> str:
-    """Return eight digits, equal on all ranks that are at the same position of this fit."""
+    """Return eight digits, equal on all ranks that are at the same position of this fit; if an observer compares the
+    ranks' states, also of equal states: ranks whose states differ then complete no checkpoint.
+    """
     place = state.get("loops", {}).get("drivetrain", {})
     counters = [place.get(name) for name in ("current_epoch", "batches_done", "global_step")]
-    at = (trainer.current_run.kept.token, *counters)
+    states = [observe() for observe in trainer.hooks.bind_observers("state_alone")]
+    at = (trainer.current_run.kept.token, *counters, *states)
     return f"{zlib.crc32(repr(at).encode()):08x}"

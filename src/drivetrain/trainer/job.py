@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,10 +14,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import overrides
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.tree import move
 from drivetrain.engine.wrappers import follow
-from drivetrain.errors import CheckpointError, ConfigurationError, described
+from drivetrain.errors import CheckpointError, ConfigurationError, DrivetrainError, described
 from drivetrain.loops.progress import Progress, TrainerFn
 from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig
@@ -49,6 +51,26 @@ class Job:
     weights_only: bool | None
     compiled_by: Any = None
     checked: bool = False
+
+
+def resuming(run_job: Callable[[Any, Job], list[Any]]) -> Callable[[Any, Job], list[Any]]:
+    """Decorator of ``Trainer.run_job``: if all ranks of a fit raise an error with an attribute ``resume_from``, run the
+    fit again in the same processes, from this checkpoint.
+    """
+
+    @functools.wraps(run_job)
+    def call(trainer: Trainer, job: Job) -> list[Any]:
+        while True:
+            try:
+                return run_job(trainer, job)
+            except DrivetrainError as error:
+                path = getattr(error, "resume_from", None)
+                if path is None or not trainer.engine.launcher.is_external:  # the started processes have resumed
+                    raise
+                rank_zero_warn(f"{error} Training resumes from {path}.")
+            job = replace(job, ckpt_path=path)
+
+    return call
 
 
 @dataclass

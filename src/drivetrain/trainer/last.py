@@ -127,6 +127,21 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
     return None
 
 
+def newest_of_fit(trainer: Trainer) -> str | None:
+    """Return the newest checkpoint that the running fit has saved or has begun with; ``None``: it can resume from none,
+    or was asked to stop. Every rank calls it, and gets rank 0's answer.
+    """
+    store, found = trainer.strategy.checkpoint_io, _Found(trainer, fitting=True)
+    store.wait()
+    own = {str(trainer.ckpt_path or "")}
+    for callback in trainer.checkpoint_callbacks:
+        own |= {getattr(callback, "last_model_path", ""), *getattr(callback, "best_k_models", ())}
+    asks = trainer.is_global_zero and not trainer.should_stop and trainer.current_run.stop is None
+    paths = newest_first(store, {path for path in own if path and store.exists(path)}) if asks else []
+    answer: str | None = trainer.strategy.broadcast(next(filter(found.can_be_used, paths), None))
+    return answer
+
+
 def _in_folders_of_runs(trainer: Trainer) -> set[str]:
     """Return the files in the folders of this program's runs, and of other runs that share a logger."""
     callbacks, store = trainer.checkpoint_callbacks, trainer.strategy.checkpoint_io

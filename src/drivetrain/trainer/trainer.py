@@ -47,7 +47,7 @@ from drivetrain.settings import PrecisionName, Settings, StrategyName, complete,
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import attach, checkpoint, life
-from drivetrain.trainer.job import Job, run_elsewhere
+from drivetrain.trainer.job import Job, resuming, run_elsewhere
 from drivetrain.trainer.properties import TrainerView
 from drivetrain.trainer.switches import torch_switches
 
@@ -425,6 +425,7 @@ class Trainer(TrainerView):
             compiled_by = compiling.check(self, model, compiled_by)
         return Job(fn, model, passed, datamodule, checkpoint_path, weights_only, compiled_by)
 
+    @resuming
     def run_job(self, job: Job) -> list[Any]:
         """Run ``job``, here or in processes started for it; clean up and re-raise on any exception."""
         if self.progress.status is TrainerStatus.RUNNING and self.progress.fn and self._run_parts is not None:
