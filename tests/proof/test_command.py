@@ -126,7 +126,18 @@ def test_a_program_that_does_not_repeat_itself_or_never_resumes(
     program: str, argument: str, code: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["--kills", "1", program, argument]) == code
-    assert text in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert text in out
+    assert "before the model is built" not in out  # its batches differ
+
+
+@pytest.mark.usefixtures("copies")
+def test_a_program_that_seeds_after_its_model_is_built_is_told_so(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(program).write_text(PROGRAM.replace("torch.manual_seed(1)", "torch.seed()"))
+    assert main(["--kills", "1", program]) == 2
+    assert "Seed what it draws, before the model is built" in capsys.readouterr().out
 
 
 LINE = PROGRAM.splitlines().index("    batch = torch.linspace(first, first + 1, 3)") + 1

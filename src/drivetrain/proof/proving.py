@@ -205,9 +205,11 @@ def _checked(found: Judgement, reference: Run, killed: Run, again: Run) -> Judge
         one, other = reference.starts(rank)[0], again.starts(rank)[0]
         for each in [*same.differences, *judge(one, [other], rank).differences]:
             if each.part not in (LOGGED, WRITTEN):
+                when = ", before the model is built" if (each.step, each.part) == (1, "parameters") else ""
                 raise CannotTryError(
                     f"The program is not deterministic: two undisturbed runs differ at step {each.step} of "
-                    f"{len(one.steps)}: {text_of(each)}. Seed what it draws; see torch.use_deterministic_algorithms."
+                    f"{len(one.steps)}: {text_of(each)}. Seed what it draws{when}; see "
+                    "torch.use_deterministic_algorithms."
                 )
         apart |= logged_apart(one, other)
     columns = compare(reference.work, again.work, reference.program.source).columns
