@@ -314,7 +314,6 @@ WRITERS = {
     "progress": {
         "loops/epoch.py": {"batch_idx", "is_last_batch", "stepped", "batches_done", "stepped_batches", "flush_due"},
         "loops/step.py": {"global_step"},
-        "loops/replay.py": {"batch_idx", "is_last_batch"},
         "loops/evaluate.py": {"eval_batch_idx"},
     },
     "book": {},

@@ -337,6 +337,10 @@ class Progress:
         self.earlier_batches += self.batches_done
         self.batches_done, self.slot[0], self.end_began = 0, Phase.BETWEEN_EPOCHS, False
 
+    def show_batch(self, batch_idx: int, is_last: bool) -> None:
+        """Show a batch that is computed again, or the present one again."""
+        self.batch_idx, self.is_last_batch = batch_idx, is_last
+
     def count_steps(self, steps: int) -> None:
         """Count optimizer steps."""
         self.global_step += steps

@@ -107,8 +107,7 @@ class ReplayedWindow:
         self._first = self._outcome(self.losses, clips=False)
         with ExitStack() as back:
             back.callback(vars(driver).update, dict(vars(driver)))
-            for name in ("batch_idx", "is_last_batch"):
-                back.callback(setattr, progress, name, getattr(progress, name))
+            back.callback(progress.show_batch, progress.batch_idx, progress.is_last_batch)
             back.callback(_set_gradients, [(each, each.grad) for each in module.parameters()], self._first.gradients)
             back.callback(_Tensors(module).put)
             back.callback(set_states, module, copied_states(module))
@@ -152,7 +151,7 @@ class ReplayedWindow:
         with mode or nullcontext():
             for (batch, *others), factor, is_last in self._batches:
                 again.window.factor_here = factor
-                run.progress.batch_idx, run.progress.is_last_batch = others[0], is_last
+                run.progress.show_batch(others[0], is_last)
                 losses.append(_loss_in(step(map_leaves(_copied, batch), *others)))
         return self._outcome(losses)
 
