@@ -58,6 +58,13 @@ def test_links_to_sections_lead_to_a_heading(page: Path) -> None:
             assert section in anchors((page.parent / target if target else page).read_text(encoding="utf-8"))
 
 
+@pytest.mark.parametrize("picture", [*ROOT.glob("docs/images/*.svg")], ids=lambda picture: picture.name)
+def test_a_picture_fetches_nothing_and_is_small(picture: Path) -> None:
+    text = re.sub(r"<!--.*?-->", "", picture.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert re.findall(r"(?:href|src)=|url\((?!#)|https?://(?!www\.w3\.org/2000/svg\b)", text) == []
+    assert len(text) < 60_000
+
+
 def test_the_page_of_hooks_names_only_hooks_that_exist() -> None:
     text = (ROOT / "docs" / "hooks.md").read_text(encoding="utf-8")
     named = set(re.findall(r"\bon_[a-z_]+", text))
