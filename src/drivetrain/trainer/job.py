@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.tree import move
 from drivetrain.engine.wrappers import follow
-from drivetrain.errors import CheckpointError, ConfigurationError, DrivetrainError, described
+from drivetrain.errors import CheckpointError, ConfigurationError, described
 from drivetrain.loops.progress import Progress, TrainerFn
 from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig
@@ -53,24 +52,15 @@ class Job:
     checked: bool = False
 
 
-def resuming(run_job: Callable[[Any, Job], list[Any]]) -> Callable[[Any, Job], list[Any]]:
-    """Decorator of ``Trainer.run_job``: if all ranks of a fit raise an error with an attribute ``resume_from``, run the
-    fit again in the same processes, from this checkpoint.
+def resumed(trainer: Trainer, job: Job, error: BaseException) -> Job | None:
+    """Return the job that resumes after ``error``, which all ranks have raised, from its attribute ``resume_from``;
+    ``None``: it has none.
     """
-
-    @functools.wraps(run_job)
-    def call(trainer: Trainer, job: Job) -> list[Any]:
-        while True:
-            try:
-                return run_job(trainer, job)
-            except DrivetrainError as error:
-                path = getattr(error, "resume_from", None)
-                if path is None or not trainer.engine.launcher.is_external:  # the started processes have resumed
-                    raise
-                rank_zero_warn(f"{error} Training resumes from {path}.")
-            job = replace(job, ckpt_path=path)
-
-    return call
+    path = getattr(error, "resume_from", None)
+    if path is None or not trainer.engine.launcher.is_external:  # the processes that were started have resumed
+        return None
+    rank_zero_warn(f"{error} Training resumes from {path}.")
+    return replace(job, ckpt_path=path)
 
 
 @dataclass

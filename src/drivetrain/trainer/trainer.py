@@ -47,7 +47,7 @@ from drivetrain.settings import PrecisionName, Settings, StrategyName, complete,
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import attach, checkpoint, life
-from drivetrain.trainer.job import Job, resuming, run_elsewhere
+from drivetrain.trainer.job import Job, resumed, run_elsewhere
 from drivetrain.trainer.properties import TrainerView
 from drivetrain.trainer.switches import torch_switches
 
@@ -425,7 +425,6 @@ class Trainer(TrainerView):
             compiled_by = compiling.check(self, model, compiled_by)
         return Job(fn, model, passed, datamodule, checkpoint_path, weights_only, compiled_by)
 
-    @resuming
     def run_job(self, job: Job) -> list[Any]:
         """Run ``job``, here or in processes started for it; clean up and re-raise on any exception."""
         if self.progress.status is TrainerStatus.RUNNING and self.progress.fn and self._run_parts is not None:
@@ -436,6 +435,7 @@ class Trainer(TrainerView):
         from drivetrain.loops.stop import sigterm_raises
 
         results: list[Any] = []
+        again: Job | None = None
         with sigterm_raises(self.engine.launcher.is_external):  # SIGTERM raises also while an exception is handled
             try:
                 if not self.engine.launcher.is_external:
@@ -467,7 +467,10 @@ class Trainer(TrainerView):
 
                 note_place(error, self.progress, self.strategy.global_rank, self._run_parts)
                 life.abort(self, error)
-                raise
+                if (again := resumed(self, job, error)) is None:
+                    raise
+        if again is not None:
+            return Trainer.run_job(self, again)
         self.progress.end_run()
         return results
 
