@@ -181,7 +181,7 @@ class LearningRateFinder(Callback):
         names = (self.attr_name,) if self.attr_name else ("lr", "learning_rate")
         name = tuned_name(trainer, pl_module, names, "LearningRateFinder", "attr_name") if self.update_attr else ""
         sweep = LRSweep(self.mode, self.min_lr, self.max_lr, self.num_training_steps)
-        limits = {"max_steps": self.num_training_steps, "min_epochs": 0, "min_steps": 0}
+        limits: dict[str, Any] = {"max_steps": self.num_training_steps, "min_epochs": 0, "min_steps": 0}
         limits |= {"sanity_batches": 0, "log_every_n_steps": 1}
         if parity.current().uneven_sweeps:
             limits["val_batches"] = self.num_training_steps
