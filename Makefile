@@ -15,8 +15,8 @@ COMPAT_STAMP := $(COMPAT_VENV)/.installed
 COMPAT_PINS := tests/interop_compat/compat-constraints.txt
 COMPAT_LIBRARIES := "gluonts[torch]" pytorch-forecasting darts scvi-tools pytorch-tabular chemprop deeptab neuralforecast \
 	mlcolvar pina-mathlab finetuning-scheduler torchgeo anomalib nequip torch-geometric
-# These ask for older versions of packages than the others do, and work with the newer ones.
-COMPAT_BARE := litgpt tokenizers
+# These ask for older versions of packages than the others do, and work with the newer ones; with what they need.
+COMPAT_BARE := litgpt tokenizers neuralprophet captum plotly
 # Real cluster managers: their Python packages, and beside them what Debian has of them.
 CLUSTERS_VENV := .venv-clusters
 CLUSTERS_STAMP := $(CLUSTERS_VENV)/.installed

@@ -26,9 +26,9 @@ class Parity:
             otherwise they are restored.
         uneven_sweeps: in a learning rate sweep the second rate is two steps above the first, the running mean of n
             losses is divided by the weights of n + 1, of a window only the last batch counts, divided by the window,
-            slopes are those over the rates, and each epoch is validated. Otherwise rates are evenly spaced, the mean is
-            taken over the windows' losses, slopes are computed over the logarithms of the rates, and nothing is
-            validated.
+            slopes are those over the rates, each epoch is validated, and the sweep ends with the last epoch of the fit.
+            Otherwise rates are evenly spaced, the mean is taken over the windows' losses, slopes are computed over the
+            logarithms of the rates, nothing is validated, and all rates are tried.
         early_iterators: a pass over a loader starts before the epoch's start hooks: the first training pass before
             ``on_train_start``, an evaluation before ``on_validation_start``. Loaders that are not DataLoaders are
             started once more when they are set up, and all training loaders when they are reloaded. A DataLoader

@@ -124,6 +124,7 @@ LIBRARIES = {
     "nequip": ("nequip_forces.py", "averaged/weights/best"),
     "torch-geometric": ("geometric_graphs.py", "nodes/weights"),
     "litgpt": ("litgpt_words.py", "adapters/merged"),
+    "neuralprophet": ("prophet_visitors.py", "lags/weights"),
 }
 """For each library its program, and the number of it that the page shows."""
 

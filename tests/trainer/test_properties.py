@@ -113,6 +113,22 @@ def test_the_number_of_training_batches_is_known_while_a_fit_is_set_up(
     assert torch.equal(weights[1], weights[2])
 
 
+def test_the_steps_that_a_test_asks_for_are_those_of_the_fit_before(
+    regression: type[LightningModule], data: Any, make_trainer: Any
+) -> None:
+    class Asking(regression):  # type: ignore[misc, valid-type]
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            found.append(self.trainer.estimated_stepping_batches)
+
+    found: list[float] = []
+    trainer, loader = make_trainer(max_epochs=2), DataLoader(data, batch_size=8)
+    module = Asking()
+    trainer.fit(module, loader)
+    steps = trainer.global_step
+    trainer.test(module, DataLoader(data, batch_size=len(data)), verbose=False)
+    assert found == [steps]
+
+
 def test_steps_that_are_asked_for_before_the_first_run_are_answered_with_when_they_are_known(
     make_trainer: Any, caplog: Any
 ) -> None:

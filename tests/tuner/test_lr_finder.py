@@ -206,6 +206,65 @@ def test_what_it_refuses(make_trainer: Any) -> None:
         Tuner(make_trainer()).lr_find(Tuned(), dataloaders=[1])
 
 
+def test_a_scheduler_of_the_whole_fit_is_made_during_the_search_too(make_trainer: Any) -> None:
+    seen: list[tuple[int, float]] = []
+
+    class Cycled(Tuned):
+        def configure_optimizers(self) -> Any:
+            optimizer, steps = torch.optim.SGD(self.parameters(), lr=self.lr), self.trainer.estimated_stepping_batches
+            seen.append((self.trainer.max_epochs, steps))
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=self.lr, total_steps=int(steps))
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    module, trainer = Cycled(), make_trainer(max_epochs=2)
+    sweep = Tuner(trainer).lr_find(module, num_training=20)
+    assert sweep is not None
+    assert len(sweep.results["lr"]) == 20
+    trainer.fit(module)
+    assert set(seen) == {(2, 8)}
+    assert trainer.global_step == 8
+
+
+class ByHand(Tuned):
+    """Makes its optimizer steps itself, and those of its scheduler."""
+
+    batch_size = 8
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.lr_schedulers().step()
+        return loss
+
+
+def test_a_module_that_steps_by_hand_has_the_same_sweep_and_its_scheduler_stands_still(make_trainer: Any) -> None:
+    results = []
+    for module in (ByHand(), Tuned()):
+        torch.manual_seed(7)
+        sweep = Tuner(make_trainer()).lr_find(module, num_training=12, update_attr=False)
+        assert sweep is not None
+        results.append(sweep.results)
+    assert len(results[0]["lr"]) == 12
+    assert results[0] == results[1]
+
+    trainer = make_trainer(max_epochs=2, callbacks=LearningRateFinder(num_training_steps=20))
+    trainer.fit(module := ByHand())
+    assert module.lr != 0.01
+    assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == trainer.global_step == 8
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(module.lr * 0.7**8)
+
+
+def test_a_batch_size_is_found_for_a_module_that_steps_its_scheduler_by_hand(make_trainer: Any) -> None:
+    assert Tuner(make_trainer()).scale_batch_size(ByHand(), max_trials=2) is not None
+
+
 @pytest.mark.parametrize("offset", [0.0, -100.0])
 def test_a_sweep_ends_when_the_loss_has_grown_also_below_zero(make_trainer: Any, offset: float) -> None:
     class Shifted(Tuned):
@@ -296,15 +355,17 @@ def test_a_switch_makes_sweeps_those_of_the_original(make_trainer: Any, uneven: 
         def val_dataloader(self) -> Any:
             return DataLoader(regression_data(), batch_size=32)
 
-    def losses(module: Any) -> list[float]:
-        arguments: dict[str, Any] = {"num_training": 4, "early_stop_threshold": None, "update_attr": False}
-        found = Tuner(make_trainer()).lr_find(module, **arguments)
+    def losses(module: Any, max_epochs: int = 10, num_training: int = 4) -> list[float]:
+        arguments: dict[str, Any] = {"early_stop_threshold": None, "update_attr": False}
+        found = Tuner(make_trainer(max_epochs=max_epochs)).lr_find(module, num_training=num_training, **arguments)
         assert found is not None
         return found.results["loss"]
 
     there = losses(Validated())
     assert validated
+    assert len(losses(Tuned(), max_epochs=1, num_training=9)) == 4  # the original ends with the fit's epochs
     parity.use(parity.Parity())
+    assert len(losses(Tuned(), max_epochs=1, num_training=9)) == 9
     assert there[0] == pytest.approx(losses(Tuned())[0] * 0.02 / (1 - 0.98**2), rel=1e-5)
 
 

@@ -395,7 +395,7 @@ class TrainerView(LimitsView, RankFacts):
         before the first run.
 
         Creates the training loader if there is none yet. If the loaders of several processes may differ in length, read
-        it on all of them.
+        it on all of them. In an evaluation after a fit it is the number of that fit.
         """
         run = self._run_parts
         if run is None and self.limits.max_steps == ENDLESS != self.limits.max_epochs:
@@ -403,9 +403,12 @@ class TrainerView(LimitsView, RankFacts):
                 "trainer.estimated_stepping_batches is inf before the first run, which brings the loader. Read it in "
                 "configure_optimizers: self.trainer.estimated_stepping_batches."
             )
-        if run is None or self.limits.max_epochs == ENDLESS or not run.loaders.available("fit"):
+        if run is None or self.limits.max_epochs == ENDLESS:
             return self.limits.max_steps
-        batches = run.loaders.count_training()
+        fitted = 0 if run.progress.fn is TrainerFn.FITTING else run.progress.num_training_batches
+        if not fitted and not run.loaders.available("fit"):
+            return self.limits.max_steps
+        batches = fitted or run.loaders.count_training()
         if batches == ENDLESS:
             return self.limits.max_steps
         epochs = range(int(self.limits.max_epochs))

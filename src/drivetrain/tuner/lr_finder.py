@@ -125,6 +125,8 @@ class LearningRateFinder(Callback):
     Attributes:
         optimal_lr: the :class:`LRSweep`, after the search.
 
+    A module with manual optimization must return its loss; the schedulers that it steps itself stand still meanwhile.
+
     Raises:
         ConfigurationError: an argument is invalid; or, when a fit begins, the attribute does not exist, or there is not
             exactly one optimizer.
@@ -171,18 +173,20 @@ class LearningRateFinder(Callback):
         if trainer.fast_dev_run:
             rank_zero_warn("LearningRateFinder does nothing with fast_dev_run.")
             return
-        if len(trainer.optimizers) != 1 or not pl_module.automatic_optimization:
+        if len(trainer.optimizers) != 1:
             raise ConfigurationError(
-                f"LearningRateFinder needs one optimizer and automatic optimization, and {type(pl_module).__name__} "
-                f"has {len(trainer.optimizers)} with automatic_optimization={pl_module.automatic_optimization}. "
-                "Choose its learning rates by hand."
+                f"LearningRateFinder needs one optimizer, and {type(pl_module).__name__} has "
+                f"{len(trainer.optimizers)}. Choose its learning rates by hand."
             )
         names = (self.attr_name,) if self.attr_name else ("lr", "learning_rate")
         name = tuned_name(trainer, pl_module, names, "LearningRateFinder", "attr_name") if self.update_attr else ""
         sweep = LRSweep(self.mode, self.min_lr, self.max_lr, self.num_training_steps)
-        limits = {"max_steps": self.num_training_steps, "max_epochs": ENDLESS, "min_epochs": 0, "min_steps": 0}
-        validated = self.num_training_steps if parity.current().uneven_sweeps else 0
-        limits |= {"val_batches": validated, "sanity_batches": 0, "log_every_n_steps": 1}
+        limits: dict[str, Any] = {"max_steps": self.num_training_steps, "min_epochs": 0, "min_steps": 0}
+        limits |= {"sanity_batches": 0, "log_every_n_steps": 1}
+        if parity.current().uneven_sweeps:
+            limits["val_batches"] = self.num_training_steps
+        else:
+            limits |= {"val_batches": 0, "max_epochs": ENDLESS}
         with trial(trainer, [_Sweep(sweep, self.early_stop_threshold)], **limits) as run:
             fit(run)
         self.optimal_lr = sweep
@@ -211,26 +215,28 @@ class _Sweep(Callback):
     def __init__(self, sweep: LRSweep, threshold: float | None) -> None:
         self._sweep, self._threshold = sweep, threshold
         self._window: list[float] = []
-        self._average = 0.0
+        self._average = self._rate = 0.0
+        self._step = 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._rate = self._sweep.rate(trainer.progress.global_step)
         for group in trainer.optimizers[0].param_groups:
-            group["lr"] = self._sweep.rate(trainer.progress.global_step)
+            group["lr"] = self._rate
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         if "loss" in outputs:  # without a loss, the step has skipped the batch
             reduced = trainer.strategy.reduce(outputs["loss"].detach().clone(), reduce_op="mean")
             self._window.append(float(reduced))
-        step = trainer.progress.global_step
-        losses = self._sweep.results["loss"]
-        if step == len(losses) or not self._window:
+        step, losses = trainer.progress.global_step, self._sweep.results["loss"]
+        if step == self._step or not self._window:
             return  # the window is not complete
+        self._step = step
         uneven = parity.current().uneven_sweeps
         loss = (self._window[-1] if uneven else sum(self._window)) / len(self._window)
         self._average = _SMOOTHING * self._average + (1 - _SMOOTHING) * loss
         self._window.clear()
-        losses.append(self._average / (1 - _SMOOTHING ** (step + uneven)))
-        self._sweep.results["lr"].append(self._sweep.rate(step - 1))
+        losses.append(self._average / (1 - _SMOOTHING ** (len(losses) + 1 + uneven)))
+        self._sweep.results["lr"].append(self._rate)
         smallest = min(losses)
         # abs, because a negative loss must grow by a multiple of its absolute value
         if self._threshold is not None and not losses[-1] <= smallest + (self._threshold - 1) * abs(smallest):

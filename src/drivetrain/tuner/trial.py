@@ -193,7 +193,10 @@ def _plain_attributes(module: Any, own: list[Any]) -> dict[str, Any]:
 
 @contextmanager
 def _optimizers_kept(strategy: Any) -> Iterator[None]:
-    """Context that restores the optimizers' states and options at its end; the trial has no schedulers."""
+    """Context that restores the optimizers' states and options at its end.
+
+    The trial has no schedulers; a module with manual optimization steps its own, and gets copies that do nothing.
+    """
     optimizers, schedulers = list(strategy.optimizers), list(strategy.lr_scheduler_configs)
     states = [{key: _copied(value) for key, value in each.state.items()} for each in optimizers]
     tensors = [value for _, value in leaves([list(state.values()) for state in states]) if isinstance(value, Tensor)]
@@ -201,7 +204,8 @@ def _optimizers_kept(strategy: Any) -> Iterator[None]:
     called = [vars(each).get("_opt_called") for each in optimizers]
     precision, module = strategy.precision_plugin, strategy.lightning_module
     kept = copy.deepcopy(precision.state_dict(module, optimizers))
-    strategy.lr_scheduler_configs = []
+    by_hand = [] if module.automatic_optimization else schedulers
+    strategy.lr_scheduler_configs = [dataclasses.replace(each, scheduler=_idle(each.scheduler)) for each in by_hand]
     try:
         with _values_kept(tensors):
             yield
@@ -217,6 +221,12 @@ def _optimizers_kept(strategy: Any) -> Iterator[None]:
                 vars(optimizer).pop("_opt_called", None)
         if kept:
             precision.load_state_dict(kept, module, optimizers)
+
+
+def _idle(scheduler: Any) -> Any:
+    idle = copy.copy(scheduler)
+    idle.step = lambda *_, **__: None
+    return idle
 
 
 def _copied(state: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain.base.seed import isolate_rng
+from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError, WrongTypeError, check_choice, described
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.progress import Progress
@@ -19,7 +20,6 @@ from drivetrain.tuner.lr_finder import LearningRateFinder, LRSweep
 from drivetrain.tuner.trial import OF_RUN
 
 if TYPE_CHECKING:
-    from drivetrain.callback import Callback
     from drivetrain.module.datamodule import LightningDataModule
     from drivetrain.module.module import LightningModule
 
@@ -145,10 +145,10 @@ def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
     before = {name: own[name] for name in OF_RUN if name in own}
     kept = list(strategy.optimizers), list(strategy.lr_scheduler_configs), strategy.lightning_module
     old: Any = trainer.logbook
-    ends = {"max_epochs": 0, "sanity_batches": 0} if method == "fit" else {}
+    ends = {"sanity_batches": 0} if method == "fit" else {}
     own.update(
         limits=dataclasses.replace(trainer.limits, **ends), progress=Progress(), logbook=Logbook(old.sum_dtype),
-        _loggers=[], _callbacks=[finder],
+        _loggers=[], _callbacks=[finder, _NoEpochs()],
     )  # fmt: skip
     try:
         yield
@@ -158,6 +158,14 @@ def _apart(trainer: Any, finder: Callback, method: str) -> Iterator[None]:
         if module is not None:
             strategy.connect(module)
             module.trainer = trainer
+
+
+class _NoEpochs(Callback):
+    """Ends the Tuner's fit after the search. Until then, the module must find the real ``max_epochs``."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        run: Any = trainer.current_run
+        run.limits = dataclasses.replace(run.limits, max_epochs=0)
 
 
 class _TunersRate(LearningRateFinder):
