@@ -140,8 +140,8 @@ class ReplayedWindow:
             if names:
                 found.append(f"the {'clipped ' if kind == 'clipped' else ''}gradients of {some(names)}")
                 break
-        pairs = [*zip(first.random, other.random, strict=True)]
-        states = [key for key in pairs[0][0] if not all(same_bits(one.get(key), two.get(key)) for one, two in pairs)]
+        random = [*zip(first.random, other.random, strict=True)]
+        states = [key for key in random[0][0] if not all(same_bits(one.get(key), two.get(key)) for one, two in random)]
         return [*found, f"the random state of {', '.join(states)}"] if states else found
 
     def operations(self) -> list[Operation]:
