@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.conftest import Regression, regression_data
+from tests.conftest import Regression, Validated, regression_data
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
@@ -100,6 +100,47 @@ def trained(make_trainer: Any, **arguments: Any) -> tuple[Any, ...]:
     losses = [loss.item() for loss in module.kept]
     moments = [each["exp_avg"].clone() for each in trainer.optimizers[0].state.values()]
     return state, moments, (counts.calls, counts.seen, losses, module.calls, module.backwards, generators)
+
+
+class PartlyTrained(Regression):
+    """Has a layer that computes gradients and is in no optimizer: they are summed over all steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step((self.first(batch[0]), batch[1]), batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.net.parameters(), lr=0.01)
+
+
+def test_gradients_that_no_step_clears_are_no_difference(make_trainer: Any) -> None:
+    sums = []
+    for replays in ({}, {"callbacks": ReplayCheck(1, on_mismatch="stop")}):
+        torch.manual_seed(0)
+        module = PartlyTrained()
+        make_trainer(max_epochs=1, **replays).fit(module, DataLoader(regression_data(32), 8))
+        sums.append(module.first.weight.grad)
+    assert sums[0].equal(sums[1])
+
+
+class Augmented(torch.utils.data.Dataset[Any]):
+    """Draws from the generator of which dropout draws too."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.randn(4), torch.ones(1)
+
+
+def test_what_draws_between_the_batches_of_a_window_is_no_difference(make_trainer: Any) -> None:
+    check, module = ReplayCheck(1, on_mismatch="stop"), Validated(dropout=0.5)
+    trainer = make_trainer(max_epochs=1, accumulate_grad_batches=3, val_check_interval=2, callbacks=check)
+    trainer.fit(module, DataLoader(Augmented(), 4), DataLoader(regression_data(8), 4))
+    assert trainer.global_step == 2
 
 
 @pytest.mark.parametrize(

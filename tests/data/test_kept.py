@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import random
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -20,6 +23,7 @@ from drivetrain.data.kept import (
     generators_kept,
     generators_of,
     loader_states,
+    objects_kept,
     parts_of,
     set_loader_states,
     set_worker_state,
@@ -180,3 +184,50 @@ def test_a_state_without_numpy_leaves_numpys_generator() -> None:
 def test_another_state_of_a_worker_is_refused_with_its_place(damage: Callable[..., Any], message: str) -> None:
     with pytest.raises(WrongForm, match=message):
         check_worker_state(damage(*worker_state()), "w")
+
+
+class Slotted:
+    __slots__ = ("items", "number")
+
+    def __init__(self) -> None:
+        self.items, self.number = [1], 1
+
+    def __repr__(self) -> str:
+        return f"{self.items} {self.number}"
+
+
+class Named(dict[str, Any]):
+    def __init__(self, **items: Any) -> None:
+        super().__init__(items)
+        self.title = "first"
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise AssertionError("a subclass may do something else here")
+
+    def change(self) -> None:
+        self.update(x=3)
+        self.title = "second"
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        (defaultdict(list, x=[1]), lambda value: (value["x"].append(2), value["y"].append(3))),
+        (Counter("aab"), lambda value: value.update("bc")),
+        (OrderedDict(x=1, y=2), lambda value: value.move_to_end("x")),
+        (SimpleNamespace(n=1, deep=[1]), lambda value: (vars(value).update(n=2), value.deep.append(2))),
+        (argparse.Namespace(n=1), lambda value: vars(value).update(n=2)),
+        (Named(x=1), Named.change),
+        (Slotted(), lambda value: (value.items.append(2), setattr(value, "number", 2))),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_containers_and_objects_are_restored_in_place(value: Any, change: Callable[..., Any]) -> None:
+    def shown() -> str:
+        return f"{value!r} {getattr(value, '__dict__', None)}"
+
+    before = shown()
+    with objects_kept([{"value": value}]):
+        change(value)
+        assert shown() != before
+    assert shown() == before

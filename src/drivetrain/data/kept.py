@@ -7,9 +7,10 @@ import ctypes
 import functools
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -69,8 +70,8 @@ def objects_kept(roots: Iterable[Any]) -> Iterator[None]:
         if id(each) in seen or each is None or isinstance(each, (str, bytes, int, float, Tensor, nn.Module, type)):
             continue
         seen[id(each)] = each
-        restore, children = _kept(each)
-        back += [restore] if restore is not None else []
+        restores, children = _kept(each)
+        back += restores
         waiting += children
     try:
         yield
@@ -81,7 +82,7 @@ def objects_kept(roots: Iterable[Any]) -> Iterator[None]:
 
 def restorer(roots: Iterable[Any]) -> Callable[[], None]:
     """Return a function that restores the random generators in ``roots`` to their present states."""
-    found = [restore for each in roots if (restore := _kept(each)[0]) is not None]
+    found = [restore for each in roots for restore in _kept(each)[0]]
 
     def restore_all() -> None:
         for restore in found:
@@ -97,36 +98,48 @@ def generators_among(owners: Iterable[Any]) -> list[Any]:
     return [each for each in values if isinstance(each, kinds) or hasattr(type(each), "bit_generator")]
 
 
-def _kept(value: Any) -> tuple[Callable[[], None] | None, list[Any]]:
-    """Return a function that restores ``value`` (``None``: nothing to restore), and the objects in ``value``."""
+def _kept(value: Any) -> tuple[list[Callable[[], None]], list[Any]]:
+    """Return functions that restore ``value`` together, and the objects in ``value``."""
     if isinstance(value, random.Random):
-        return functools.partial(value.setstate, value.getstate()), []
+        return [functools.partial(value.setstate, value.getstate())], []
     source = getattr(value, "bit_generator", None)
     if source is not None and hasattr(source, "state"):  # a numpy generator
-        return functools.partial(setattr, source, "state", source.state), []
+        return [functools.partial(setattr, source, "state", source.state)], []
     if callable(get := getattr(value, "get_state", None)) and callable(put := getattr(value, "set_state", None)):
-        return functools.partial(put, get()), []
-    if type(value) in (list, dict, set, deque):
-        items = list(value.values()) if isinstance(value, dict) else list(value)
-        restore = functools.partial(_refill, value, copy.copy(value)) if len(items) <= _LARGEST else None
-        return restore, items if len(items) <= _LARGE else []
+        return [functools.partial(put, get())], []
     if isinstance(value, tuple):
-        return None, list(value) if len(value) <= _LARGE else []
+        return [], list(value) if len(value) <= _LARGE else []
+    restores, children = list[Callable[[], None]](), list[Any]()
+    if (kind := next((each for each in _CONTAINERS if isinstance(value, each)), None)) is not None:
+        items: Any = dict(kind.items(value)) if issubclass(kind, dict) else [*kind.__iter__(value)]
+        restores += [functools.partial(_refill, kind, value, items)] if len(items) <= _LARGEST else []
+        if len(items) <= _LARGE:
+            children += items.values() if isinstance(items, dict) else items
     own, room = getattr(value, "__dict__", None), type(value).__module__
-    strange = room.partition(".")[0] in _NOT_FOLLOWED and not room.startswith(("torch.utils.data", "drivetrain.data"))
-    if isinstance(own, dict) and not strange:
-        return functools.partial(_refill, own, dict(own)), list(own.values())
-    if own is None and is_stateful(value):
-        return functools.partial(value.load_state_dict, copy.deepcopy(value.state_dict())), []
-    return None, []
+    if room.partition(".")[0] in _NOT_FOLLOWED and not room.startswith(("torch.utils.data", "drivetrain.data")):
+        return restores, children
+    if isinstance(own, dict):
+        restores.append(functools.partial(_refill, dict, own, dict(own)))
+        children += own.values()
+    elif own is None and is_stateful(value):
+        restores.append(functools.partial(value.load_state_dict, copy.deepcopy(value.state_dict())))
+    for slot in (each for part in type(value).__mro__ if "__slots__" in vars(part) for each in vars(part).values()):
+        if isinstance(slot, MemberDescriptorType) and (held := getattr(value, slot.__name__, slot)) is not slot:
+            restores.append(functools.partial(slot.__set__, value, held))
+            children.append(held)
+    return restores, children
 
 
-_NOT_FOLLOWED = frozenset({"torch", "drivetrain", *sys.stdlib_module_names} - {"__main__"})
+_CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
+_NOT_FOLLOWED = frozenset(
+    {"torch", "drivetrain", *sys.stdlib_module_names} - {"__main__", "argparse", "collections", "types"}
+)
 
 
-def _refill(container: Any, items: Any) -> None:
-    container.clear()
-    (container.extend if isinstance(items, (list, deque)) else container.update)(items)
+def _refill(kind: Any, container: Any, items: Any) -> None:
+    """Replace the items by the methods of ``kind``: a subclass may have others."""
+    kind.clear(container)
+    (kind.update if isinstance(items, dict) or kind is set else kind.extend)(container, items)
 
 
 def loader_states(loaders: Iterable[Any]) -> list[dict[str, Any]]:

@@ -60,6 +60,7 @@ class Replay:
             window.keep(batch, batch_idx, position, last, divisor)
             output = run_batch(batch, batch_idx, position, last, divisor)
             window.losses.append(_loss_in(output))
+            window.random.append(rng_state())
             if last:
                 self._window = None
                 with window.undone():
@@ -71,11 +72,13 @@ class Replay:
 
 @dataclass
 class _Outcome:
-    """The results of a window, on the host: losses by batch, gradients by parameter, before and after clipping."""
+    """The results of a window, on the host: losses and random states by batch, gradients by parameter, before and after
+    clipping.
+    """
 
     losses: list[Tensor | None]
     gradients: dict[str, Tensor | None]
-    random: dict[str, Any]
+    random: list[dict[str, Any]]
     clipped: dict[str, Tensor | None]
 
 
@@ -84,19 +87,27 @@ class ReplayedWindow:
 
     Attributes:
         losses: of the batches, on the host.
+        random: the random states after each batch.
     """
 
     def __init__(self, run: Run) -> None:
-        self._run, self._state, self._rng = run, _Tensors(run.module), rng_state()
-        self._restore_generators = restorer(generators_among(run.module.modules()))
-        self._at_start = copy.copy(run.window)
-        self._batches: list[tuple[tuple[Any, ...], float, bool]] = []
-        self.losses: list[Tensor | None] = []
+        self._run, self._state = run, _Tensors(run.module)
+        self._at_start, self._gradients_at_start = copy.copy(run.window), self._gradients()
+        self._batches: list[tuple[tuple[Any, ...], float, bool, Callable[[], None]]] = []
+        self.losses, self.random = list[Tensor | None](), list[dict[str, Any]]()
 
     def keep(self, batch: Any, *others: Any) -> None:
-        """Keep the arguments of the step for a batch; tensors are copied, because the step may change them."""
-        arguments = (map_leaves(_copied, batch), *others)
-        self._batches.append((arguments, self._run.window.factor_here, self._run.progress.is_last_batch))
+        """Keep the arguments of the step for a batch, and the random states: fetching a batch may draw, and so may a
+        validation inside of the window. Tensors are copied, because the step may change them.
+        """
+        arguments, run, rng = (map_leaves(_copied, batch), *others), self._run, rng_state()
+        restore_generators = restorer(generators_among(run.module.modules()))
+
+        def restore() -> None:
+            set_rng_state(rng)
+            restore_generators()
+
+        self._batches.append((arguments, run.window.factor_here, run.progress.is_last_batch, restore))
 
     @contextmanager
     def undone(self) -> Iterator[None]:
@@ -104,7 +115,7 @@ class ReplayedWindow:
         and the attributes of the module and its layers. Logged values are discarded.
         """
         module, progress, driver = self._run.module, self._run.progress, self._run.engine.strategy.driver
-        self._first = self._outcome(self.losses, clips=False)
+        self._first = _Outcome(self.losses, self._gradients(), self.random, {})
         with ExitStack() as back:
             back.callback(vars(driver).update, dict(vars(driver)))
             back.callback(progress.show_batch, progress.batch_idx, progress.is_last_batch)
@@ -129,7 +140,8 @@ class ReplayedWindow:
             if names:
                 found.append(f"the {'clipped ' if kind == 'clipped' else ''}gradients of {some(names)}")
                 break
-        states = [key for key, state in first.random.items() if not same_bits(state, other.random.get(key))]
+        random = [*zip(first.random, other.random, strict=True)]
+        states = [key for key in random[0][0] if not all(same_bits(one.get(key), two.get(key)) for one, two in random)]
         return [*found, f"the random state of {', '.join(states)}"] if states else found
 
     def operations(self) -> list[Operation]:
@@ -140,27 +152,28 @@ class ReplayedWindow:
         return mode.found
 
     def _again(self, mode: AbstractContextManager[Any] | None = None) -> _Outcome:
-        run, losses = self._run, list[Tensor | None]()
+        run, losses, random = self._run, list[Tensor | None](), list[dict[str, Any]]()
         self._state.put()
-        set_rng_state(self._rng)
-        self._restore_generators()
+        before = self._gradients_at_start  # a step need not clear all of them
+        pairs = zip(run.module.parameters(), before.values(), strict=True)
+        own = [(each, None if value is None else each.grad) for each, value in pairs]
+        _set_gradients(own, before)
         again = replace(run, hooks=run.hooks.without_callbacks(), window=copy.copy(self._at_start))
         optimizer = self._optimizer
         clear = None if optimizer is None else pieces.bind_clear(again, optimizer)
         step = make_forward_backward(again, optimizer, None, clear)
         with mode or nullcontext():
-            for (batch, *others), factor, is_last in self._batches:
+            for (batch, *others), factor, is_last, restore_random in self._batches:
+                restore_random()
                 again.window.factor_here = factor
                 run.progress.show_batch(others[0], is_last)
                 losses.append(_loss_in(step(map_leaves(_copied, batch), *others)))
-        return self._outcome(losses)
+                random.append(rng_state())
+        return _Outcome(losses, self._gradients(), random, self._clipped())
 
     @property
     def _optimizer(self) -> Any:
         return next(iter(self._run.engine.strategy.optimizers), None)
-
-    def _outcome(self, losses: list[Tensor | None], clips: bool = True) -> _Outcome:
-        return _Outcome(losses, self._gradients(), rng_state(), self._clipped() if clips else {})
 
     def _gradients(self) -> dict[str, Tensor | None]:
         named = plain_names(dict(self._run.module.named_parameters()))
