@@ -276,6 +276,8 @@ def test_diff_starts_the_python_that_has_recorded_each_run_and_tells_which(
         Path(folder, "program.json").write_text(json.dumps({**found, "python": str(python), "torch": "0.1"}))
     started: list[str] = []
     monkeypatch.setattr(runs.Run, "start", lambda run, *args, **options: started.append(run.program.python))
+    assert diff(["one", "other"]) == 1
+    assert started == []
     capsys.readouterr()
     assert diff(["one", "other", "--why"]) == 1
     assert started == [str(other)]  # and as it records nothing, there is nothing to compare

@@ -93,9 +93,9 @@ def _of_ranks(folder: Path, wanted: Sequence[int] | None) -> tuple[Judgement, st
     wanted = wanted or ranks
     if len({*wanted} & {*ranks}) < max(len(wanted), 2):
         raise CannotTryError(
-            f"{folder} has records of rank {_listed(ranks)}. Name a second folder, or two ranks of this one: drivetrain "
-            f"diff {folder} --ranks 0 1. To record ranks: drivetrain prove-resume --kills 0 --ranks 2 --folder FOLDER "
-            "PROGRAM"
+            f"{folder} has records of rank {_listed(ranks)}. Name a second folder, or two ranks of this one: "
+            f"drivetrain diff {folder} --ranks 0 1. To record ranks: drivetrain prove-resume --kills 0 --ranks 2 "
+            "--folder FOLDER PROGRAM"
         )
     one = _start(folder, wanted[0])
     if one.steps[0].get("is_sharded"):
