@@ -311,7 +311,9 @@ def test_bars_can_be_read_until_the_run_has_ended(sanity: int) -> None:
         _ = bar.train_progress_bar
 
 
-@pytest.mark.parametrize(("variable", "given", "expected"), [("7", 1, 7), ("7", 9, 9), ("7", 0, 0), (None, 2, 2)])
+@pytest.mark.parametrize(
+    ("variable", "given", "expected"), [("7", 1, 7), ("7", 9, 9), ("7", 0, 0), (None, 2, 2), ("", 2, 2), ("0.5", 2, 2)]
+)
 def test_tqdms_variable_for_the_rate_counts_if_it_is_larger(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, given: int, expected: int
 ) -> None:
@@ -332,4 +334,5 @@ def test_a_module_prints_above_the_bar_with_the_keywords_of_tqdm(capsys: pytest.
         max_steps=1,
     ).fit(Prints())  # fmt: skip
     bar.print("c", flush=True)
-    assert capsys.readouterr().out == "a-b;c\n"
+    bar.print("d", "e", sep=None, end=None)  # as the built-in prints
+    assert capsys.readouterr().out == "a-b;c\nd e\n"
