@@ -57,8 +57,13 @@ def test_a_module_that_answers_otherwise_or_cannot_answer_is_not_trained(make_tr
         def configure_payload(self) -> dict[str, Any]:
             return {"x": 1}
 
+    class Without(Served):
+        def configure_payload(self) -> Any:
+            return None
+
     for module, message in (
         (Fails(), "Fails cannot answer the request .*: RuntimeError: mat1"), (Bodiless(), 'has no "body"'),
+        (Without(), 'returned None, which has no "body"'),
         (Other(), r"Other answers .* \{'y': \[\[0.0\]\]\}, and configure_response returned \{'y': \[\[1.0\]\]\}"),
         (Regression(), r"Write class Regression\(LightningModule, ServableModule\)"),
     ):  # fmt: skip
