@@ -55,6 +55,18 @@ def test_validation_makes_room_and_epochs_share_a_bar(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.count("\n") == 1  # one line stays
 
 
+def test_a_second_validation_has_a_bar_of_its_own() -> None:
+    bar, seen = TQDMProgressBar(), []
+    for _ in range(2):
+        bar.draw(Snapshot("validate", 0, 2, 1, 4, transient=True))
+        seen.append(bar.val_progress_bar)
+        assert not bar.val_progress_bar.disable  # it is not closed
+        bar.draw(Snapshot("validate", 0, 2, 4, 4, transient=True, final=True))
+        assert bar.val_progress_bar is seen[-1]
+    bar.close()
+    assert seen[0] is not seen[1]
+
+
 def test_leave_keeps_every_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     bar = TQDMProgressBar(leave=True)
     bar.draw(Snapshot("train", 0, 2, 20, 20, final=True))
@@ -309,6 +321,21 @@ def test_bars_can_be_read_until_the_run_has_ended(sanity: int) -> None:
     assert reads.hooks == {"epoch start", "validation", "epoch end", "train end", "fit end"}
     with pytest.raises(TypeError, match="has no bar of training now"):
         _ = bar.train_progress_bar
+
+
+def test_the_bar_of_an_epoch_that_has_just_ended_can_be_read() -> None:
+    bar, seen = TQDMProgressBar(), []
+
+    class Late(Callback):
+        def on_train_end(self, *_: Any) -> None:
+            seen.append(bar.train_progress_bar.n)
+
+    bar.tick_s = 60.0
+    Trainer(
+        accelerator="cpu", callbacks=[Late(), bar], logger=False, enable_checkpointing=False, max_epochs=1,
+        limit_train_batches=2, limit_val_batches=0,
+    ).fit(BoringModel())  # fmt: skip
+    assert seen == [2]
 
 
 @pytest.mark.parametrize(

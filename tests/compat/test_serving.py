@@ -17,10 +17,14 @@ class Served(Regression, ServableModule):
     expected = 0.0
 
     def configure_payload(self) -> dict[str, Any]:
-        return {"body": {"x": [[1, 2, 3, 4]]}}
+        return {"body": {"x": ((1, 2, 3, 4),)}}
 
     def configure_serialization(self) -> Any:
-        return {"x": lambda x: torch.tensor(x, dtype=torch.float)}, {"y": torch.Tensor.tolist}
+        def decode(x: Any) -> torch.Tensor:
+            assert x == [[1, 2, 3, 4]]  # it has been through JSON
+            return torch.tensor(x, dtype=torch.float)
+
+        return {"x": decode}, {"y": torch.Tensor.tolist}
 
     def serve_step(self, x: torch.Tensor) -> Any:  # type: ignore[override]
         assert not self.training
