@@ -167,3 +167,13 @@ def test_the_report_has_the_sparsity_before_and_after_each_pruning(caplog: Any, 
     whole = [("all parameters", "0/49 (0.00%)", "24/49"), ("all parameters", "24/49 (48.98%)", "36/49")]
     assert [each for each in found if each[0] == "all parameters"] == whole[: 2 * min(verbose, 1)]
     assert len(found) == (0, 2, 10)[verbose]  # of four parameters too
+
+
+def test_a_parameter_without_values_is_in_the_report(caplog: Any) -> None:
+    caplog.set_level("INFO", logger="drivetrain")
+    module = Net()
+    module.empty = nn.Parameter(torch.ones(0))
+    pruning = ModelPruning("l1_unstructured", [(module, "empty"), (module.net[0], "weight")], verbose=2)
+    pruning.setup(None, module, "fit")  # type: ignore[arg-type]
+    pruning.apply_pruning(0.5)
+    assert ".empty. Pruned: 0/0 (0.00%) -> 0/0 (0.00%)" in caplog.text

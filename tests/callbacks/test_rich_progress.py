@@ -59,6 +59,16 @@ def test_validation_makes_room_and_the_epoch_moves_on() -> None:
     bar.close()
 
 
+def test_a_second_validation_is_shown() -> None:
+    bar, out = make()
+    bar.draw(Snapshot("train", 0, 2, 5, 20))
+    for _ in range(2):
+        bar.draw(Snapshot("validate", 0, 2, 1, 4, transient=True))
+        assert [line.split()[0] for line in screen(out)] == ["Epoch", "Validation"]
+        bar.draw(Snapshot("validate", 0, 2, 4, 4, transient=True, final=True))
+    bar.close()
+
+
 def test_leave_keeps_finished_bars() -> None:
     bar, out = make(leave=True)
     bar.draw(Snapshot("train", 0, 2, 20, 20, final=True))
@@ -153,8 +163,9 @@ def test_a_subclass_may_read_rich_while_it_draws() -> None:
 
     out = io.StringIO()
     bar = Own(console_kwargs={"file": out, "force_terminal": True, "width": 120})
-    trainer(callbacks=bar).fit(BoringModel())
+    trainer(callbacks=bar, num_sanity_val_steps=0).fit(BoringModel())  # the first draw is in training
     assert "of mine" in out.getvalue()
+    assert bar.is_enabled  # drawing did not fail
 
 
 def test_the_bar_brings_the_summary_of_rich() -> None:

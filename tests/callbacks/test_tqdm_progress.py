@@ -55,6 +55,18 @@ def test_validation_makes_room_and_epochs_share_a_bar(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err.count("\n") == 1  # one line stays
 
 
+def test_a_second_validation_has_a_bar_of_its_own() -> None:
+    bar, seen = TQDMProgressBar(), []
+    for _ in range(2):
+        bar.draw(Snapshot("validate", 0, 2, 1, 4, transient=True))
+        seen.append(bar.val_progress_bar)
+        assert not bar.val_progress_bar.disable  # it is not closed
+        bar.draw(Snapshot("validate", 0, 2, 4, 4, transient=True, final=True))
+        assert bar.val_progress_bar is seen[-1]
+    bar.close()
+    assert seen[0] is not seen[1]
+
+
 def test_leave_keeps_every_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     bar = TQDMProgressBar(leave=True)
     bar.draw(Snapshot("train", 0, 2, 20, 20, final=True))
@@ -311,7 +323,24 @@ def test_bars_can_be_read_until_the_run_has_ended(sanity: int) -> None:
         _ = bar.train_progress_bar
 
 
-@pytest.mark.parametrize(("variable", "given", "expected"), [("7", 1, 7), ("7", 9, 9), ("7", 0, 0), (None, 2, 2)])
+def test_the_bar_of_an_epoch_that_has_just_ended_can_be_read() -> None:
+    bar, seen = TQDMProgressBar(), []
+
+    class Late(Callback):
+        def on_train_end(self, *_: Any) -> None:
+            seen.append(bar.train_progress_bar.n)
+
+    bar.tick_s = 60.0
+    Trainer(
+        accelerator="cpu", callbacks=[Late(), bar], logger=False, enable_checkpointing=False, max_epochs=1,
+        limit_train_batches=2, limit_val_batches=0,
+    ).fit(BoringModel())  # fmt: skip
+    assert seen == [2]
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "expected"), [("7", 1, 7), ("7", 9, 9), ("7", 0, 0), (None, 2, 2), ("", 2, 2), ("0.5", 2, 2)]
+)
 def test_tqdms_variable_for_the_rate_counts_if_it_is_larger(
     monkeypatch: pytest.MonkeyPatch, variable: str | None, given: int, expected: int
 ) -> None:
@@ -332,4 +361,5 @@ def test_a_module_prints_above_the_bar_with_the_keywords_of_tqdm(capsys: pytest.
         max_steps=1,
     ).fit(Prints())  # fmt: skip
     bar.print("c", flush=True)
-    assert capsys.readouterr().out == "a-b;c\n"
+    bar.print("d", "e", sep=None, end=None)  # as the built-in prints
+    assert capsys.readouterr().out == "a-b;c\nd e\n"

@@ -17,10 +17,14 @@ class Served(Regression, ServableModule):
     expected = 0.0
 
     def configure_payload(self) -> dict[str, Any]:
-        return {"body": {"x": [[1, 2, 3, 4]]}}
+        return {"body": {"x": ((1, 2, 3, 4),)}}
 
     def configure_serialization(self) -> Any:
-        return {"x": lambda x: torch.tensor(x, dtype=torch.float)}, {"y": torch.Tensor.tolist}
+        def decode(x: Any) -> torch.Tensor:
+            assert x == [[1, 2, 3, 4]]  # it has been through JSON
+            return torch.tensor(x, dtype=torch.float)
+
+        return {"x": decode}, {"y": torch.Tensor.tolist}
 
     def serve_step(self, x: torch.Tensor) -> Any:  # type: ignore[override]
         assert not self.training
@@ -57,8 +61,13 @@ def test_a_module_that_answers_otherwise_or_cannot_answer_is_not_trained(make_tr
         def configure_payload(self) -> dict[str, Any]:
             return {"x": 1}
 
+    class Without(Served):
+        def configure_payload(self) -> Any:
+            return None
+
     for module, message in (
         (Fails(), "Fails cannot answer the request .*: RuntimeError: mat1"), (Bodiless(), 'has no "body"'),
+        (Without(), 'returned None, which has no "body"'),
         (Other(), r"Other answers .* \{'y': \[\[0.0\]\]\}, and configure_response returned \{'y': \[\[1.0\]\]\}"),
         (Regression(), r"Write class Regression\(LightningModule, ServableModule\)"),
     ):  # fmt: skip

@@ -170,7 +170,7 @@ def test_log_refuses_several_values_under_one_name_as_the_trainer_does(value: An
     assert len(logger.lines) == 2
 
 
-@pytest.mark.parametrize("given", [3, [None], True, object()])
+@pytest.mark.parametrize("given", [3, [None], True, object(), CSVLogger])
 def test_what_is_no_logger_is_refused_when_the_engine_is_built(given: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"Engine\(loggers=...\) got .* Pass a drivetrain.loggers.Logger"):
         Engine(accelerator="cpu", devices=1, loggers=given)

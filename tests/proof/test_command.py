@@ -196,9 +196,22 @@ def test_diff_needs_a_rank_that_both_runs_have(tmp_path: Path, capsys: pytest.Ca
     assert f"the runs have no rank in common: {text}" in capsys.readouterr().err
     for words in ([], ["--ranks", "0", "1"], ["--ranks", "0", "0"]):
         assert diff([str(tmp_path / "one"), *words]) == 2
-        assert f"{tmp_path}/one has records of rank 0. Name two of its ranks" in capsys.readouterr().err
+        assert f"{tmp_path}/one has records of rank 0. Name a second folder, or two ranks" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         diff([str(tmp_path / "one"), str(tmp_path / "other"), "--ranks", "0", "1"])
+
+
+def test_diff_of_a_run_that_was_interrupted_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = tmp_path / "undisturbed" / "records"
+    records.mkdir(parents=True)
+    path_of(records, 0, 0).touch()
+    path_of(records, 0, 1).touch()
+    assert diff([str(tmp_path)] * 2) == 2
+    assert f"the run in {tmp_path} was interrupted. Record it again" in capsys.readouterr().err
+    (tmp_path / "program.json").write_text("{}")
+    for words in ([], [str(tmp_path)]):
+        assert diff([str(tmp_path), *words]) == 2
+        assert f"{tmp_path} has no recorded step of rank 0. Record the run again" in capsys.readouterr().err
 
 
 def test_diff_of_ranks_that_hold_parts_of_the_model_is_refused(
@@ -263,6 +276,8 @@ def test_diff_starts_the_python_that_has_recorded_each_run_and_tells_which(
         Path(folder, "program.json").write_text(json.dumps({**found, "python": str(python), "torch": "0.1"}))
     started: list[str] = []
     monkeypatch.setattr(runs.Run, "start", lambda run, *args, **options: started.append(run.program.python))
+    assert diff(["one", "other"]) == 1
+    assert started == []
     capsys.readouterr()
     assert diff(["one", "other", "--why"]) == 1
     assert started == [str(other)]  # and as it records nothing, there is nothing to compare

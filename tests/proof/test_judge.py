@@ -281,6 +281,14 @@ def test_tensors_of_one_rank_only_are_not_compared() -> None:
     assert judge_ranks(rank(0), divided, 0, 1).differences == []
 
 
+def test_a_second_run_that_was_cut_differs() -> None:
+    """It has no record of its end, as a run that was killed; one that resumes may go on."""
+    cut = run(0, 5, ends=False)
+    expected = [(6, "number of steps", "the program ends after step 5, undisturbed after 12")]
+    assert parts(judge(run(), [cut], resumes=False)) == expected
+    assert parts(judge(run(), [cut, run(5)])) == []
+
+
 def test_a_rank_that_makes_fewer_steps_differs() -> None:
     shorter = rank(1)
     del shorter.steps[9:]

@@ -53,7 +53,7 @@ def innermost_line(places: Iterable[tuple[str, int]]) -> str | None:
     Args:
         places: files and line numbers, the innermost first.
     """
-    here, outside = os.getcwd() + os.sep, None
+    here, outside = os.path.join(os.getcwd(), ""), None
     for name, number in places:
         # of an operation inside of another one, or of torch, which may be installed below the working directory
         if name == __file__ or name.startswith((_TORCH, "<")):

@@ -211,10 +211,8 @@ class ModelPruning(KeepsWeights):
         ]
         total = ("all parameters", *(sum(each) for each in list(zip(*rows, strict=True))[1:]))
         for what, was, now, size in [total, *(rows if self._verbose == 2 else ())]:
-            rank_zero_info(
-                f"ModelPruning with {self.pruning_fn.__name__}, amount={amount}, of {what}. "
-                f"Pruned: {was}/{size} ({was / size:.2%}) -> {now}/{size} ({now / size:.2%})"
-            )
+            parts = " -> ".join(f"{zeros}/{size} ({zeros / max(size, 1):.2%})" for zeros in (was, now))
+            rank_zero_info(f"ModelPruning with {self.pruning_fn.__name__}, amount={amount}, of {what}. Pruned: {parts}")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore plain weights, if requested."""

@@ -31,8 +31,8 @@ class TQDMProgressBar(ProgressBar):
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
         check_installed("TQDMProgressBar", "tqdm", "RichProgressBar")
-        fewest = int(os.environ.get("TQDM_MINITERS", "0"))
-        super().__init__(max(refresh_rate, fewest) if refresh_rate else 0, leave)
+        fewest = os.environ.get("TQDM_MINITERS", "")
+        super().__init__(max(refresh_rate, int(fewest)) if refresh_rate and fewest.isdecimal() else refresh_rate, leave)
         self.process_position = process_position
         self._transient = False  # whether the new bar is removed afterwards: an evaluation inside training
         # key: whether the stage is training; value: the current bar and its text, "" after an evaluation
@@ -41,12 +41,14 @@ class TQDMProgressBar(ProgressBar):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_bars": {}}
 
-    def print(self, *args: Any, sep: str = " ", flush: bool = False, **kwargs: Any) -> None:
+    def print(
+        self, *args: Any, sep: str | None = None, end: str | None = None, flush: bool = False, **kwargs: Any
+    ) -> None:
         """Print above the bar; accepts the arguments of the built-in and of tqdm's ``write``. ``flush`` is ignored."""
         from tqdm.auto import tqdm
 
         with DRAWING:
-            tqdm.write(sep.join(map(str, args)), **kwargs)
+            tqdm.write((" " if sep is None else sep).join(map(str, args)), end="\n" if end is None else end, **kwargs)
 
     # ---- for subclasses ------------------------------------------------------------------------------------------
 

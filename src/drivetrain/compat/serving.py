@@ -99,7 +99,7 @@ class ServableModuleValidator(Callback):
                 'ServableModuleValidator needs complete parameters, and this strategy shards them. Use strategy="ddp".'
             )
         payload = pl_module.configure_payload()
-        if "body" not in payload:
+        if not isinstance(payload, dict) or "body" not in payload:
             raise ConfigurationError(
                 f'{name}.configure_payload returned {shown(payload)}, which has no "body". Write {{"body": {{...}}}}.'
             )

@@ -43,7 +43,7 @@ def listed(given: Any) -> list[Any]:
 def logger_of(given: Any) -> Any:
     """Return a logger, which may be given by name; check a user's logger."""
     logger = load("drivetrain.loggers.logger:logger_named")(given, os.getcwd()) if isinstance(given, str) else given
-    if not callable(getattr(logger, "log_metrics", None)):
+    if isinstance(logger, type) or not callable(getattr(logger, "log_metrics", None)):
         raise ConfigurationError(
             f"Engine(loggers=...) got {described(logger)}. Pass a drivetrain.loggers.Logger, or a list of them."
         )

@@ -44,10 +44,14 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain diff") 
     if len(given.folders) > (1 if given.ranks else 2):
         parser.error("name two folders, or one folder whose ranks are compared: FOLDER --ranks 0 1")
     try:
-        found, equal, head = _of_runs(given.folders) if given.folders[1:] else _of_ranks(given.folders[0], given.ranks)
+        return _compare(given.folders, given.ranks, given.why, given.timeout)
     except CannotTryError as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2
+
+
+def _compare(folders: Sequence[Path], ranks: Sequence[int] | None, why: bool, limit_s: float) -> int:
+    found, equal, head = _of_runs(folders) if folders[1:] else _of_ranks(folders[0], ranks)
     if found.differences:
         step, part, *_ = found.differences[0]
         print(f"optimizer step {step} is the first {head}:")
@@ -55,8 +59,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain diff") 
             print(f"  {text_of(each)}")
         if found.equal:
             print(f"  equal there: {', '.join(found.equal)}")
-        if given.why and part != LOGGED and (found.against is None or found.tensor):
-            print(f"  {_operation(given.folders, found, given.timeout)}")
+        if why and part != LOGGED and (found.against is None or found.tensor):
+            print(f"  {_operation(folders, found, limit_s)}")
     else:
         print(equal)
     for note in found.notes:
@@ -72,11 +76,12 @@ def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:
         raise CannotTryError(
             f"the runs have no rank in common: {' and '.join(each)}. Record both with the same --ranks"
         )
+    versions = [_program(folder).get("torch") for folder in folders]
     starts = {rank: [_start(folder, rank) for folder in folders] for rank in common}
     found = [judge(was, [now], rank, resumes=False) for rank, (was, now) in starts.items()]
     was = starts[common[0]][0]
     equal = f"equal: {len(was.steps)} steps on {len(common)} ranks; hash {summary(was)}"
-    first, versions = earliest(found), [_program(folder).get("torch") for folder in folders]
+    first = earliest(found)
     if versions[0] != versions[1]:
         first.notes.append(f"recorded with torch {versions[0]} and torch {versions[1]}")
     return first, equal, "that differs, in the second run"
@@ -88,8 +93,9 @@ def _of_ranks(folder: Path, wanted: Sequence[int] | None) -> tuple[Judgement, st
     wanted = wanted or ranks
     if len({*wanted} & {*ranks}) < max(len(wanted), 2):
         raise CannotTryError(
-            f"{folder} has records of rank {_listed(ranks)}. Name two of its ranks: drivetrain diff {folder} --ranks 0 "
-            "1. To record ranks: drivetrain prove-resume --kills 0 --ranks 2 --folder FOLDER PROGRAM"
+            f"{folder} has records of rank {_listed(ranks)}. Name a second folder, or two ranks of this one: "
+            f"drivetrain diff {folder} --ranks 0 1. To record ranks: drivetrain prove-resume --kills 0 --ranks 2 "
+            "--folder FOLDER PROGRAM"
         )
     one = _start(folder, wanted[0])
     if one.steps[0].get("is_sharded"):
@@ -108,12 +114,17 @@ def _ranks_in(folder: Path) -> list[int]:
 
 
 def _start(folder: Path, rank: int) -> Start:
-    return start_of(folder / "undisturbed" / "records", 0, rank)
+    if (found := start_of(folder / "undisturbed" / "records", 0, rank)).steps:
+        return found
+    raise CannotTryError(f"{folder} has no recorded step of rank {rank}. Record the run again")
 
 
 def _program(folder: Path) -> dict[str, Any]:
     """Return the program that a folder's run was made with, as it was recorded."""
-    found: dict[str, Any] = json.loads((folder / "program.json").read_text(encoding="utf-8"))
+    try:
+        found: dict[str, Any] = json.loads((folder / "program.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:  # it is written when the run has ended
+        raise CannotTryError(f"the run in {folder} was interrupted. Record it again") from None
     return found
 
 

@@ -165,9 +165,10 @@ def judge(
                 found.equal = _equal_parts(there, here)
                 return found
         made, all_steps = first + len(start.steps), len(undisturbed.steps)
-        if made > all_steps or (start.end and made < all_steps):
+        ended = start.end is not None or not resumes
+        if made > all_steps or (ended and made < all_steps):
             found.start = number
-            text = f"the program ends after step {made}" if start.end else f"the program goes on after step {all_steps}"
+            text = f"the program ends after step {made}" if ended else f"the program goes on after step {all_steps}"
             step = min(made, all_steps) + 1
             found.differences = [Difference(step, "number of steps", f"{text}, undisturbed after {all_steps}", rank)]
             return found
