@@ -348,8 +348,7 @@ class HookTable:
         return (pair for pair in parties if hasattr(pair[1], name) and overrides(pair[0], name, pair[1]))
 
     def check_takes_index(self, word: str, several: bool) -> None:
-        """Check that the hooks around each batch accept ``dataloader_idx`` if there are several loaders, and do not
-        require it if there is one.
+        """Check that hooks around batches take ``dataloader_idx`` with several loaders, and do not require it with one.
 
         Args:
             word: the stage in the hooks' names: "validation", "test" or "predict".
