@@ -52,7 +52,7 @@ def test_save_dir_reads_back_as_given(
 
 def test_log_graph_is_an_argument_of_the_engines_logger(tmp_path: Path) -> None:
     assert FabricTensorBoardLogger(tmp_path, log_graph=True)._log_graph
-    assert not FabricTensorBoardLogger(tmp_path)._log_graph
+    assert not FabricTensorBoardLogger(tmp_path, log_graph=False)._log_graph
 
 
 @pytest.mark.parametrize("cls", [CSVLogger, FabricCSVLogger])
