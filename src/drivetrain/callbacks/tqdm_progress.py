@@ -42,7 +42,7 @@ class TQDMProgressBar(ProgressBar):
         return {**super().__getstate__(), "_bars": {}}
 
     def print(
-        self, *args: Any, sep: str | None = None, end: str | None = None, flush: bool = False, **kwargs: Any
+        self, *args: Any, sep: str | None = " ", end: str | None = None, flush: bool = False, **kwargs: Any
     ) -> None:
         """Print above the bar; accepts the arguments of the built-in and of tqdm's ``write``. ``flush`` is ignored."""
         from tqdm.auto import tqdm
