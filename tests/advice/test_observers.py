@@ -53,7 +53,8 @@ def test_an_observer_is_called_after_all_parties_and_not_in_steps(make_trainer: 
     make_trainer(callbacks=Registers(), num_sanity_val_steps=0).fit(Net(), loader, loader)
     assert SEEN == [
         "on_fit_start", "on_train_start", "on_train_epoch_start", "step_bound", "before_validation",
-        "on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "results_agreed", "on_validation_end",
+        "on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "results_agreed",
+        "on_validation_end",
         "batches_ended", "callback", "module", "on_train_epoch_end", "values_left", "epoch_closed", "on_train_end",
     ]  # fmt: skip
 
