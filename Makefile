@@ -141,7 +141,7 @@ $(BENCH_STAMP): pyproject.toml benchmarks/constraints.txt
 	@echo "Setting up $(BENCH_VENV) ..."
 	@$(PYTHON) -m venv $(BENCH_VENV)
 	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) -c benchmarks/constraints.txt \
-		torch setuptools rich psutil lightning accelerate pytorch-ignite torchtnt
+		torch setuptools rich psutil lightning accelerate pytorch-ignite torchtnt "jsonargparse[signatures]" requests
 	@$(BENCH_VENV)/bin/python $(PIP_INSTALL) --no-deps -e .
 	@touch $@
 
