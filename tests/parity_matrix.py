@@ -312,7 +312,8 @@ def train(row: Row, precision: str, saves: Path, resumes: Path | None = None, ep
         "gradient_clip_val": CLIP, "num_sanity_val_steps": 0,
     }  # fmt: skip
     if precision == "16-mixed":  # with torch's first scale, 65,536, the first steps would be skipped
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+        device = "cuda" if row.arguments.get("accelerator") == "cuda" else "cpu"
+        scaler = torch.amp.GradScaler(device, init_scale=2.0**8)
         arguments |= {"precision": None, "plugins": [MixedPrecision(precision, scaler=scaler)]}
     trainer = Trainer(**{**arguments, **row.arguments})
     trainer.fit(row.module(), *loaders(row.module.width), ckpt_path=resumes)

@@ -9,7 +9,8 @@ Contestants, all with AdamW on batches that are on the device:
 naive
     forward, ``zero_grad``, ``backward``, ``step``.
 tuned
-    the same step recorded by hand with ``torch.accelerator.Graph``: static inputs, ``capturable=True``.
+    the same step recorded by hand, as a ``torch.accelerator.Graph`` or a ``torch.cuda.CUDAGraph``: static inputs,
+    ``capturable=True``.
 drivetrain, drivetrain "auto"
     a Trainer without graphs, and with ``cuda_graphs="auto"``.
 
@@ -122,9 +123,14 @@ def tuned(network: Network, device: torch.device) -> float:
             step()
     torch.accelerator.current_stream(device).wait_stream(stream)
     optimizer.zero_grad()
-    graph = torch.accelerator.Graph(capture_error_mode="thread_local")
-    with stream, graph:
-        step()
+    if hasattr(torch.accelerator, "Graph"):
+        graph: Any = torch.accelerator.Graph(capture_error_mode="thread_local")
+        with stream, graph:
+            step()
+    else:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
     for inputs, targets in batches:
         clock.tick()
         x.copy_(inputs)
@@ -208,8 +214,6 @@ def main() -> None:
     device = torch.accelerator.current_accelerator()
     if device is None or torch.accelerator.device_count() == 0:
         raise SystemExit("There is no GPU here: torch.accelerator sees no device.")
-    if not hasattr(torch.accelerator, "Graph"):
-        raise SystemExit(f"torch {torch.__version__} has no torch.accelerator.Graph.")
     found: dict[str, dict[str, list[float]]] = {name: {each: [] for each in CONTESTANTS} for name in NETWORKS}
     rounds = 0
     while rounds < arguments.rounds and time.monotonic() - began < BUDGET_S:

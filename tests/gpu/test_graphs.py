@@ -1,7 +1,4 @@
-"""``Trainer(cuda_graphs=...)`` on a real device; skipped, with the reason, where there is none.
-
-These tests were written on a machine without a GPU, and have not run on one.
-"""
+"""``Trainer(cuda_graphs=...)`` on a real device; skipped, with the reason, where there is none."""
 
 from __future__ import annotations
 
@@ -17,14 +14,9 @@ from drivetrain import LightningModule, Trainer
 from drivetrain.accelerators import CUDAAccelerator
 from drivetrain.loops import graphs
 
-pytestmark = [
-    pytest.mark.skipif(
-        not CUDAAccelerator.is_available(), reason=f"no CUDA device: {CUDAAccelerator.why_unavailable()}"
-    ),
-    pytest.mark.skipif(
-        not hasattr(torch.accelerator, "Graph"), reason=f"torch {torch.__version__} has no torch.accelerator.Graph"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not CUDAAccelerator.is_available(), reason=f"no CUDA device: {CUDAAccelerator.why_unavailable()}"
+)
 
 
 class Net(LightningModule):

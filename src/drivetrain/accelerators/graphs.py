@@ -1,4 +1,8 @@
-"""Graphs of a device: its work, recorded once and then replayed without Python, by ``torch.accelerator.Graph``."""
+"""Graphs of a device: its work, recorded once and then replayed without Python.
+
+They are torch's ``torch.accelerator.Graph``, or, in versions of torch before 2.13, the backend's own, such as
+``torch.cuda.CUDAGraph``.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +27,18 @@ class GraphRecorder:
     """
 
     def __init__(self, device: torch.device) -> None:
-        if not hasattr(torch.accelerator, "Graph"):
-            raise RuntimeError(f"torch {torch.__version__} has no torch.accelerator.Graph")
         self._device = device
         self._new_graph()
         self._stream = torch.Stream(device)
 
-    @staticmethod
-    def _new_graph() -> Any:
+    def _new_graph(self) -> Any:
         # Other threads, such as the one that pins batches, may go on allocating while this one records.
-        return torch.accelerator.Graph(capture_error_mode="thread_local")
+        if hasattr(torch.accelerator, "Graph"):
+            return torch.accelerator.Graph(capture_error_mode="thread_local")
+        kind = getattr(torch.get_device_module(self._device), f"{self._device.type.upper()}Graph", None)
+        if kind is None:
+            raise RuntimeError(f"torch {torch.__version__} has no graphs of {self._device.type!r} devices")
+        return _Recording(self._device, kind())
 
     @contextmanager
     def beside(self, waits: list[str] | None = None) -> Iterator[None]:
@@ -60,6 +66,22 @@ class GraphRecorder:
         with self._stream, graph:
             result = work()
         return result, graph.replay
+
+
+class _Recording:
+    """A backend's own graph, with the context and the replay of ``torch.accelerator.Graph``."""
+
+    def __init__(self, device: torch.device, graph: Any) -> None:
+        self._module, self._graph = torch.get_device_module(device), graph
+        self.replay = graph.replay
+
+    def __enter__(self) -> None:
+        self._module.synchronize()
+        self._module.empty_cache()
+        self._graph.capture_begin(capture_error_mode="thread_local")
+
+    def __exit__(self, *error: object) -> None:
+        self._graph.capture_end()
 
 
 @contextmanager
