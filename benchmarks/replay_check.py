@@ -1,9 +1,9 @@
 """What the replay of an optimizer step costs, beside a training step of the same model.
 
 ``python benchmarks/replay_check.py`` trains a small transformer with Adam in one process, and replays every second
-step, so that both kinds of step take turns; a time is the median of the process's CPU time over them. The last column
-is what ``replay_every=100`` adds to the mean step. ``--operations`` also records the operations of two further passes
-in each replay, as after a difference.
+step, so that both kinds of step take turns; a time is the median over them, of the process's CPU time or, on a GPU, of
+the wall time. The last column is what ``replay_every=100`` adds to the mean step. ``--operations`` also records the
+operations of two further passes in each replay, as after a difference.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class Times(Callback):
 
     def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
         wait(trainer)
-        self.begin = time.process_time()
+        self.clock = time.process_time if trainer.strategy.root_device.type == "cpu" else time.perf_counter
+        self.begin = self.clock()
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         wait(trainer)
-        self.found.append(1000 * (time.process_time() - self.begin))
+        self.found.append(1000 * (self.clock() - self.begin))
 
 
 class Recording(ReplayCheck):

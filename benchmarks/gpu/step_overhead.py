@@ -1,5 +1,7 @@
 """What a training step costs on a GPU beside the hand-written loop, in microseconds of the host per step.
 
+Lightning and Accelerate take part where they are installed.
+
 A small model, so that the host is what limits it: whatever a library adds shows. Rounds are interleaved, and each
 figure is the median over rounds of the difference to the hand-written loop of the same round.
 """
@@ -7,6 +9,7 @@ figure is the median over rounds of the difference to the hand-written loop of t
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import platform
 import statistics
@@ -19,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from drivetrain import Engine, LightningModule, Trainer
+import drivetrain
+from drivetrain import Engine
 
 STEPS, WARM_UP = 2000, 200
 
@@ -78,10 +82,24 @@ def engine() -> float:
     return clock.microseconds
 
 
-def trainer(logs: bool = False) -> float:
+def accelerated() -> float:
+    from accelerate import Accelerator
+
+    clock, accelerator, model = Clock(), Accelerator(), make_model()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    for x, y in batches():
+        clock.tick()
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        accelerator.backward(loss)
+        optimizer.step()
+    return clock.microseconds
+
+
+def trainer(logs: bool = False, package: Any = drivetrain) -> float:
     clock = Clock()
 
-    class Module(LightningModule):
+    class Module(package.LightningModule):  # type: ignore[misc,name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.net = make_model()
@@ -110,7 +128,7 @@ def trainer(logs: bool = False) -> float:
             return iter(self.all)
 
     with tempfile.TemporaryDirectory() as folder:
-        Trainer(
+        package.Trainer(
             accelerator="gpu", devices=1, max_epochs=1, default_root_dir=folder, logger=False,
             enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
         ).fit(Module(), Batches())  # fmt: skip
@@ -123,6 +141,12 @@ CONTESTANTS: dict[str, Callable[[], float]] = {
     "drivetrain": trainer,
     "drivetrain, 1 log": lambda: trainer(logs=True),
 }
+if importlib.util.find_spec("accelerate"):
+    CONTESTANTS["Accelerate"] = accelerated
+if importlib.util.find_spec("lightning"):
+    pytorch = importlib.import_module("lightning.pytorch")
+    CONTESTANTS["Lightning"] = lambda: trainer(package=pytorch)
+    CONTESTANTS["Lightning, 1 log"] = lambda: trainer(logs=True, package=pytorch)
 
 
 def main() -> None:

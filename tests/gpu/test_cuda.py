@@ -53,6 +53,9 @@ class Watch(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+
 
 def fit(folder: Path, reads: bool = False, **arguments: Any) -> Trainer:
     data = TensorDataset(torch.randn(400, 16), torch.randn(400, 1))
@@ -65,6 +68,7 @@ def fit(folder: Path, reads: bool = False, **arguments: Any) -> Trainer:
     return trainer
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_a_step_never_waits_for_the_device(tmp_path: Path, precision: Any) -> None:
     try:

@@ -49,10 +49,11 @@ class SavesAt(Callback):
     """Saves after the step ``at``, and stops there or lets the run go on, which changes every weight."""
 
     def __init__(self, path: Path, at: int, stops: bool = False) -> None:
-        self.path, self.at, self.stops = path, at, stops
+        self.path, self.at, self.stops, self.saved = path, at, stops, False
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.global_step == self.at and not self.path.exists():
+        if trainer.global_step == self.at and not self.saved:
+            self.saved = True
             trainer.save_checkpoint(self.path)
             if self.stops:
                 raise RuntimeError("planted")
@@ -130,7 +131,7 @@ def test_a_replay_names_an_operation_that_adds_in_another_order(tmp_path: Path) 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit(tmp_path, Net(), replay_every=5)  # the control
-    with pytest.warns(UserWarning, match="is not deterministic") as found:
+    with pytest.warns(UserWarning, match="is not deterministic|gave other results") as found:
         fit(tmp_path, Scatters(), replay_every=5)
     assert any("index_add" in str(each.message) for each in found)
 

@@ -27,18 +27,22 @@ class GraphRecorder:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device, self._module, self._pool = device, torch.get_device_module(device), None
+        self._new_pool = getattr(self._module, "graph_pool_handle", None)
         self._new_graph()
         self._stream = torch.Stream(device)
 
     def _new_graph(self) -> Any:
         # Other threads, such as the one that pins batches, may go on allocating while this one records.
+        settings: dict[str, Any] = {"capture_error_mode": "thread_local"}
+        if self._new_pool is not None:
+            settings["pool"] = self._pool = self._new_pool()
         if hasattr(torch.accelerator, "Graph"):
-            return torch.accelerator.Graph(capture_error_mode="thread_local")
-        kind = getattr(torch.get_device_module(self._device), f"{self._device.type.upper()}Graph", None)
+            return torch.accelerator.Graph(**settings)
+        kind = getattr(self._module, f"{self._device.type.upper()}Graph", None)
         if kind is None:
             raise RuntimeError(f"torch {torch.__version__} has no graphs of {self._device.type!r} devices")
-        return _Recording(self._device, kind())
+        return _Recording(self._module, kind(), settings)
 
     @contextmanager
     def beside(self, waits: list[str] | None = None) -> Iterator[None]:
@@ -53,7 +57,7 @@ class GraphRecorder:
             if waits is None:
                 yield
             else:
-                with _waits_seen(torch.get_device_module(self._device), waits):
+                with _waits_seen(self._module, waits):
                     yield
         outer.wait_stream(self._stream)
 
@@ -61,24 +65,46 @@ class GraphRecorder:
         """Record the work of ``work``, which is called once; the device runs nothing.
 
         Returns: The result of ``work``, whose tensors each replay fills, and the function that replays the graph.
+
+        Raises:
+            Exception: what ``work`` raises, also where the recording cannot be ended after it.
         """
-        graph = self._new_graph()
-        with self._stream, graph:
-            result = work()
+        graph, failed = self._new_graph(), None
+        try:
+            with self._stream, graph:
+                try:
+                    result = work()
+                except Exception as error:
+                    failed = error
+                    raise
+        except Exception as error:
+            self._drop(self._pool)
+            raise failed or error from None
         return result, graph.replay
+
+    def _drop(self, pool: Any) -> None:
+        """Do what torch leaves out where a recording fails; otherwise it frees no memory of several streams from then
+        on, and its random generators are in the recording for ever.
+        """
+        if pool is not None:
+            for name in ("endAllocateToPool", "releasePool"):
+                if (end := getattr(torch._C, f"_{self._device.type}_{name}", None)) is not None:
+                    end(self._device.index, pool)
+        with self._stream, self._new_graph():  # the end of a complete recording sets the generators back
+            torch.zeros(1, device=self._device)
 
 
 class _Recording:
     """A backend's own graph, with the context and the replay of ``torch.accelerator.Graph``."""
 
-    def __init__(self, device: torch.device, graph: Any) -> None:
-        self._module, self._graph = torch.get_device_module(device), graph
+    def __init__(self, module: Any, graph: Any, settings: dict[str, Any]) -> None:
+        self._module, self._graph, self._settings = module, graph, settings
         self.replay = graph.replay
 
     def __enter__(self) -> None:
         self._module.synchronize()
         self._module.empty_cache()
-        self._graph.capture_begin(capture_error_mode="thread_local")
+        self._graph.capture_begin(**self._settings)
 
     def __exit__(self, *error: object) -> None:
         self._graph.capture_end()
