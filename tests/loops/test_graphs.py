@@ -179,6 +179,26 @@ def test_optimizers_that_read_their_state_from_the_device(
     assert recorder.replayed >= 12
 
 
+@pytest.mark.parametrize(
+    ("options", "fused"), [({}, True), ({"foreach": True}, False), ({"foreach": False}, False), ({"fused": True}, False)]
+)
+def test_adam_takes_torchs_fused_kernel_unless_the_user_has_chosen_one(
+    options: dict[str, bool], fused: bool, fit: Fit, never: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capturable_on_cpu(monkeypatch)
+    seen: list[Any] = []
+
+    class ByAdam(Net):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.01, **options)
+            taken = optimizer.step
+            optimizer.step = lambda *given: (seen.append(optimizer.param_groups[0]["fused"]), taken(*given))[1]
+            return optimizer
+
+    both(fit, never, ByAdam, batches(*[8] * 6))
+    assert set(seen) == {True if fused else options.get("fused")}
+
+
 def test_the_optimizer_is_as_the_user_made_it_after_the_fit(fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     capturable_on_cpu(monkeypatch)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.introspect import is_own_class
@@ -238,7 +238,7 @@ class DeviceRates:
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
         self.optimizer, self._device = optimizer, device
-        self._fused = type(optimizer) is SGD  # SGD has no option ``capturable``; its fused kernel reads a tensor
+        self._fused = _has_fused_kernel(optimizer)
         self._rates: list[Tensor] = []
         self._values: list[Any] = []
         self._outside: list[dict[str, Any]] = []
@@ -263,7 +263,11 @@ class DeviceRates:
     def __enter__(self) -> None:
         self.place(self._device)
         for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-            inside = {"lr": rate, "fused": True, "foreach": False} if self._fused else {"lr": rate, "capturable": True}
+            inside: dict[str, Any] = {"lr": rate}
+            if "capturable" in group:
+                inside["capturable"] = True
+            if self._fused:
+                inside |= {"fused": True, "foreach": False}
             if self._fused and self._has_some_buffers(group):
                 inside = {}  # torch's fused kernel needs the momentum buffers of all parameters, or of none
             self._outside.append({key: group[key] for key in inside})
@@ -289,6 +293,18 @@ class DeviceRates:
         """Restore the optimizer: without ``capturable``, most optimizers keep their step counts on the host."""
         kept = any(group.get("capturable") or group.get("fused") for group in self.optimizer.param_groups)
         self.place(self._device if kept else HOST)
+
+
+def _has_fused_kernel(optimizer: Optimizer) -> bool:
+    """Return whether torch's fused kernel takes the steps. SGD has no other that reads a rate from the device. Adam and
+    AdamW have: it is slower than their steps without ``capturable``, so it is used only where the user has chosen one.
+    The fused kernels read rates in 32 bits.
+    """
+    if type(optimizer) not in (Adam, AdamW):
+        return type(optimizer) is SGD
+    groups = optimizer.param_groups
+    chosen = any(group["foreach"] is not None or group["fused"] is not None for group in groups)
+    return not chosen and all(each.dtype is not torch.float64 for group in groups for each in group["params"])
 
 
 # ---- what a step changes ---------------------------------------------------------------------------------------------
