@@ -180,7 +180,8 @@ def test_optimizers_that_read_their_state_from_the_device(
 
 
 @pytest.mark.parametrize(
-    ("options", "fused"), [({}, True), ({"foreach": True}, False), ({"foreach": False}, False), ({"fused": True}, False)]
+    ("options", "fused"),
+    [({}, True), ({"foreach": True}, False), ({"foreach": False}, False), ({"fused": True}, False)],
 )
 def test_adam_takes_torchs_fused_kernel_unless_the_user_has_chosen_one(
     options: dict[str, bool], fused: bool, fit: Fit, never: Any, monkeypatch: pytest.MonkeyPatch
