@@ -463,8 +463,8 @@ def fit(version, *callbacks):
     data = torch.utils.data.DataLoader(torch.randn(20, 4), batch_size=2)
     saves = ModelCheckpoint(version, every_n_train_steps=4)
     logger = TensorBoardLogger("logs", name=None, version=version)
-    charts = LambdaCallback(on_train_batch_end=chart)
-    Trainer(max_epochs=2, logger=logger, callbacks=[charts, saves, *callbacks], log_every_n_steps=1, val_check_interval=3,
+    callbacks = [LambdaCallback(on_train_batch_end=chart), saves, *callbacks]
+    Trainer(max_epochs=2, logger=logger, callbacks=callbacks, log_every_n_steps=1, val_check_interval=3,
         enable_progress_bar=False).fit(Net(), data, data)
 
 if sys.argv[1] == "killed":

@@ -6,7 +6,7 @@ import itertools
 import os
 import socket
 import time
-from typing import Any
+from typing import Any, cast
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog, SourceMetadata  # type: ignore[import-untyped]
 from tensorboard.summary.writer.event_file_writer import (  # type: ignore[import-untyped]
@@ -67,12 +67,12 @@ class EventFile(SummaryWriter):
     def add_scalars(
         self, main_tag: str, tag_scalar_dict: Any, global_step: int | None = None, walltime: float | None = None
     ) -> None:
-        folder = self._get_file_writer().get_logdir()
+        folder, writers = self._get_file_writer().get_logdir(), cast(dict[str, Any], self.all_writers)
         for tag in tag_scalar_dict if self._purges_charts and global_step is not None else ():
             name = f"{folder}/{main_tag.replace('/', '_')}_{tag}"  # as in the method of the base class
-            if name not in self.all_writers:
-                self.all_writers[name] = FileWriter(name, self.max_queue, self.flush_secs, self.filename_suffix)
-                _purge(self.all_writers[name], global_step)
+            if name not in writers:
+                writers[name] = FileWriter(name, self.max_queue, self.flush_secs, self.filename_suffix)
+                _purge(writers[name], global_step)
         super().add_scalars(main_tag, tag_scalar_dict, global_step, walltime)
 
 
