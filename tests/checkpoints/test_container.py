@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,21 @@ def test_an_optimizer_still_steps_the_parameters_beside_it() -> None:
     layer = nn.Linear(3, 1)
     found, optimizer = back([layer, torch.optim.SGD(layer.parameters(), lr=0.1)], weights_only=False)
     assert optimizer.param_groups[0]["params"][0] is found.weight
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+def test_a_structure_is_that_of_torch_and_names_each_memory_once() -> None:
+    base = torch.arange(4.0)
+    named = torch.ones(2)
+    named.note = "kept"  # type: ignore[attr-defined]
+    special = {"grad": torch.ones(2, requires_grad=True), "negative": torch.tensor([1j]).conj().imag, "note": named}
+    kinds = {"small": base.to(torch.float8_e4m3fn), "unsigned": base.to(torch.uint16), "list": [1, "a", None, (2.0,)]}
+    tree = {**tensors(), **special, **kinds, "base": base, "view": base[1:3], "parameter": nn.Parameter(base)}
+    structure, sources = container.pickled(tree)
+    stream = io.BytesIO()
+    torch.save(tree, stream, pickle_protocol=2)
+    with zipfile.ZipFile(stream) as records:
+        assert structure == records.read("archive/data.pkl")
+        assert [each.nbytes() for each in sources] == [
+            records.getinfo(f"archive/data/{number}").file_size for number in range(len(sources))
+        ]

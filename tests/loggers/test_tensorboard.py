@@ -450,6 +450,9 @@ class Net(LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
 
+def chart(trainer, *rest):
+    trainer.logger.log_metrics({"chart": {"a": trainer.global_step, "b": 0}}, step=trainer.global_step)
+
 def kill(trainer, *rest):
     if trainer.global_step == 7:
         trainer.logger.save()
@@ -460,7 +463,8 @@ def fit(version, *callbacks):
     data = torch.utils.data.DataLoader(torch.randn(20, 4), batch_size=2)
     saves = ModelCheckpoint(version, every_n_train_steps=4)
     logger = TensorBoardLogger("logs", name=None, version=version)
-    Trainer(max_epochs=2, logger=logger, callbacks=[saves, *callbacks], log_every_n_steps=1, val_check_interval=3,
+    callbacks = [LambdaCallback(on_train_batch_end=chart), saves, *callbacks]
+    Trainer(max_epochs=2, logger=logger, callbacks=callbacks, log_every_n_steps=1, val_check_interval=3,
         enable_progress_bar=False).fit(Net(), data, data)
 
 if sys.argv[1] == "killed":
@@ -477,12 +481,14 @@ def test_a_run_that_is_killed_and_resumed_has_each_step_once(tmp_path: Path, pro
         done = programs.run("-c", KILLED, how, cwd=tmp_path, env=environ)
         assert done.returncode == code, done.stderr
 
-    def steps(version: str) -> dict[str, list[int]]:
-        events = read(tmp_path / "logs" / version)
+    def steps(folder: str) -> dict[str, list[int]]:
+        events = read(tmp_path / "logs" / folder)
         return {name: [event.step for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
     assert steps("run") == steps("whole")
     assert steps("run")["loss_step"] == list(range(20))
+    for curve in ("chart_a", "chart_b"):
+        assert steps(f"run/{curve}")["chart"] == steps(f"whole/{curve}")["chart"] == list(range(1, 21))
     assert list((tmp_path / "logs" / "run").glob("events_replaced.*"))
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from drivetrain.checkpoints.writer_process import ALIGNMENT, CONTROL
 
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})  # a checkpoint has thousands of numbers in random states
 _MARGIN = 1.05  # of the memory that a copy needs: what its pickled structure and the allocator take besides
 
 
@@ -145,9 +146,15 @@ def copied(tree: Any, hold: Callable[[Sequence[Tensor]], list[Tensor]]) -> Any:
         hold: :meth:`Arena.hold`, or :func:`fresh`.
     """
     found: dict[Any, Tensor] = {}
-    _map_tensors(lambda tensor: found.setdefault(_key(tensor), tensor), tree, lambda other: other)
+    keys: dict[int, Any] = {}
+
+    def find(tensor: Tensor) -> Tensor:
+        keys[id(tensor)] = key = _key(tensor)
+        return found.setdefault(key, tensor)
+
+    _map_tensors(find, tree, lambda other: other)
     copies = dict(zip(found, hold(list(found.values())), strict=True))
-    return _map_tensors(lambda tensor: _like(tensor, copies[_key(tensor)]), tree, _copied_other)
+    return _map_tensors(lambda tensor: _like(tensor, copies[keys[id(tensor)]]), tree, _copied_other)
 
 
 def fresh(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -183,14 +190,15 @@ def _is_dense(value: Any) -> bool:
 def _map_tensors(function: Callable[[Tensor], Any], value: Any, other: Callable[[Any], Any]) -> Any:
     """Return ``value`` with ``function`` applied to its dense tensors, and ``other`` to what is no container."""
     kind = type(value)
-    if kind is dict:
-        return {key: _map_tensors(function, each, other) for key, each in value.items()}
-    if kind is OrderedDict:
-        rebuilt = OrderedDict((key, _map_tensors(function, each, other)) for key, each in value.items())
-        vars(rebuilt).update(other(vars(value)))  # a state_dict keeps the versions of its modules there
+    if kind is dict or kind is OrderedDict:
+        rebuilt = kind(
+            (key, each if type(each) in _PLAIN else _map_tensors(function, each, other)) for key, each in value.items()
+        )
+        if kind is OrderedDict:
+            vars(rebuilt).update(other(vars(value)))  # a state_dict keeps the versions of its modules there
         return rebuilt
     if kind in (list, tuple):
-        return kind(_map_tensors(function, each, other) for each in value)
+        return kind([each if type(each) in _PLAIN else _map_tensors(function, each, other) for each in value])
     return function(value) if _is_dense(value) else other(value)
 
 

@@ -6,7 +6,7 @@ import itertools
 import os
 import socket
 import time
-from typing import Any
+from typing import Any, cast
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog, SourceMetadata  # type: ignore[import-untyped]
 from tensorboard.summary.writer.event_file_writer import (  # type: ignore[import-untyped]
@@ -26,17 +26,21 @@ class EventFile(SummaryWriter):
         log_dir: the folder of a new file.
         event_file: an existing file to append to; ``None``: a new file.
         mark: part of the name of a new file, in front of the suffix.
+        purges_charts: what an earlier process has written to a chart of several curves is hidden from the first step on
+            that is written to it now. Such a chart has a folder of its own for each curve.
         kwargs: arguments for ``SummaryWriter``.
 
     Attributes:
         event_file: the file's path.
     """
 
-    def __init__(self, log_dir: str, event_file: str | None = None, mark: str = "", **kwargs: Any) -> None:
+    def __init__(
+        self, log_dir: str, event_file: str | None = None, mark: str = "", purges_charts: bool = False, **kwargs: Any
+    ) -> None:
         suffix = kwargs.get("filename_suffix", "")
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
         self.event_file = event_file or os.path.join(log_dir, name + mark + suffix)
-        self._begun = event_file is not None
+        self._begun, self._purges_charts = event_file is not None, purges_charts
         if self._begun:
             kwargs.pop("purge_step", None)  # the purge was recorded when the file was created
         super().__init__(log_dir, **kwargs)
@@ -53,12 +57,29 @@ class EventFile(SummaryWriter):
         return self.file_writer
 
     def _begin(self, writer: Any) -> None:
-        version, source = "brain.Event:2", SourceMetadata(writer="drivetrain")
-        writer.event_writer.add_event(Event(wall_time=time.time(), file_version=version, source_metadata=source))
-        if (step := self.purge_step) is not None:
-            writer.add_event(Event(step=step, file_version=version))
-            writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+        source = SourceMetadata(writer="drivetrain")
+        event = Event(wall_time=time.time(), file_version="brain.Event:2", source_metadata=source)
+        writer.event_writer.add_event(event)
+        if self.purge_step is not None:
+            _purge(writer, self.purge_step)
         writer.flush()
+
+    def add_scalars(
+        self, main_tag: str, tag_scalar_dict: Any, global_step: int | None = None, walltime: float | None = None
+    ) -> None:
+        folder, writers = self._get_file_writer().get_logdir(), cast(dict[str, Any], self.all_writers)
+        for tag in tag_scalar_dict if self._purges_charts and global_step is not None else ():
+            name = f"{folder}/{main_tag.replace('/', '_')}_{tag}"  # as in the method of the base class
+            if name not in writers:
+                writers[name] = FileWriter(name, self.max_queue, self.flush_secs, self.filename_suffix)
+                _purge(writers[name], global_step)
+        super().add_scalars(main_tag, tag_scalar_dict, global_step, walltime)
+
+
+def _purge(writer: Any, step: int | None) -> None:
+    """Hide the events that earlier files of this folder have at ``step`` and later."""
+    writer.add_event(Event(step=step, file_version="brain.Event:2"))
+    writer.add_event(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
 
 
 class _Appending(EventFileWriter):  # type: ignore[misc]

@@ -37,6 +37,7 @@ class TensorBoardLogger(FolderLogger):
     are logged later, for example in ``trainer.test``, are appended to the same event file. Another process that
     continues the run, such as a resumed one, writes its own event file. A fit that resumes with the same ``version``
     continues the curves after the checkpoint: the events behind it, which it logs again, move to ``events_replaced.*``.
+    A chart of several curves, for which TensorBoard needs files in other folders, hides those events instead.
 
     Args:
         save_dir: the root folder; ``~`` and environment variables are expanded.
@@ -107,14 +108,17 @@ class TensorBoardLogger(FolderLogger):
             return Nothing()  # type: ignore[return-value]
         self._forget_copy()
         self._forget_deleted()
-        if self._resumes_at:
+        is_resumed = bool(self._resumes_at)
+        if is_resumed:
             self._take_events_back()
         if self._writer is None:
             from drivetrain.loggers._event_file import EventFile
 
             mark = _RESUMED if self._sizes else ""
             with self._explained(self.log_dir):
-                self._writer = EventFile(self._here, self._event_file, mark, **self._kwargs)
+                self._writer = EventFile(
+                    self._here, self._event_file, mark, purges_charts=is_resumed and bool(mark), **self._kwargs
+                )
             self._event_file = self._writer.event_file
         return self._writer
 
