@@ -246,7 +246,9 @@ class Cached:
             yield item
 
 
-@pytest.mark.parametrize("source", [(n for n in range(3)), iter([0, 1, 2]), map(int, "012")], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    "source", [(n for n in range(3)), iter([0, 1, 2]), map(int, "012")], ids=["generator", "list", "map"]
+)
 def test_items_that_were_taken_from_an_iterator_are_not_lost(source: Any) -> None:
     loader = [Cached(source)]
     with objects_kept(loader):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
@@ -70,17 +71,21 @@ def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
     """Return the values of ``metrics``.
 
     Raises:
-        UnloggableError: a value is a tensor with another number of elements than one, or a list of numbers.
+        UnloggableError: a value is a tensor or an array with another number of elements than one, or a list of numbers.
     """
+    values = dict(metrics)
     for name, value in metrics.items():
         is_list = isinstance(value, (list, tuple)) and all(isinstance(each, (Number, Tensor)) for each in value)
-        if is_list or (isinstance(value, Tensor) and value.numel() != 1):
+        is_array = hasattr(value, "item") and hasattr(value, "shape")
+        if is_list or (is_array and math.prod(value.shape) != 1):
             given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else described(value)
             raise UnloggableError(
                 f"Engine.log({name!r}, ...) got {given}. Log one number per name: reduce it first, for example with "
                 ".mean(), or log each value under a name of its own."
             )
-    return metrics.values()
+        if is_array and not isinstance(value, Tensor):
+            values[name] = value.item()
+    return values.values()
 
 
 def check_parts(plan: Plan) -> None:
