@@ -282,7 +282,7 @@ class EarlyStopping(Callback):
         best = float(self.best_score)
         if self._better(value + margin, best):
             current = torch.tensor(value, dtype=torch.float64)
-            message = self._improvement_message(current)
+            message = self._improvement_message(current)  # while best_score is the one before
             self.best_score, self.wait_count = current, 0
             return EarlyStoppingReason.NOT_STOPPED, message
         self.wait_count += 1

@@ -9,6 +9,7 @@ from dataclasses import replace
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -68,24 +69,22 @@ def first_logger(loggers: list[Logger]) -> Logger:
 
 
 def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
-    """Return the values of ``metrics``.
+    """Return the values of ``metrics``, arrays as the number that they hold.
 
     Raises:
         UnloggableError: a value is a tensor or an array with another number of elements than one, or a list of numbers.
     """
-    values = dict(metrics)
     for name, value in metrics.items():
         is_list = isinstance(value, (list, tuple)) and all(isinstance(each, (Number, Tensor)) for each in value)
-        is_array = hasattr(value, "item") and hasattr(value, "shape")
-        if is_list or (is_array and math.prod(value.shape) != 1):
+        count = math.prod(getattr(value, "shape", ())) if hasattr(value, "item") else 1  # a numpy array or scalar, too
+        if is_list or count != 1:
             given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else described(value)
             raise UnloggableError(
                 f"Engine.log({name!r}, ...) got {given}. Log one number per name: reduce it first, for example with "
                 ".mean(), or log each value under a name of its own."
             )
-        if is_array and not isinstance(value, Tensor):
-            values[name] = value.item()
-    return values.values()
+    arrays = {key: each.item() for key, each in metrics.items() if hasattr(each, "item") and not torch.is_tensor(each)}
+    return {**metrics, **arrays}.values()
 
 
 def check_parts(plan: Plan) -> None:
