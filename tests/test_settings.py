@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from drivetrain import Engine, Trainer, settings
+from drivetrain.callbacks import ReplayCheck
 from drivetrain.errors import ConfigurationError, NotSupportedError, UnknownArgumentError
 from drivetrain.loggers import CSVLogger
 from drivetrain.loops.run import Limits
@@ -93,6 +94,13 @@ def test_the_cure_of_a_whole_number_of_another_type_is_that_number(name: str, va
     with pytest.raises(ConfigurationError) as caught:
         Settings(**{name: value})
     assert str(caught.value).endswith(f"Write {cure}.")
+
+
+def test_a_fraction_for_a_count_is_also_a_type_error_as_in_the_callback_that_counts() -> None:
+    for make in (lambda: Settings(replay_every=1.5), lambda: ReplayCheck(1.5)):  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError) as caught:
+            make()
+        assert isinstance(caught.value, TypeError)
 
 
 def test_accumulation_by_epoch_is_answered_with_the_callback_that_does_it() -> None:

@@ -322,7 +322,7 @@ def _count(lowest: int, optional: bool) -> Callable[[str, Any], None]:
         if not is_count(value, lowest):
             tail = " or None" if optional else ""
             cure = f"{name}={count_meant(value, max(lowest, 1), lowest)}"
-            raise _wrong(name, value, f"an int of at least {lowest}{tail}", cure, _NUMBER)
+            raise _wrong(name, value, f"an int of at least {lowest}{tail}", cure, (numbers.Integral,))
 
     return check
 

@@ -95,17 +95,20 @@ def test_momentum_and_weight_decay() -> None:
 
 
 def test_values_follow_the_schedule_and_groups_added_later() -> None:
-    optimizer = SGD(params(), lr=1.0)
+    optimizer = SGD(params(), lr=1.0, momentum=0.75)
     scheduler = StepLR(optimizer, 1, gamma=0.5)
-    fake, monitor = trainer([optimizer], [config(scheduler)]), LearningRateMonitor("epoch")
+    fake, monitor = trainer([optimizer], [config(scheduler)]), LearningRateMonitor("epoch", True, True)
     run(monitor, fake)
     optimizer.step()
     scheduler.step()
     monitor.on_train_epoch_start(fake, None)
     assert monitor.lrs == {"lr-SGD": [1.0, 0.5]}
-    optimizer.add_param_group({"params": params(), "lr": 0.1})
+    assert monitor.last_momentum_values == {"lr-SGD-momentum": 0.75}
+    optimizer.add_param_group({"params": params(), "lr": 0.1, "momentum": 0.5, "weight_decay": 0.25})
     monitor.on_train_epoch_start(fake, None)
     assert monitor.lrs == {"lr-SGD/pg1": [1.0, 0.5, 0.5], "lr-SGD/pg2": [0.1]}
+    assert monitor.last_momentum_values == {"lr-SGD/pg1-momentum": 0.75, "lr-SGD/pg2-momentum": 0.5}
+    assert monitor.last_weight_decay_values == {"lr-SGD/pg1-weight_decay": 0.0, "lr-SGD/pg2-weight_decay": 0.25}
 
 
 def test_without_a_logger_the_cure_is_named() -> None:

@@ -47,6 +47,7 @@ class Net(pl.LightningModule):  # type: ignore[misc]
         super().__init__()
         self.save_hyperparameters()
         self.layers = nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, 1))
+        self.val_losses: list[list[float]] = []  # of each validation, by batch; all batches have the same size
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.layers(x)
@@ -56,8 +57,14 @@ class Net(pl.LightningModule):  # type: ignore[misc]
         self.log("loss", loss, prog_bar=True, on_step=True, on_epoch=True)
         return {"loss": loss}
 
+    def on_validation_epoch_start(self) -> None:
+        self.val_losses += [] if self.trainer.sanity_checking else [[]]
+
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.log_dict({"val_loss": F.mse_loss(self(batch[0]), batch[1]), "twice": 2.0})
+        loss = F.mse_loss(self(batch[0]), batch[1])
+        self.log_dict({"val_loss": loss, "twice": 2.0})
+        if not self.trainer.sanity_checking:
+            self.val_losses[-1].append(float(loss))
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
         return self(batch[0])
@@ -110,6 +117,7 @@ def main() -> None:
             {
                 "metrics": hexed(trainer.callback_metrics),
                 "validated": [hexed(metrics) for metrics in validated],
+                "val_losses": [*net.val_losses, *again.val_losses],
                 "weights": hexed({name: value.double().sum() for name, value in net.state_dict().items()}),
                 "best": [Path(best.best_model_path).name, float(best.best_model_score).hex()],
                 "kept": sorted(path.name for path in (folder / "kept").iterdir()),

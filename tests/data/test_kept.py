@@ -231,3 +231,34 @@ def test_containers_and_objects_are_restored_in_place(value: Any, change: Callab
         change(value)
         assert shown() != before
     assert shown() == before
+
+
+class Cached:
+    """Takes its items from an iterator once, and keeps them for later passes."""
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.items = source, list[int]()
+
+    def __iter__(self) -> Any:
+        yield from self.items
+        for item in self.source:
+            self.items.append(item)
+            yield item
+
+
+@pytest.mark.parametrize(
+    "source", [(n for n in range(3)), iter([0, 1, 2]), map(int, "012")], ids=["generator", "list", "map"]
+)
+def test_items_that_were_taken_from_an_iterator_are_not_lost(source: Any) -> None:
+    loader = [Cached(source)]
+    with objects_kept(loader):
+        assert next(iter(loader[0])) == 0
+    assert list(loader[0]) == list(loader[0]) == [0, 1, 2]
+
+
+def test_what_a_finished_generator_has_left_is_restored() -> None:
+    loader = Cached(n for n in range(3))
+    assert list(loader) == [0, 1, 2]
+    with objects_kept([loader]):
+        loader.items.clear()
+    assert loader.items == [0, 1, 2]

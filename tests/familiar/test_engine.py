@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -157,7 +158,7 @@ def set_up(**arguments: Any) -> tuple[Engine, Net, Any, Any]:
     return engine, module, model, optimizer
 
 
-@pytest.mark.parametrize("value", [torch.ones(2), [1, 2], (1.0, torch.tensor(2.0)), torch.ones(0)])
+@pytest.mark.parametrize("value", [torch.ones(2), [1, 2], (1.0, torch.tensor(2.0)), torch.ones(0), np.ones(2)])
 def test_log_refuses_several_values_under_one_name_as_the_trainer_does(value: Any) -> None:
     logger = Lines()
     engine = Engine(accelerator="cpu", devices=1, loggers=logger)
@@ -167,7 +168,9 @@ def test_log_refuses_several_values_under_one_name_as_the_trainer_does(value: An
     assert logger.lines == []
     engine.log("loss", torch.ones(1))
     engine.log("note", "text")  # a logger may know what to do with other values
-    assert len(logger.lines) == 2
+    engine.log_dict({"array": np.array([1.5]), "scalar": np.int64(3)})
+    assert len(logger.lines) == 3
+    assert [type(each) for each in logger.lines[-1].values()] == [float, int]
 
 
 @pytest.mark.parametrize("given", [3, [None], True, object(), CSVLogger])

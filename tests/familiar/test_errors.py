@@ -76,6 +76,36 @@ def test_a_metric_that_computes_a_tuple(make_trainer: Any, regression: Any, load
     assert isinstance(caught.value, LoggingError)
 
 
+def test_a_metric_may_compute_a_number_of_python(make_trainer: Any, regression: Any, loader: Any) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    class Batches(torchmetrics.Metric):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("seen", torch.tensor(0.0))
+
+        def update(self) -> None:
+            self.seen += 1
+
+        def compute(self) -> float:
+            return float(self.seen) / 2
+
+    class Logs(regression):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.batches = Batches()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.batches()
+            self.log("batches", self.batches, on_step=True, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(Logs(), loader)
+    logged = {name: float(trainer.callback_metrics[name]) for name in ("batches_step", "batches_epoch")}
+    assert logged == {"batches_step": 0.5, "batches_epoch": trainer.global_step / 2}
+
+
 @pytest.mark.parametrize("make", [ModelSummary, RichModelSummary])
 @pytest.mark.parametrize("depth", ["x", 1.5, None, True, -2])
 def test_a_depth_of_a_summary(make: Any, depth: Any) -> None:

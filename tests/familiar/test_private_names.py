@@ -59,6 +59,20 @@ def test_an_override_may_ask_the_original(make_trainer: Any, regression: Any, lo
     assert ends[0][0] == 4
 
 
+def test_a_library_writes_the_sentence_about_an_improvement(
+    make_trainer: Any, regression: Any, loader: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Words(EarlyStopping):
+        def _improvement_message(self, current: torch.Tensor) -> str:
+            return f"from {self.best_score.item()} to {current.item()}"
+
+    caplog.set_level("INFO", logger="drivetrain")
+    trainer = make_trainer(max_epochs=3, callbacks=[Falls(3, 3, 1), Words("score", verbose=True)])
+    trainer.fit(regression(), loader)  # without the warning of an override that is never called
+    said = [record.message for record in caplog.records if record.message.startswith("from ")]
+    assert said == ["from inf to 3.0", "from 3.0 to 1.0"]
+
+
 def test_a_program_checks_at_another_time(make_trainer: Any, regression: Any, loader: Any) -> None:
     class AtTheEndOfEpochs(EarlyStopping):
         def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:

@@ -158,6 +158,30 @@ def test_num_sanity_val_steps(validated: Any, loader: Any, make_trainer: Any, st
     assert len(seen) == batches
 
 
+def test_a_loader_that_keeps_what_a_generator_gives_loses_no_batch_to_the_sanity_check(
+    validated: Any, loader: Any, make_trainer: Any
+) -> None:
+    seen: list[int] = []
+
+    class Keeps:
+        def __init__(self) -> None:
+            self.source, self.kept = (batch for batch in loader), list[Any]()
+
+        def __iter__(self) -> Any:
+            yield from self.kept
+            for batch in self.source:
+                self.kept.append(batch)
+                yield batch
+
+    class Counts(validated):  # type: ignore[misc]
+        def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+            if not self.trainer.sanity_checking:
+                seen.append(batch_idx)
+
+    make_trainer(max_epochs=2, num_sanity_val_steps=2).fit(Counts(), loader, Keeps())
+    assert seen == [0, 1, 2, 3] * 2
+
+
 def test_limits_count_batches_of_each_loader(validated: Any, loader: Any, make_trainer: Any) -> None:
     seen: list[int] = []
 

@@ -281,8 +281,10 @@ class EarlyStopping(Callback):
         margin = abs(self.min_delta) if self.mode == "min" else -abs(self.min_delta)
         best = float(self.best_score)
         if self._better(value + margin, best):
-            self.best_score, self.wait_count = torch.tensor(value, dtype=torch.float64), 0
-            return EarlyStoppingReason.NOT_STOPPED, f"{name} improved from {best:.6g} to {value:.6g}."
+            current = torch.tensor(value, dtype=torch.float64)
+            message = self._improvement_message(current)  # while best_score is the one before
+            self.best_score, self.wait_count = current, 0
+            return EarlyStoppingReason.NOT_STOPPED, message
         self.wait_count += 1
         least = f", min_delta={abs(self.min_delta):g}" if self.min_delta else ""
         if self.wait_count < self.patience:
@@ -292,6 +294,12 @@ class EarlyStopping(Callback):
             f"mode={self.mode!r}{least}): stopping."
         )
         return EarlyStoppingReason.PATIENCE_EXHAUSTED, message
+
+    def _improvement_message(self, current: Tensor) -> str:
+        """Return a sentence about an improvement from ``best_score`` to ``current``. Programs override it despite its
+        private name.
+        """
+        return f"{self.monitor} improved from {float(self.best_score):.6g} to {float(current):.6g}."
 
 
 def _ended_before_validating(trainer: Trainer) -> bool:

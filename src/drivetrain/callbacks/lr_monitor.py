@@ -101,6 +101,8 @@ class LearningRateMonitor(Callback):
         key = f"{name}{suffix}"
         if suffix == "/pg1" and name in self.lrs:  # the optimizer had one group, and has got another
             self.lrs[key] = self.lrs.pop(name)
+            self.last_momentum_values.pop(f"{name}-momentum", None)
+            self.last_weight_decay_values.pop(f"{name}-weight_decay", None)
         values = {key: float(group["lr"])}
         self.lrs.setdefault(key, []).append(values[key])
         if self.log_momentum:

@@ -113,7 +113,7 @@ UNCALLED = {
         "_save_last_checkpoint", "_get_metric_interpolated_filepath_name", "_link_checkpoint",
         "_should_remove_checkpoint", "_format_checkpoint_name", "_find_last_checkpoints",
     }),
-    "EarlyStopping": frozenset({"_improvement_message", "_validate_condition_metric", "_log_info"}),
+    "EarlyStopping": frozenset({"_validate_condition_metric", "_log_info"}),
     "LearningRateMonitor": frozenset({
         "_extract_stats", "_get_lr_momentum_stat", "_get_optimizer_stats", "_extract_lr", "_extract_momentum",
         "_add_prefix", "_add_suffix", "_find_names_from_schedulers", "_find_names_from_optimizers",
@@ -137,7 +137,9 @@ INSTEAD = {
         "_monitor_candidates", "_should_skip_saving_checkpoint", "_save_topk_checkpoint", "_update_best_and_save",
         "_save_none_monitor_checkpoint", "_save_checkpoint", "_remove_checkpoint", "_should_save_on_train_epoch_end",
     ),
-    "EarlyStopping": ("_should_skip_check", "_run_early_stopping_check", "_evaluate_stopping_criteria"),
+    "EarlyStopping": (
+        "_should_skip_check", "_run_early_stopping_check", "_evaluate_stopping_criteria", "_improvement_message",
+    ),
     "ModelPruning": ("apply_pruning", "apply_lottery_ticket_hypothesis"),
     "WeightAveraging": ("should_update",),
 }  # fmt: skip

@@ -60,8 +60,9 @@ def objects_kept(roots: Iterable[Any]) -> Iterator[None]:
     """Context that restores everything reachable from ``roots`` at its end: attributes, small containers, random
     generators.
 
-    Tensors, modules, and objects of drivetrain and of the standard library are not followed. A running generator
-    function cannot be restored.
+    Tensors, modules, and objects of drivetrain and of the standard library are not followed. An object that has a
+    running generator or one of Python's own iterators as an attribute is left as it is, with all that it has: its
+    iterator cannot be restored, and the items that it has taken from it would be lost.
     """
     seen: dict[int, Any] = {}
     waiting, back = list(roots), list[Callable[[], None]]()
@@ -119,6 +120,8 @@ def _kept(value: Any) -> tuple[list[Callable[[], None]], list[Any]]:
     if room.partition(".")[0] in _NOT_FOLLOWED and not room.startswith(("torch.utils.data", "drivetrain.data")):
         return restores, children
     if isinstance(own, dict):
+        if any(is_one_shot(each) and getattr(each, "gi_frame", each) is not None for each in own.values()):
+            return [], []
         restores.append(functools.partial(_refill, dict, own, dict(own)))
         children += own.values()
     elif own is None and is_stateful(value):

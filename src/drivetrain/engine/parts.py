@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -67,20 +69,22 @@ def first_logger(loggers: list[Logger]) -> Logger:
 
 
 def loggable(metrics: Mapping[str, Any]) -> Collection[Any]:
-    """Return the values of ``metrics``.
+    """Return the values of ``metrics``, arrays as the number that they hold.
 
     Raises:
-        UnloggableError: a value is a tensor with another number of elements than one, or a list of numbers.
+        UnloggableError: a value is a tensor or an array with another number of elements than one, or a list of numbers.
     """
     for name, value in metrics.items():
         is_list = isinstance(value, (list, tuple)) and all(isinstance(each, (Number, Tensor)) for each in value)
-        if is_list or (isinstance(value, Tensor) and value.numel() != 1):
+        count = math.prod(getattr(value, "shape", ())) if hasattr(value, "item") else 1  # a numpy array or scalar, too
+        if is_list or count != 1:
             given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else described(value)
             raise UnloggableError(
                 f"Engine.log({name!r}, ...) got {given}. Log one number per name: reduce it first, for example with "
                 ".mean(), or log each value under a name of its own."
             )
-    return metrics.values()
+    arrays = {key: each.item() for key, each in metrics.items() if hasattr(each, "item") and not torch.is_tensor(each)}
+    return {**metrics, **arrays}.values()
 
 
 def check_parts(plan: Plan) -> None:

@@ -204,11 +204,8 @@ class Entry:
             )
         if self.metric is not metric:
             self._begin_metric(metric)
-        value = getattr(metric, "_forward_cache", None)
-        if isinstance(value, Tensor):
-            self.last, self.fresh = value.detach().clone(), True
-        elif value is not None:
-            raise self._not_one_number(metric, value)
+        if (value := getattr(metric, "_forward_cache", None)) is not None:
+            self.last, self.fresh = self._from_metric(value).clone(), True
 
     def _begin_metric(self, metric: nn.Module) -> None:
         """Start an epoch with this metric object.
@@ -337,15 +334,16 @@ class Entry:
     def _computed(self) -> Tensor | None:
         value = self.metric.compute()
         self._is_without_value = value is None
-        if value is None:
-            return None
-        if isinstance(value, Tensor):
-            return self._as_scalar(value.detach())
-        raise self._not_one_number(self.metric, value)
+        return None if value is None else self._as_scalar(self._from_metric(value))
 
-    def _not_one_number(self, metric: nn.Module, value: Any) -> UnloggableError:
-        return UnloggableError(
-            f"self.log({self.name!r}, ...) got a {type(metric).__name__}, which computes {described(value)}. "
+    def _from_metric(self, value: Any) -> Tensor:
+        """Return what the metric object has computed as a tensor: it may compute a plain number."""
+        if is_number(value):
+            return torch.tensor(float(value), dtype=torch.float64)
+        if isinstance(value, Tensor):
+            return value.detach()
+        raise UnloggableError(
+            f"self.log({self.name!r}, ...) got a {type(self.metric).__name__}, which computes {described(value)}. "
             "Log its parts: compute it in an epoch hook, pass them to self.log_dict, and reset it there."
         )
 

@@ -97,6 +97,9 @@ class Precision(Familiar):
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Compute the gradients of ``loss``, between the hooks ``on_before_backward`` and ``on_after_backward``.
 
+        ``loss`` is a result of :meth:`scale`: this method does not scale it. Only a call with a model as the second
+        argument, as Lightning's have, also scales.
+
         An override may have Lightning's signature ``(tensor, model, optimizer, *args, **kwargs)``. A strategy's own
         ``backward`` may call it with these arguments; the call then includes the hooks and the scaling.
         """
