@@ -244,7 +244,7 @@ class Once(Fault):
         self.step = -1 if trainer.global_step == self.step else self.step
 
 
-def rolled_back(folder: Path, strategy: Any, ranks: int, faults: list[Fault]) -> tuple[list[str], list[Tensor]]:
+def rolled_back(folder: Path, strategy: Any, ranks: int, faults: list[Callback]) -> tuple[list[str], list[Tensor]]:
     torch.manual_seed(0)
     saves = ModelCheckpoint(folder / str(len(faults)), "{step}", save_top_k=-1, every_n_train_steps=2)
     check, module = ReplicaCheck(1, on_mismatch="heal"), Small()
@@ -272,8 +272,21 @@ def test_without_a_majority_the_fit_resumes_from_its_newest_checkpoint_with_the_
 
 
 def test_replicas_that_differ_again_at_the_same_step_end_the_fit(pool: Any, tmp_path: Path) -> None:
-    with pytest.raises(ReplicaMismatchError, match="After optimizer step 5.*More than half"):
+    with pytest.raises(
+        ReplicaMismatchError, match=r"After optimizer step 5.*More than half.*ckpt_path=\"\S+step=4.ckpt\""
+    ):
         pool.run(rolled_back, tmp_path, "ddp", 2, [Fault("bit", "first.weight", 1, 5)], group=False)
+
+
+class Stops(Callback):
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        trainer.should_stop = trainer.global_step == 5
+
+
+def test_a_fit_that_is_asked_to_stop_does_not_resume(pool: Any, tmp_path: Path) -> None:
+    faults = [Once("bit", "first.weight", 1, 5), Stops()]
+    with pytest.raises(ReplicaMismatchError, match=r"After optimizer step 5.*ckpt_path=\"\S+step=4.ckpt\""):
+        pool.run(rolled_back, tmp_path, "ddp", 2, faults, group=False)
 
 
 def with_synced_statistics() -> str:
@@ -339,7 +352,7 @@ def never_damaged() -> dict[str, Tensor]:
 
 
 def test_two_ranks_cannot_heal_each_other(pool: Any) -> None:
-    with pytest.raises(ReplicaMismatchError, match=r"More than half .* Run the program again with ckpt_path=\"last\""):
+    with pytest.raises(ReplicaMismatchError, match=r"More than half .* This fit has no checkpoint .* from its start"):
         pool.run(healed, 2, "first.weight", "bit", group=False)
 
 
@@ -359,6 +372,9 @@ def test_the_program_resumes_from_before_the_fault_with_the_numbers_of_a_run_wit
 ) -> None:
     everyones = pool.run(resumed, tmp_path / "a", True, group=False)
     assert all("After optimizer step 5, the replicas" in text for text, _ in everyones)
+    assert all(
+        f'again with ckpt_path="{tmp_path / "a" / "epoch=0-step=4.ckpt"}": this' in text for text, _ in everyones
+    )
     again, once = (
         pool.run(resumed, tmp_path / "a", False, group=False),
         pool.run(resumed, tmp_path / "b", False, group=False),

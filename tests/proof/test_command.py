@@ -263,7 +263,7 @@ def test_diff_repeats_the_programs_as_they_were_recorded(program: str, capsys: p
 
 
 @pytest.mark.usefixtures("copies")
-def test_diff_starts_the_python_that_has_recorded_each_run_and_tells_which(
+def test_diff_starts_the_python_that_has_recorded_each_run_and_prints_the_command(
     program: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for folder, words in (("one", []), ("other", ["--other"])):
@@ -271,9 +271,10 @@ def test_diff_starts_the_python_that_has_recorded_each_run_and_tells_which(
         assert json.loads(Path(folder, "program.json").read_text())["python"] == sys.executable
     other = Path("python").absolute()
     other.touch(0o700)
-    for folder, python in (("one", other), ("other", "no/python")):
+    for folder, python, ranks in (("one", other, 2), ("other", "no/python", 0)):
         found = json.loads(Path(folder, "program.json").read_text())
-        Path(folder, "program.json").write_text(json.dumps({**found, "python": str(python), "torch": "0.1"}))
+        changed = {"python": str(python), "torch": "0.1", "ranks": ranks}
+        Path(folder, "program.json").write_text(json.dumps({**found, **changed}))
     started: list[str] = []
     monkeypatch.setattr(runs.Run, "start", lambda run, *args, **options: started.append(run.program.python))
     assert diff(["one", "other"]) == 1
@@ -283,7 +284,7 @@ def test_diff_starts_the_python_that_has_recorded_each_run_and_tells_which(
     assert started == [str(other)]  # and as it records nothing, there is nothing to compare
     versions = importlib.metadata.version("torch")
     assert capsys.readouterr().err.splitlines() == [
-        f"starting with torch 0.1: {other} train.py",
+        f"starting with torch 0.1: {other} -m torch.distributed.run --standalone --nproc-per-node=2 train.py",
         f"starting with torch {versions}: {sys.executable} train.py --other",  # recorded where there is no such Python
     ]
 

@@ -254,22 +254,26 @@ def test_ranks_differ_in_a_tensor_from_a_step_on(part: str, words: str, name: st
     assert found.equal[:1] == ["parameters" if part != "parameters" else "optimizer state"]
 
 
-def test_a_buffer_that_each_rank_computes_from_its_batches_is_named_and_not_compared() -> None:
-    own = rank(1, model=[[100 + place] for place in range(12)])
-    found = judge_ranks(rank(0), own, 0, 1)
+@pytest.mark.parametrize("since", [0, 4], ids=["from the first step", "after steps that leave it as it is"])
+def test_a_buffer_that_each_rank_computes_from_its_batches_is_named_and_not_compared(since: int) -> None:
+    one, own = ([[first * (place >= since) + max(place, since - 1)] for place in range(12)] for first in (0, 100))
+    found = judge_ranks(rank(0, model=one), rank(1, model=own), 0, 1)
     assert found.differences == []
     assert found.notes == ["not compared, because each rank computes it from its own batches: mean"]
 
 
 @pytest.mark.parametrize(
-    ("values", "first"),
+    ("sign", "values", "first"),
     [
-        ([[place + 100 * (place >= 4)] for place in range(12)], 5),  # it was equal before
-        ([[77]] * 12, 1),  # no batch changes it
+        (1, [[place + 100 * (place >= 4)] for place in range(12)], 5),  # it was equal before
+        (-1, [[100 * (place >= 4) - place] for place in range(12)], 5),
+        (1, [[77]] * 12, 1),  # no batch changes it
     ],
 )
-def test_a_buffer_that_ranks_do_not_compute_from_their_batches_is_compared(values: list[list[int]], first: int) -> None:
-    found = judge_ranks(rank(0), rank(1, model=values), 0, 1)
+def test_a_buffer_that_ranks_do_not_compute_from_their_batches_is_compared(
+    sign: int, values: list[list[int]], first: int
+) -> None:
+    found = judge_ranks(rank(0, model=[[sign * place] for place in range(12)]), rank(1, model=values), 0, 1)
     assert parts(found) == [(first, "buffers and frozen parameters", "'mean'")]
 
 

@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
 
 Ranks = tuple[int, ...]
-_RESUME = (
-    'Run the program again with ckpt_path="last": it resumes from the newest checkpoint, which was saved before the '
-    "difference."
-)
 
 
 class ReplicaMismatchError(DrivetrainError, RuntimeError):
@@ -230,17 +226,24 @@ class ReplicaCheck(Callback):
         step, text = trainer.global_step, _text(wrong, places)
         start = f"After optimizer step {step}, the replicas of the model differ: {text}"
         if not (heals and self.on_mismatch == "heal" and all(each.curable for each in wrong)):
+            from drivetrain.trainer.last import newest_of_fit
+
+            newest, run = newest_of_fit(trainer), trainer.current_run
+            is_stopping = trainer.strategy.broadcast(trainer.should_stop or (run is not None and run.stop is not None))
+            advice = (
+                f'Run the program again with ckpt_path="{newest}": this checkpoint was saved before the difference.'
+                if newest
+                else "This fit has no checkpoint to resume from, so run the program again from its start."
+            )
             equal = f" They were equal after step {self._equal_at_step}." if self._equal_at_step >= 0 else ""
             why = " More than half of the replicas must agree to heal the others." if self.on_mismatch == "heal" else ""
             self._failure = (
-                f"{start}{equal}{why} {_RESUME} If the same rank differs again, replace its device. If each rank is to "
+                f"{start}{equal}{why} {advice} If the same rank differs again, replace its device. If each rank is to "
                 f"have its own values there, write ReplicaCheck(ignore=[{wrong[0].owner!r}])."
             )
             resume_from = None
             if heals and self.on_mismatch == "heal" and step > self._resumed_at_step:
-                from drivetrain.trainer.last import newest_of_fit
-
-                resume_from, self._resumed_at_step = newest_of_fit(trainer), step
+                resume_from, self._resumed_at_step = None if is_stopping else newest, step
             error = ReplicaMismatchError(self._failure if resume_from is None else f"{start}{equal}")
             error.resume_from = resume_from
             raise error

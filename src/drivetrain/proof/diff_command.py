@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -138,8 +139,8 @@ def _operation(folders: Sequence[Path], found: Judgement, limit_s: float) -> str
     with tempfile.TemporaryDirectory() as target:
         one, other = (_run(each.absolute(), Path(target, str(n))) for n, each in enumerate([*folders, *folders][:2]))
         for run in (one, other):
-            words = " ".join([run.program.python, *run.program.command])
-            print(f"starting with torch {run.program.torch}: {words}", file=sys.stderr, flush=True)
+            command = shlex.join([run.program.python, *run.program.launcher, *run.program.command])
+            print(f"starting with torch {run.program.torch}: {command}", file=sys.stderr, flush=True)
         return first_operation(one, other, ranks, (step, step), limit_s, found.tensor)
 
 

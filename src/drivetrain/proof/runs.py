@@ -61,6 +61,11 @@ class Program:
         """Make relative paths that lead out of the working directory absolute: a copy has other parents."""
         self.command, self.resume = ([self._absolute(word) for word in words] for words in (self.command, self.resume))
 
+    @property
+    def launcher(self) -> list[str]:
+        """The words between ``python`` and those of the program: torchrun's, if it starts the ranks."""
+        return ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"] if self.ranks else []
+
     def _absolute(self, word: str) -> str:
         option, equals, path = word.rpartition("=")
         is_outside = path.split(os.sep)[0] == os.pardir and (self.source / path).exists()
@@ -121,10 +126,9 @@ class Run:
         patterns = [pattern for word in self.program.resume for _, pattern in NEWEST.findall(word)]
         resumes = number and all(any(self.work.glob(pattern)) for pattern in patterns)
         words = [*self.program.command, *(self.program.resume if resumes else ())]
-        launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.program.ranks}",
-                  f"--log-dir={self.records / 'torchrun'}"]  # fmt: skip
+        launcher = [*self.program.launcher, f"--log-dir={self.records / 'torchrun'}"] if self.program.ranks else []
         words = [self._here(word) for word in words]
-        command = [self.program.python, *(launch if self.program.ranks else ()), "-m", "drivetrain.proof.child", *words]
+        command = [self.program.python, *launcher, "-m", "drivetrain.proof.child", *words]
         began = time.monotonic()
         with open(self.log, "ab") as log:
             process = subprocess.Popen(

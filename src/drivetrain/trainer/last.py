@@ -128,16 +128,16 @@ def resolve_last(trainer: Trainer, fitting: bool, requeued: str | None = None) -
 
 
 def newest_of_fit(trainer: Trainer) -> str | None:
-    """Return the newest checkpoint that the running fit has saved or has begun with; ``None``: it can resume from none,
-    or was asked to stop. Every rank calls it, and gets rank 0's answer.
+    """Return the newest checkpoint that the running fit has saved or has begun with, if it can resume from one; else
+    ``None``. Every rank calls it, and gets rank 0's answer.
     """
     store, found = trainer.strategy.checkpoint_io, _Found(trainer, fitting=True)
     store.wait()
     own = {str(trainer.ckpt_path or "")}
     for callback in trainer.checkpoint_callbacks:
         own |= {getattr(callback, "last_model_path", ""), *getattr(callback, "best_k_models", ())}
-    asks = trainer.is_global_zero and not trainer.should_stop and trainer.current_run.stop is None
-    paths = newest_first(store, {path for path in own if path and store.exists(path)}) if asks else []
+    there = {path for path in own if path and store.exists(path)} if trainer.is_global_zero else ()
+    paths = newest_first(store, there)
     answer: str | None = trainer.strategy.broadcast(next(filter(found.can_be_used, paths), None))
     return answer
 
