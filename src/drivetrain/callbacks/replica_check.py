@@ -20,6 +20,7 @@ from drivetrain.errors import ConfigurationError, DrivetrainError, check_choice,
 from drivetrain.strategies.copies import named_state, ranks_with_copies
 from drivetrain.strategies.peers import some
 from drivetrain.strategies.sharded_state import is_dtensor, local_shard
+from drivetrain.trainer.last import newest_of_fit
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -238,8 +239,6 @@ class ReplicaCheck(Callback):
             )
             resume_from = None
             if heals and self.on_mismatch == "heal" and step > self._resumed_at_step:
-                from drivetrain.trainer.last import newest_of_fit
-
                 resume_from, self._resumed_at_step = newest_of_fit(trainer), step
             error = ReplicaMismatchError(self._failure if resume_from is None else f"{start}{equal}")
             error.resume_from = resume_from

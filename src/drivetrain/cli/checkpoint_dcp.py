@@ -24,6 +24,7 @@ from drivetrain.checkpoints.foreign import read_objects, read_pickle
 from drivetrain.checkpoints.part_lists import Piece, Stored
 from drivetrain.checkpoints.sharded import StoredTensor
 from drivetrain.errors import CheckpointError
+from drivetrain.strategies.optimizer_states import by_number
 from drivetrain.strategies.sharded_files import TensorNames
 
 _METADATA = ".metadata"
@@ -179,8 +180,6 @@ def _of_lightning(tree: Mapping[str, Any], beside: Any) -> dict[str, Any]:
     """Return the entries of a Lightning checkpoint whose tensors are in a folder: optimizer states have numbers
     again.
     """
-    from drivetrain.strategies.optimizer_states import by_number
-
     states: list[Any] = []
     while isinstance(state := tree.get(f"optimizer_{len(states)}"), Mapping):
         groups = state.get("param_groups", {})

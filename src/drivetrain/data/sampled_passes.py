@@ -24,6 +24,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.seed import isolate_rng
+from drivetrain.data import sample_seeds
 from drivetrain.data.batched import batched, iterate, slices
 from drivetrain.data.kept import generator_states, set_generator_states, set_worker_state, worker_state
 from drivetrain.data.loader_passes import Passes, Position, length_of, random_state, set_random_state
@@ -50,9 +51,7 @@ class SampledPasses(Passes):
         self._sample_seeds = seeds
         source = loader
         if seeds is not None:
-            from drivetrain.data.sample_seeds import seeded
-
-            source = seeded(loader, seeds)
+            source = sample_seeds.seeded(loader, seeds)
         source = batched(source, pins)
         place = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._draws = _Draws(getattr(source, place), self._generators)

@@ -29,12 +29,14 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import Form, count, number
 from drivetrain.base.seed import kept_rng_state, rng_state
 from drivetrain.base.tree import is_dtensor
+from drivetrain.data import samplers
 from drivetrain.data.stateful import samples_of_all_ranks
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.metrics import copied_states, metrics_in, state_of
 from drivetrain.loops.progress import Phase, RunningStage, TrainerStatus, copied
 from drivetrain.loops.run import Run
 from drivetrain.precision.precision import Precision
+from drivetrain.strategies import sharded_state
 
 State = dict[str, Any]
 
@@ -139,9 +141,8 @@ def shard_places(module: nn.Module) -> dict[str, list[list[int]]]:
     sharded = {name: parameter for name, parameter in module.named_parameters() if is_dtensor(parameter)}
     if not sharded:
         return {}
-    from drivetrain.strategies.sharded_state import boxes_of
 
-    return {name: [list(offsets) for offsets, _ in boxes_of(each)] for name, each in sharded.items()}
+    return {name: [list(offsets) for offsets, _ in sharded_state.boxes_of(each)] for name, each in sharded.items()}
 
 
 def _window_start(run: Run) -> State | None:
@@ -220,20 +221,20 @@ def _position(run: Run) -> State | None:
 
 
 def _order(run: Run) -> State | None:
-    from drivetrain.data.samplers import order_of
-
     passes = run.loaders.made_passes
-    return None if passes is None else order_of(passes.loader)
+    return None if passes is None else samplers.order_of(passes.loader)
 
 
 def samples_done(run: Run, data: State | None) -> int | None:
     """Return how many samples of the epoch all ranks together have finished at ``data``; ``None``: unknown."""
-    from drivetrain.data.samplers import samples_in
-
     if (samples := samples_of_all_ranks(data)) is not None:
         return samples
     passes = run.loaders.made_passes
-    return None if passes is None or data is None or "given" not in data else samples_in(passes.loader, data["given"])
+    return (
+        None
+        if passes is None or data is None or "given" not in data
+        else samplers.samples_in(passes.loader, data["given"])
+    )
 
 
 def counted(state: Mapping[str, Any]) -> str:

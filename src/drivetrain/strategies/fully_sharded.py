@@ -19,6 +19,8 @@ from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import WrongForm, shown_error
 from drivetrain.checkpoints.file import writes_files
+from drivetrain.checkpoints.sharded import place as place_of
+from drivetrain.checkpoints.sharded import read
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.launchers.launcher import LauncherRegistry
 from drivetrain.precision.familiar import clips_by_members
@@ -31,6 +33,7 @@ from drivetrain.strategies.meta import materialise
 from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import ParallelStrategy
 from drivetrain.strategies.placement import place
+from drivetrain.strategies.sharded_files import save
 from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -308,8 +311,6 @@ class FullySharded(Strategy):
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         if self.saves_shards:
-            from drivetrain.strategies.sharded_files import save
-
             save(self, checkpoint, filepath, storage_options)
         else:  # callbacks' states may contain shards too
             super().save_checkpoint(sharded.whole_state(checkpoint), filepath, storage_options)
@@ -318,9 +319,7 @@ class FullySharded(Strategy):
         self, checkpoint_path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         if self.checkpoint_io.is_sharded(checkpoint_path):
-            from drivetrain.checkpoints.sharded import place, read
-
-            found: dict[str, Any] = read(place(checkpoint_path), lazy=self.large)
+            found: dict[str, Any] = read(place_of(checkpoint_path), lazy=self.large)
             return found
         return super().load_checkpoint(checkpoint_path, weights_only, into)
 
