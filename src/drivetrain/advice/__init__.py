@@ -5,11 +5,6 @@ strategy, under the names of hooks and of the phases that :class:`drivetrain.mod
 not run in a step, and the loops do not refer to them.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from drivetrain.base.lazy import lazy
 
-if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
-    __getattr__, _ = lazy(__name__, {})
+lazy(__name__)

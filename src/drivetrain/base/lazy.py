@@ -6,9 +6,9 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from threading import get_ident
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 _offered: dict[str, tuple[str, ...]] = {}  # the public names, by package
@@ -47,10 +47,10 @@ class OnFirstUse:
 on_first_use = OnFirstUse()
 
 
-def lazy(
-    package: str, files: Mapping[str, str], modules: Sequence[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the ``__getattr__`` and ``__dir__`` of a package.
+def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules: Sequence[str] = ()) -> None:
+    """Set the ``__getattr__`` and ``__dir__`` of a package.
+
+    They are set at run time, because a type checker that sees a module's ``__getattr__`` accepts every name.
 
     Args:
         package: its ``__name__``.
@@ -60,8 +60,6 @@ def lazy(
     _offered[package], _files[package] = (*files, *modules), files
     if not any(isinstance(finder, UnknownNames) for finder in sys.meta_path):
         sys.meta_path.append(UnknownNames())
-    # Only for a package does ``from package import name`` ask the import hooks about a missing name.
-    vars(sys.modules[package]).setdefault("__path__", [])
 
     def get(name: str) -> Any:
         if get_ident() in _in_block:
@@ -79,7 +77,10 @@ def lazy(
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: public_names(package, _offered[package])
+    members = vars(sys.modules[package])
+    # Only for a package does ``from package import name`` ask the import hooks about a missing name.
+    members.setdefault("__path__", [])
+    members.update(__getattr__=get, __dir__=lambda: public_names(package, _offered[package]))
 
 
 def _imported(name: str, package: str) -> ModuleType:

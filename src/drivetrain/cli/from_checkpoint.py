@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain.base.introspect import taken
 from drivetrain.base.lazy import on_first_use
+from drivetrain.base.packages import yaml
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.checkpoints.references import find_open, name_of
 from drivetrain.errors import CheckpointError, described
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 with on_first_use:
     from drivetrain.cli import argument_parser
     from drivetrain.module import loading
+
 
 CLASS_PATH, INSTANTIATOR = "_class_path", "_instantiator"
 
@@ -198,8 +200,6 @@ def _parser_of(cls: type, given: Collection[str] = ()) -> ArgumentParser:
 
 def as_plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
     """Return the parsed ``config`` as plain data, with objects as class paths."""
-    import yaml  # type: ignore[import-untyped]
-
     text = parser.dump(config, skip_link_targets=False, skip_unset=False, skip_validation=True)
     return dict(yaml.safe_load(text) or {})
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from drivetrain.base.packages import sharedctypes
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.seed import isolate_rng
 from drivetrain.data import sample_seeds
@@ -310,9 +311,7 @@ class _Seeds:
         self._user = user
         self.states: Mapping[int, Any] = {}
         if not _outlives:
-            from multiprocessing.sharedctypes import RawValue
-
-            _outlives.append(RawValue("b", _fits[0]))
+            _outlives.append(sharedctypes.RawValue("b", _fits[0]))
         self._outlives = _outlives[0]
 
     def __call__(self, worker_id: int) -> None:

@@ -236,11 +236,8 @@ class Engine(StateFiles):
 
     def _compare(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Compare the arguments with those of the other ranks; a difference raises an error on all ranks."""
-        job = {
-            "the method called": "Engine.setup",
-            **agreement.of_program(self.strategy),
-            "num_nodes": str(self.plan.num_nodes),
-        }
+        program = agreement.of_program(self.strategy)
+        job = {"the method called": "Engine.setup", **program, "num_nodes": str(self.plan.num_nodes)}
         model = {**agreement.of_module(module), **agreement.of_optimizers(optimizers)}
         agreement.compare(self.strategy.world, self.strategy.data, agreement.Facts(job, model, agreement.seed()))
 

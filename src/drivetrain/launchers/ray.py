@@ -22,6 +22,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.lazy import on_first_use
+from drivetrain.base.packages import ray_scheduling
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
 from drivetrain.errors import ConfigurationError, MissingPackageError, SIGTERMException
@@ -35,6 +36,7 @@ from drivetrain.launchers.watch import Watch
 
 with on_first_use:
     from drivetrain.launchers import _ray_actor
+
 
 _HERE = "local"  # Ray's name for a cluster of only this machine
 _STORE_BYTES = 200 * 2**20  # Ray's default size of its object store is a third of this machine's memory
@@ -175,8 +177,6 @@ class RayLauncher(Launcher):
     @contextmanager
     def _actors(self, ray: Any, ours: bool) -> Iterator[list[Any]]:
         """Context in which the actors live, equally many on each machine."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
         together = {name: amount * self.num_processes for name, amount in self.resources.items()}
         group = ray.util.placement_group([together] * self.num_nodes, strategy="STRICT_SPREAD")
         actors: list[Any] = []
@@ -184,7 +184,7 @@ class RayLauncher(Launcher):
             self._wait_for_room(ray, group, together, ours)
             kind = ray.remote(_ray_actor.RayActor)
             for index in range(self.num_processes * self.num_nodes):
-                place = PlacementGroupSchedulingStrategy(group, index // self.num_processes)
+                place = ray_scheduling.PlacementGroupSchedulingStrategy(group, index // self.num_processes)
                 actors.append(kind.options(scheduling_strategy=place, **_options(self.resources)).remote())
             yield actors
         finally:

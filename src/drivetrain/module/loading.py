@@ -17,6 +17,7 @@ from drivetrain import parity
 from drivetrain.base import files
 from drivetrain.base.compat_door import in_our_layout, of_command_line
 from drivetrain.base.lazy import on_first_use
+from drivetrain.base.packages import yaml
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.checkpoints.file import TorchCheckpointIO, name_of
@@ -444,7 +445,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise MissingPackageError(
             f"hparams_file={str(path)!r} needs the package PyYAML, which is not installed. Run: pip install pyyaml."
         )
-    import yaml  # type: ignore[import-untyped]
 
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.introspect import defined_by_user, overrides
+from drivetrain.base.packages import fsdp
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import WrongForm, shown_error
 from drivetrain.checkpoints.file import writes_files
@@ -136,15 +137,13 @@ class FullySharded(Strategy):
         return module
 
     def _shard(self, module: nn.Module) -> None:
-        from torch.distributed.fsdp import FSDPModule, fully_shard
-
         options, kind = self.options, self.root_device.type
         if not hasattr(torch, kind):
             raise ConfigurationError(
                 f"FSDPStrategy got a device of type {kind!r}, and torch has no module torch.{kind}, which fully_shard "
                 'needs for its streams. Write strategy="ddp", or import the package that adds this module.'
             )
-        own: list[Any] = [each for each in module.modules() if isinstance(each, FSDPModule)]
+        own: list[Any] = [each for each in module.modules() if isinstance(each, fsdp.FSDPModule)]
         blocks: list[nn.Module] = []
         if own:  # configure_model has already sharded some blocks
             if options.auto_wrap_policy is not None:
@@ -178,7 +177,7 @@ class FullySharded(Strategy):
             # row
             if keeps := block is module or not options.reshards_after_forward:
                 kept.append(block)
-            fully_shard(block, **arguments, reshard_after_forward=not keeps)
+            fsdp.fully_shard(block, **arguments, reshard_after_forward=not keeps)
         fsdp_kept.keep_until_backward(module, kept)
 
     def _set_divide_factor(self, group: Any) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy
 
 with on_first_use:
-    from drivetrain.strategies import sharded_state
+    from drivetrain.strategies import sharded_state as sharded
 
 
 class Step(Shared):
@@ -112,7 +112,7 @@ class Step(Shared):
         elsewhere than in ``parameter.grad``.
         """
         named = ((name, parameter.grad) for name, parameter in self.lightning_module.named_parameters())
-        return {name: sharded_state.local_shard(gradient) for name, gradient in named if gradient is not None}
+        return {name: sharded.local_shard(gradient) for name, gradient in named if gradient is not None}
 
     def load_open_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`open_gradients` returned, or complete gradients of sharded parameters.
@@ -121,16 +121,14 @@ class Step(Shared):
             WrongForm: a gradient's shape differs from this strategy's.
         """
         for name, parameter in self.lightning_module.named_parameters():
-            shape = sharded_state.local_shard(parameter).shape
+            shape = sharded.local_shard(parameter).shape
             if name in gradients and shape != gradients[name].shape == parameter.shape:
-                parameter.grad = sharded_state.shard_like(
-                    gradients[name].to(sharded_state.local_shard(parameter)), parameter
-                )
+                parameter.grad = sharded.shard_like(gradients[name].to(sharded.local_shard(parameter)), parameter)
                 continue
             if name in gradients and gradients[name].shape != shape:
                 found = tuple(gradients[name].shape)
                 raise WrongForm(f"[{name!r}]", f"is a gradient of shape {found}, and {tuple(shape)} is expected")
-            parameter.grad = sharded_state.from_local_shard(gradients[name], parameter) if name in gradients else None
+            parameter.grad = sharded.from_local_shard(gradients[name], parameter) if name in gradients else None
 
     def rescale_gradients(self, optimizer: Optimizer | Sequence[Optimizer] | None, factor: float | Tensor) -> None:
         """Multiply the current gradients by ``factor``.

@@ -21,7 +21,7 @@ from drivetrain.errors import CheckpointError, ConfigurationError, described
 from drivetrain.loops.progress import Progress, TrainerFn
 from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig
-from drivetrain.strategies import sharded_state
+from drivetrain.strategies.sharded_state import whole_parameters, whole_state
 from drivetrain.trainer import rank_parts
 
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ class Outcome:
         schedulers = strategy.lr_scheduler_configs
         for config in schedulers:
             config.scheduler = config.scheduler if _travels(config.scheduler) else Remains(config.scheduler)
-        weights = sharded_state.whole_state(strategy.lightning_module_state_dict())
+        weights = whole_state(strategy.lightning_module_state_dict())
         whole = [strategy.whole_optimizer(optimizer) for optimizer in strategy.optimizers]
-        parameters, optimizers = sharded_state.whole_parameters(dict(module.named_parameters()), whole)
+        parameters, optimizers = whole_parameters(dict(module.named_parameters()), whole)
         return cls(
             results=results,
             parameters=parameters,
@@ -123,11 +123,9 @@ class Outcome:
                 book.bar_metrics,
                 move(book.logged_metrics, torch.device("cpu")),
             ),
-            callbacks=[
-                (callback.state_key, sharded_state.whole_state(callback.state_dict())) for callback in trainer.callbacks
-            ],
+            callbacks=[(callback.state_key, whole_state(callback.state_dict())) for callback in trainer.callbacks],
             datamodule={} if trainer.datamodule is None else trainer.datamodule.state_dict(),
-            precision=sharded_state.whole_state(strategy.precision_plugin.state_dict(module, strategy.optimizers)),
+            precision=whole_state(strategy.precision_plugin.state_dict(module, strategy.optimizers)),
             # the launching process does not use the device
             rng={name: state for name, state in rng_state().items() if name != "device"},
             ranks=ranks,

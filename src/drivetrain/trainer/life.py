@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.advice import observers
+from drivetrain.advice.observers import observers_of
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback, Checkpoint, connect_module
-from drivetrain.loops import fit
 from drivetrain.loops.evaluate import Stage, evaluate, predict
+from drivetrain.loops.fit import fit
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import TrainerFn, TrainerStatus
 from drivetrain.loops.restart import counted
@@ -25,27 +25,17 @@ from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.module.module import LightningModule
 from drivetrain.strategies import familiar
 from drivetrain.strategies.step import Step
-from drivetrain.trainer import (
-    attach,
-    checkpoint,
-    comparison,
-    compiling,
-    profiling,
-    rank_parts,
-    resume_line,
-    shown,
-    stopping,
-    telling,
-    votes,
-)
+from drivetrain.trainer import attach, checkpoint, comparison, compiling, profiling, rank_parts, resume_line, telling
 from drivetrain.trainer.job import Job
+from drivetrain.trainer.shown import watch
+from drivetrain.trainer.stopping import stoppable as ends_early
 from drivetrain.trainer.switches import interrupts_ignored
+from drivetrain.trainer.votes import Vote, votes_of
 
 if TYPE_CHECKING:
     from drivetrain.logbook.logbook import Logbook
     from drivetrain.strategies.strategy import Strategy
     from drivetrain.trainer.trainer import Trainer
-    from drivetrain.trainer.votes import Vote
 
 
 _PLANS_SHOWN: set[str] = set()  # plans that this process has shown: a program may create many equal Trainers
@@ -102,7 +92,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     several = strategy.world.size > 1
     vote: Vote = _no_vote
     if several:
-        vote = votes.votes_of(trainer)
+        vote = votes_of(trainer)
         agreed = comparison.compare_start(trainer, fn, job.passed, loaders, datamodule, job.ckpt_path is not None)
     for logger in trainer.loggers if not several or agreed.loggers else ():
         logger.agree_on_run(strategy.broadcast)
@@ -110,7 +100,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         profiling.begin(trainer, stage)
     join_book(trainer.logbook, strategy)
     if several:
-        shown.watch(trainer)
+        watch(trainer)
     loaded = _set_up_model(
         trainer, job, vote, compares=several and agreed.changes, same_loggers=not several or agreed.loggers
     )
@@ -138,7 +128,7 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     if fn is TrainerFn.FITTING:
         _set_up_optimizers(trainer, run, vote)
 
-    hooks.observers += observers.observers_of(run, trainer.predictions)
+    hooks.observers += observers_of(run, trainer.predictions)
     if fn is TrainerFn.FITTING:
         with vote("on_fit_start"):
             hooks.call("on_fit_start")
@@ -246,7 +236,7 @@ def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
 def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
     """Return the loop of this run as a callable."""
     if fn is TrainerFn.FITTING:
-        return functools.partial(fit.fit, run)
+        return functools.partial(fit, run)
     if fn is TrainerFn.PREDICTING:
         return functools.partial(predict, run, trainer.predictions)
     stage: Stage = "validate" if fn is TrainerFn.VALIDATING else "test"
@@ -258,7 +248,7 @@ def stoppable(trainer: Trainer, fn: TrainerFn, run: Run) -> AbstractContextManag
     if fn is not TrainerFn.FITTING:
         return nullcontext()
 
-    return stopping.stoppable(trainer, run)
+    return ends_early(trainer, run)
 
 
 def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options: Any, allow_pickle: bool) -> None:
