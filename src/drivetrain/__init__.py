@@ -56,5 +56,4 @@ _MODULES = (
     "strategies", "testing", "tuner",
 )  # fmt: skip
 
-if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
-    __getattr__, __dir__ = lazy(__name__, _PUBLIC, _MODULES)
+lazy(__name__, _PUBLIC, _MODULES)

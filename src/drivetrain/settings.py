@@ -21,7 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from drivetrain.base import files
+from drivetrain.base import compile_options, files, missing
 from drivetrain.base.introspect import describe_arguments
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import (
@@ -394,9 +394,7 @@ def _fast_dev_run(name: str, value: Any) -> None:
 
 def _compile(name: str, value: Any) -> None:
     if value:
-        from drivetrain.base.compile_options import CompileOptions
-
-        CompileOptions.of(value)
+        compile_options.CompileOptions.of(value)
     elif value is not None and value is not False:
         raise _wrong(name, value, "True, layers or arguments of torch.compile", f"{name}=True")
 
@@ -483,9 +481,8 @@ def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
 def _cure(name: str, value: Any, known: Iterable[str]) -> str:
     if callable(getattr(value, "training_step", None)):
         return "Pass the model to trainer.fit(model) instead."
-    from drivetrain.base.missing import ARGUMENTS
 
-    return ARGUMENTS.get(name) or did_you_mean(name, known)
+    return missing.ARGUMENTS.get(name) or did_you_mean(name, known)
 
 
 def _parsed(text: str) -> Any:

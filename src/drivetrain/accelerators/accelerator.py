@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.registry import Entry, Registry, check_contract_version, names_itself
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from drivetrain.accelerators.graphs import GraphRecorder
+
+with on_first_use:
+    from drivetrain.accelerators import torch_device
 
 HOST = torch.device("cpu")
 """Where Python runs; everything that must outlive a device goes there."""
@@ -236,10 +240,7 @@ class _Accelerators(Registry[Accelerator]):
             )
 
     def fallback(self, name: str) -> Entry[Accelerator] | None:
-        # imported here, because its classes extend a class above
-        from drivetrain.accelerators.torch_device import of_type
-
-        cls = of_type(name)
+        cls = torch_device.of_type(name)
         return None if cls is None else Entry(name, cls, f"torch's device {name!r}")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.packages import psutil
 from drivetrain.errors import ConfigurationError, WrongTypeError
 
 
@@ -54,8 +55,6 @@ class CPUAccelerator(Accelerator):
 
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
         """Return the percentages of processor time, memory and swap in use on this host."""
-        import psutil
-
         return {
             "cpu_percent": psutil.cpu_percent(),
             "cpu_vm_percent": psutil.virtual_memory().percent,
@@ -64,6 +63,4 @@ class CPUAccelerator(Accelerator):
 
     def total_memory(self, device: torch.device) -> int | None:
         """Return the host's memory."""
-        import psutil
-
         return int(psutil.virtual_memory().total)

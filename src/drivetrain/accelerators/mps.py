@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from drivetrain.accelerators.torch_device import TorchDeviceAccelerator
+from drivetrain.base.packages import psutil
 
 
 class MPSAccelerator(TorchDeviceAccelerator):
@@ -39,8 +40,6 @@ class MPSAccelerator(TorchDeviceAccelerator):
         """Return percentages of processor, memory and swap in use, which the GPU shares with the host, and the bytes of
         its tensors.
         """
-        import psutil
-
         return {
             "M1_cpu_percent": psutil.cpu_percent(),
             "M1_vm_percent": psutil.virtual_memory().percent,

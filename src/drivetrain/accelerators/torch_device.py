@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
+from drivetrain.accelerators import graphs
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.errors import ConfigurationError, WrongTypeError
-
-if TYPE_CHECKING:
-    from drivetrain.accelerators.graphs import GraphRecorder
 
 _NO_ACCELERATORS = frozenset({"cpu", "meta", "lazy", "xla", "hip", "privateuseone"})
 """Device types of torch's that compute nothing of their own, have a file of their own, or have a better name."""
@@ -91,10 +89,8 @@ class TorchDeviceAccelerator(Accelerator):
             return {}
         return {key: float(value) for key, value in stats(device).items() if isinstance(value, (int, float))}
 
-    def graph_recorder(self, device: torch.device) -> GraphRecorder | None:
-        from drivetrain.accelerators.graphs import GraphRecorder
-
-        return GraphRecorder(device)
+    def graph_recorder(self, device: torch.device) -> graphs.GraphRecorder | None:
+        return graphs.GraphRecorder(device)
 
     def teardown(self) -> None:
         empty_cache = getattr(torch.get_device_module(self.device_type()), "empty_cache", None)

@@ -11,6 +11,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.accelerators.torch_device import as_numbers
+from drivetrain.base.packages import torch_xla, xla_model, xla_runtime, xla_tpu
 from drivetrain.errors import ConfigurationError
 
 _KIB = 1024
@@ -56,18 +57,14 @@ class XLAAccelerator(Accelerator):
         """
         if not find_spec("torch_xla"):
             return 0
-        import torch_xla
-        from torch_xla import runtime
 
-        if runtime.is_spmd():  # in SPMD mode, one virtual device represents all devices
-            return int(runtime.addressable_runtime_device_count())
-        if runtime.device_type() == "TPU" and not torch_xla._XLAC._xla_runtime_is_initialized():
-            from torch_xla._internal import tpu
-
-            return int(tpu.num_available_devices())
-        if runtime.device_type() == "CPU":
+        if xla_runtime.is_spmd():  # in SPMD mode, one virtual device represents all devices
+            return int(xla_runtime.addressable_runtime_device_count())
+        if xla_runtime.device_type() == "TPU" and not torch_xla._XLAC._xla_runtime_is_initialized():
+            return int(xla_tpu.num_available_devices())
+        if xla_runtime.device_type() == "CPU":
             return int(os.environ.get("CPU_NUM_DEVICES", "1"))
-        return int(runtime.addressable_device_count())
+        return int(xla_runtime.addressable_device_count())
 
     @classmethod
     def joins_auto(cls) -> bool:
@@ -75,10 +72,9 @@ class XLAAccelerator(Accelerator):
         if os.environ.get("PJRT_DEVICE") == "CPU":
             return False  # without a TPU, torch_xla need not be imported
         try:
-            from torch_xla import runtime
+            return bool(xla_runtime.device_type() != "CPU")
         except (ImportError, OSError, RuntimeError):
             return True  # is_available then reports what is missing
-        return bool(runtime.device_type() != "CPU")
 
     @staticmethod
     def is_available() -> bool:
@@ -115,8 +111,6 @@ class XLAAccelerator(Accelerator):
         return {name: value / _KIB for name, value in figures.items() if value is not None}
 
     def synchronize(self, device: torch.device) -> None:
-        import torch_xla
-
         torch_xla.sync(wait=True)
 
     def memory_allocated(self, device: torch.device) -> int | None:
@@ -130,8 +124,6 @@ class XLAAccelerator(Accelerator):
 
 
 def _memory(device: torch.device, key: str) -> int | None:
-    from torch_xla.core import xla_model
-
     try:
         figure: int | None = xla_model.get_memory_info(device).get(key)
     except RuntimeError:  # some devices do not provide memory statistics

@@ -5,24 +5,6 @@ strategy, under the names of hooks and of the phases that :class:`drivetrain.mod
 not run in a step, and the loops do not refer to them.
 """
 
-from __future__ import annotations
+from drivetrain.base.lazy import lazy
 
-from typing import Any
-
-from drivetrain.advice.data import DataWatch
-from drivetrain.advice.logged import LogWatch
-from drivetrain.advice.losses import LossWatch
-from drivetrain.advice.model import ModelWatch
-from drivetrain.advice.schedules import LimitsWatch
-from drivetrain.advice.steps import AutomaticWatch, ManualWatch
-from drivetrain.loops.run import Run
-
-
-def observers_of(run: Run, predictions: Any) -> list[Any]:
-    """Return the observers of ``run``, which is set up; ``predictions`` collects the outputs of a prediction."""
-    automatic = run.module.automatic_optimization
-    found: list[Any] = [LimitsWatch(run), ModelWatch(run), DataWatch(run, predictions), LogWatch(run)]
-    found.append(AutomaticWatch(run) if automatic else ManualWatch(run))
-    if automatic and run.engine.strategy.optimizers:
-        found.append(LossWatch(run))
-    return found
+lazy(__name__)

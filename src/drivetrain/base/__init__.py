@@ -1,3 +1,5 @@
 """Helpers that two or more folders use. They import torch and the standard library only."""
 
-from __future__ import annotations
+from drivetrain.base.lazy import lazy
+
+lazy(__name__)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from drivetrain.base.packages import dynamo, inductor
 from drivetrain.errors import ConfigurationError, described, did_you_mean, shown
 
 _FORMS = (
@@ -114,12 +115,8 @@ def _check_arguments(arguments: Mapping[str, Any], owner: str) -> None:
 
 
 def _modes() -> list[str]:
-    from torch._inductor import list_mode_options
-
-    return list(list_mode_options())
+    return list(inductor.list_mode_options())
 
 
 def _backends() -> list[str]:
-    from torch._dynamo import list_backends
-
-    return [name for name in list_backends(None) if "TESTING" not in name]
+    return [name for name in dynamo.list_backends(None) if "TESTING" not in name]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from drivetrain.base.packages import omegaconf, omegaconf_errors
+
 
 def is_config(value: Any) -> bool:
     """Return whether ``value`` is a DictConfig or a ListConfig."""
@@ -19,13 +21,10 @@ def as_plain(config: Any, resolve: bool = True) -> Any:
         config: a DictConfig or a ListConfig.
         resolve: replace interpolations with their values, if they have any.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
-        return OmegaConf.to_container(config, resolve=resolve)
-    except OmegaConfBaseException:  # an interpolation may refer to a missing value
-        return OmegaConf.to_container(config, resolve=False)
+        return omegaconf.OmegaConf.to_container(config, resolve=resolve)
+    except omegaconf_errors.OmegaConfBaseException:  # an interpolation may refer to a missing value
+        return omegaconf.OmegaConf.to_container(config, resolve=False)
 
 
 def without_configs(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +57,5 @@ def restored(state: Any) -> Any:
 
 def merged(config: Any, changes: dict[str, Any]) -> Any:
     """Return a copy of ``config`` with ``changes``."""
-    from omegaconf import OmegaConf, open_dict
-
-    with open_dict(config):
-        return OmegaConf.merge(config, changes)
+    with omegaconf.open_dict(config):
+        return omegaconf.OmegaConf.merge(config, changes)

@@ -16,10 +16,13 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any, BinaryIO, cast
 
+from drivetrain.base.lazy import on_first_use
 from drivetrain.errors import ConfigurationError, wrong_value
+
+with on_first_use:
+    from drivetrain.base import remote
 
 _FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 _BUFFER = 1 << 20  # bytes; large, because torch writes many small pieces
@@ -36,12 +39,6 @@ def is_remote(path: Any) -> bool:
         return False
     text = os.fspath(path)
     return isinstance(text, str) and "://" in text and not text.startswith("file://")
-
-
-def _remote() -> ModuleType:
-    from drivetrain.base import remote  # imported here, because remote writes local files with this module
-
-    return remote
 
 
 def spelled(path: str | os.PathLike[str]) -> str:
@@ -87,7 +84,7 @@ def is_file(path: str | os.PathLike[str]) -> bool:
     Raises:
         OSError: the server of an address cannot be reached.
     """
-    return _remote().written_at(path) is not None if is_remote(path) else os.path.isfile(path)
+    return remote.written_at(path) is not None if is_remote(path) else os.path.isfile(path)
 
 
 def size(path: str | os.PathLike[str]) -> int:
@@ -96,7 +93,7 @@ def size(path: str | os.PathLike[str]) -> int:
     Raises:
         OSError: the file does not exist, or its size cannot be read.
     """
-    return int(_remote().size(path)) if is_remote(path) else os.path.getsize(path)
+    return int(remote.size(path)) if is_remote(path) else os.path.getsize(path)
 
 
 def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -> bytes:
@@ -106,7 +103,7 @@ def read(path: str | os.PathLike[str], at: int = 0, length: int | None = None) -
         OSError: the file does not exist, or cannot be read.
     """
     if is_remote(path):
-        return bytes(_remote().read(path, at, length))
+        return bytes(remote.read(path, at, length))
     with open(path, "rb") as stream:
         stream.seek(at)
         return stream.read(-1 if length is None else length)
@@ -119,7 +116,7 @@ def remove(path: str | os.PathLike[str]) -> None:
         OSError: the file could not be deleted.
     """
     if is_remote(path):
-        _remote().remove(path)
+        remote.remove(path)
     else:
         Path(path).unlink(missing_ok=True)
 
@@ -130,7 +127,7 @@ def names(folder: str | os.PathLike[str]) -> list[str]:
     Raises:
         OSError: there is no such local folder, or it cannot be listed.
     """
-    return list(_remote().names(folder)) if is_remote(folder) else os.listdir(folder)
+    return list(remote.names(folder)) if is_remote(folder) else os.listdir(folder)
 
 
 def temporary_beside(target: str | os.PathLike[str]) -> Path:
@@ -155,7 +152,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
         OSError: the file could not be written; the message names the cause, and an earlier file is unchanged.
     """
     if is_remote(path):
-        with _remote().replacing(path, new) as content:
+        with remote.replacing(path, new) as content:
             yield content
         return
     target = Path(path)
@@ -235,7 +232,7 @@ def copy(source: str | os.PathLike[str], path: str | os.PathLike[str], replaces:
         OSError: as in :func:`replacing`.
     """
     if is_remote(source) or is_remote(path):
-        return bool(_remote().copy(source, path, replaces))
+        return bool(remote.copy(source, path, replaces))
     try:
         with replacing(path, durable=True, new=not replaces) as target, open(source, "rb") as stream:
             shutil.copyfileobj(stream, target)
@@ -321,8 +318,6 @@ def check_folder(owner: str, name: str, value: Any, folder: str, example: str) -
         ConfigurationError: no folder is possible there, or a package for the address is missing.
     """
     if is_remote(folder):
-        from drivetrain.base import remote
-
         remote.check_argument(owner, name, value)
     elif (why := impossible_folder(folder)) is not None:
         raise wrong_value(owner, name, value, f"a folder, and {why}", f'{name}="{example}"')

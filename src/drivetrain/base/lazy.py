@@ -6,18 +6,51 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from collections.abc import Mapping, Sequence
+from threading import get_ident
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 _offered: dict[str, tuple[str, ...]] = {}  # the public names, by package
 _files: dict[str, Mapping[str, str]] = {}  # the file of each public name, by package
+_in_block: set[int] = set()  # the threads that are in a ``with on_first_use`` block
 
 
-def lazy(
-    package: str, files: Mapping[str, str], modules: Sequence[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the ``__getattr__`` and ``__dir__`` of a package.
+class Later:
+    """A module or an optional package that is imported whenever one of its attributes is used, the first time too."""
+
+    def __init__(self, name: str) -> None:
+        self.__dict__["__name__"] = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(importlib.import_module(self.__name__), name, value)
+
+
+class OnFirstUse:
+    """A ``with`` block at the top of a file, whose modules are imported when they are first used.
+
+    The block has only lines of the form ``from drivetrain.folder import file``. To a type checker and to import-linter
+    they are plain imports. When they run, the folder's ``__getattr__`` returns a :class:`Later` for a file that is not
+    imported yet.
+    """
+
+    def __enter__(self) -> None:
+        _in_block.add(get_ident())
+
+    def __exit__(self, *_: object) -> None:
+        _in_block.discard(get_ident())
+
+
+on_first_use = OnFirstUse()
+
+
+def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules: Sequence[str] = ()) -> None:
+    """Set the ``__getattr__`` and ``__dir__`` of a package.
+
+    They are set at run time, because a type checker that sees a module's ``__getattr__`` accepts every name.
 
     Args:
         package: its ``__name__``.
@@ -27,10 +60,10 @@ def lazy(
     _offered[package], _files[package] = (*files, *modules), files
     if not any(isinstance(finder, UnknownNames) for finder in sys.meta_path):
         sys.meta_path.append(UnknownNames())
-    # Only for a package does ``from package import name`` ask the import hooks about a missing name.
-    vars(sys.modules[package]).setdefault("__path__", [])
 
     def get(name: str) -> Any:
+        if get_ident() in _in_block:
+            return Later(f"{package}.{name}")
         if name in modules:
             return importlib.import_module(f"{package}.{name}")
         if name not in files:
@@ -44,7 +77,10 @@ def lazy(
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: public_names(package, _offered[package])
+    members = vars(sys.modules[package])
+    # Only for a package does ``from package import name`` ask the import hooks about a missing name.
+    members.setdefault("__path__", [])
+    members.update(__getattr__=get, __dir__=lambda: public_names(package, _offered[package]))
 
 
 def _imported(name: str, package: str) -> ModuleType:

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 
 from drivetrain.base import files
 from drivetrain.base.files import is_remote
+from drivetrain.base.packages import fsspec, fsspec_core, fsspec_spec
 from drivetrain.errors import ConfigurationError, MissingPackageError, shown
 
 # Stores that show an object only after its complete upload.
@@ -46,7 +47,6 @@ def is_known(path: Any) -> bool:
     protocol = _protocol(os.fspath(path))
     if importlib.util.find_spec("fsspec") is None:
         return protocol in _PACKAGES
-    import fsspec  # type: ignore[import-untyped]
 
     return "::" in protocol or protocol in fsspec.available_protocols()
 
@@ -67,7 +67,6 @@ def check(path: Any) -> None:
             f"{address} needs the package fsspec, which is not installed. Run `pip install {packages}`, or use a "
             "local path."
         )
-    import fsspec
 
     try:
         fsspec.get_filesystem_class(protocol.rpartition("::")[2])
@@ -303,15 +302,14 @@ def _put_new(system: Any, local: str, path: str, address: str | os.PathLike[str]
 
 
 def _put_and_rename(system: Any, local: str, path: str) -> None:
-    from fsspec.spec import AbstractFileSystem  # type: ignore[import-untyped]
-
     folder = posixpath.dirname(path)
     temporary = posixpath.join(folder, f".{uuid.uuid4().hex}.part")
     try:
         if folder.strip("/"):
             system.makedirs(folder, exist_ok=True)
         system.put_file(local, temporary)
-        if type(system).mv is AbstractFileSystem.mv:  # the generic mv treats names with brackets as patterns
+        if type(system).mv is fsspec_spec.AbstractFileSystem.mv:
+            # the generic mv treats names with brackets as patterns
             system.cp_file(temporary, path)
         else:
             system.mv(temporary, path)
@@ -329,10 +327,9 @@ def _opened(address: str | os.PathLike[str]) -> tuple[Any, str]:
     """
     text = os.fspath(address).replace("\\", "/")  # os.path.join writes backslashes on Windows
     check(text)
-    from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 
     with _explained(address, "could not be opened"):
-        system, path = url_to_fs(text)
+        system, path = fsspec_core.url_to_fs(text)
         system.invalidate_cache()  # another process may have written files since the last listing
     return system, path
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from drivetrain.base.packages import xla_model
 from drivetrain.base.rank_zero import rank_from_environ
 from drivetrain.base.restoring import check_rng_state, entry
 from drivetrain.errors import CheckpointError, ConfigurationError
@@ -233,7 +234,6 @@ def xla_generator() -> Any:
     library = sys.modules.get("torch_xla")
     if library is None or not library._XLAC._xla_runtime_is_initialized():
         return None
-    from torch_xla.core import xla_model
 
     return xla_model
 

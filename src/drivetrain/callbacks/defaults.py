@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from drivetrain.base.lazy import on_first_use
 from drivetrain.callback import Callback, Checkpoint
 from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
 from drivetrain.callbacks.model_summary import ModelSummary
@@ -18,6 +19,9 @@ from drivetrain.errors import ConfigurationError
 if TYPE_CHECKING:
     from drivetrain.clusters.environment import ClusterEnvironment
     from drivetrain.settings import Settings
+
+with on_first_use:
+    from drivetrain.callbacks import goodput_monitor, replay_check, replica_check
 
 _DEFAULTS: tuple[tuple[str, type[Callback], Callable[[], Callback]], ...] = (
     ("enable_checkpointing", Checkpoint, ModelCheckpoint),
@@ -41,23 +45,19 @@ def with_defaults(given: Sequence[Callback], settings: Settings, environment: Cl
             )
         found.append(Timer(duration=settings.max_time))
     if settings.replica_check_every is not None:
-        from drivetrain.callbacks.replica_check import ReplicaCheck
-
-        if any(isinstance(callback, ReplicaCheck) for callback in found):
+        if any(isinstance(callback, replica_check.ReplicaCheck) for callback in found):
             raise ConfigurationError(
                 f"Trainer(replica_check_every={settings.replica_check_every!r}) and the ReplicaCheck in callbacks both "
                 "compare the replicas. Keep one."
             )
-        found.append(ReplicaCheck(settings.replica_check_every))
+        found.append(replica_check.ReplicaCheck(settings.replica_check_every))
     if settings.replay_every is not None:
-        from drivetrain.callbacks.replay_check import ReplayCheck
-
-        if any(isinstance(callback, ReplayCheck) for callback in found):
+        if any(isinstance(callback, replay_check.ReplayCheck) for callback in found):
             raise ConfigurationError(
                 f"Trainer(replay_every={settings.replay_every!r}) and the ReplayCheck in callbacks both replay "
                 "optimizer steps. Keep one."
             )
-        found.append(ReplayCheck(settings.replay_every))
+        found.append(replay_check.ReplayCheck(settings.replay_every))
     for argument, kind, make in _DEFAULTS:
         wanted = False if settings.barebones else getattr(settings, argument)
         own = next((callback for callback in found if isinstance(callback, kind)), None)
@@ -75,11 +75,9 @@ def with_defaults(given: Sequence[Callback], settings: Settings, environment: Cl
             found.append(make())
     if any(isinstance(each, RichProgressBar) for each in found):
         found = [RichModelSummary() if type(each) is ModelSummary and each not in given else each for each in found]
-    if any(isinstance(each, ModelCheckpoint) and each.every is not None for each in found):
-        from drivetrain.callbacks.goodput_monitor import GoodputMonitor
-
-        if not any(isinstance(each, GoodputMonitor) for each in found):
-            found.append(GoodputMonitor())
+    times_saves = any(isinstance(each, ModelCheckpoint) and each.every is not None for each in found)
+    if times_saves and not any(isinstance(each, goodput_monitor.GoodputMonitor) for each in found):
+        found.append(goodput_monitor.GoodputMonitor())
     if environment.auto_requeue and environment.requeue_signal and not (settings.fast_dev_run or settings.barebones):
         found.append(Requeue(environment))
     return found

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.base import files, yaml_text
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callbacks._checkpoint_arguments import (
     check_target,
@@ -32,6 +33,9 @@ from drivetrain.trainer.after_exception import save_after_exception
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
     from drivetrain.trainer.trainer import Trainer
+
+with on_first_use:
+    from drivetrain.callbacks import goodput_monitor
 
 _STATE = (
     "monitor", "dirpath", "best_model_path", "best_model_score", "current_score", "best_k_models",
@@ -216,9 +220,7 @@ class ModelCheckpoint(StoredCheckpoint):
     def _choose_interval(self, trainer: Trainer) -> None:
         """Set the seconds between two saves for ``every="auto"``, from what rank 0 has measured until now."""
         if self.every is not None:
-            from drivetrain.callbacks.goodput_monitor import GoodputMonitor
-
-            monitors = [each for each in trainer.callbacks if isinstance(each, GoodputMonitor)]
+            monitors = [each for each in trainer.callbacks if isinstance(each, goodput_monitor.GoodputMonitor)]
             if not monitors:
                 raise ConfigurationError(
                     'ModelCheckpoint(every="auto") needs a GoodputMonitor, which measures saves and failures. Add one '

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from drivetrain import parity
 from drivetrain.base.introspect import overrides
+from drivetrain.base.packages import flop_counter
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError, check_count
@@ -311,9 +312,8 @@ def _run(module: nn.Module, shown: list[nn.Module], counts: bool) -> _Trial | No
         if not counts:
             module(*args, **kwargs)
             return _Trial(sizes, None, {})
-        from torch.utils.flop_counter import FlopCounterMode
 
-        with FlopCounterMode(display=False) as counter:
+        with flop_counter.FlopCounterMode(display=False) as counter:
             module(*args, **kwargs)
         root = f"{type(module).__name__}."
         by_name = {path.removeprefix(root): counts for path, counts in counter.get_flop_counts().items()}

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks._progress_thread import DRAWING, ProgressThread, Snapshot
@@ -19,6 +20,9 @@ from drivetrain.loops.progress import RunningStage, TrainerFn
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
     from drivetrain.trainer.trainer import Trainer
+
+with on_first_use:
+    from drivetrain.callbacks import plain_progress, rich_progress
 
 __all__ = ["ProgressBar", "Snapshot", "default_progress_bar"]
 
@@ -327,9 +331,6 @@ def default_progress_bar() -> ProgressBar:
     notebook = "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets") is not None
     terminal = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     if (notebook or terminal) and importlib.util.find_spec("rich") is not None:
-        from drivetrain.callbacks.rich_progress import RichProgressBar
+        return rich_progress.RichProgressBar()
 
-        return RichProgressBar()
-    from drivetrain.callbacks.plain_progress import PlainProgressBar
-
-    return PlainProgressBar()
+    return plain_progress.PlainProgressBar()

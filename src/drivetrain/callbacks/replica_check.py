@@ -20,6 +20,7 @@ from drivetrain.errors import ConfigurationError, DrivetrainError, check_choice,
 from drivetrain.strategies.copies import named_state, ranks_with_copies
 from drivetrain.strategies.peers import some
 from drivetrain.strategies.sharded_state import is_dtensor, local_shard
+from drivetrain.trainer.last import newest_of_fit
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -226,7 +227,6 @@ class ReplicaCheck(Callback):
         step, text = trainer.global_step, _text(wrong, places)
         start = f"After optimizer step {step}, the replicas of the model differ: {text}"
         if not (heals and self.on_mismatch == "heal" and all(each.curable for each in wrong)):
-            from drivetrain.trainer.last import newest_of_fit
 
             newest, run = newest_of_fit(trainer), trainer.current_run
             is_stopping = trainer.strategy.broadcast(trainer.should_stop or (run is not None and run.stop is not None))

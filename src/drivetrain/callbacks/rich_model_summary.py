@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from drivetrain.base.introspect import overrides
+from drivetrain.base.packages import rich, rich_table, rich_text
 from drivetrain.callbacks.model_summary import ModelSummary, Summary
 from drivetrain.errors import check_installed
 
@@ -32,19 +33,16 @@ class RichModelSummary(ModelSummary):
         if overrides(self, "summarize", ModelSummary):
             self.summarize(**summary.as_arguments(), **self._table_kwargs)
             return
-        from rich import get_console
-        from rich.table import Table
-        from rich.text import Text
 
-        console = get_console()
+        console = rich.get_console()
         if summary.rows:
-            table = Table(**{"header_style": "bold", **self._table_kwargs})
+            table = rich_table.Table(**{"header_style": "bold", **self._table_kwargs})
             for title in summary.header:
                 table.add_column(title, justify="right" if title == "Params" else "left")
-            for row in summary.rows:
-                table.add_row(*(Text(cell) for cell in row.cells()))  # Text, because a name may contain brackets
+            for row in summary.rows:  # as Text, because a name may contain brackets
+                table.add_row(*(rich_text.Text(cell) for cell in row.cells()))
             console.print(table)
-        totals = Table.grid(padding=(0, 2))
+        totals = rich_table.Table.grid(padding=(0, 2))
         for value, meaning in summary.totals():
-            totals.add_row(Text(value, style="bold"), meaning)
+            totals.add_row(rich_text.Text(value, style="bold"), meaning)
         console.print(totals)

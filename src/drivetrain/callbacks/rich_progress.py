@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.base.packages import rich_console, rich_progress
 from drivetrain.callbacks._progress_thread import DRAWING
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
 from drivetrain.errors import check_installed
@@ -117,21 +118,19 @@ class RichProgressBar(ProgressBar):
 
     def configure_columns(self, trainer: Trainer) -> list[ProgressColumn]:
         """Return the columns of the bars, for ``rich.progress.Progress``; called when the first bar is drawn."""
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-
         theme = self.theme
         styles = {"count": theme.batch_progress, "rate": theme.processing_speed, "metrics": theme.metrics}
         texts = {  # markup=False: a metric may be called "loss[0]"
-            name: TextColumn(f"{{task.fields[{name}]}}", markup=False, style=style or "none")
+            name: rich_progress.TextColumn(f"{{task.fields[{name}]}}", markup=False, style=style or "none")
             for name, style in styles.items()
         }
-        bar = BarColumn(
+        bar = rich_progress.BarColumn(
             complete_style=theme.progress_bar,
             finished_style=theme.progress_bar_finished,
             pulse_style=theme.progress_bar_pulse,
         )
-        description = TextColumn("{task.description}", style=theme.description or "none")
-        elapsed = TimeElapsedColumn()
+        description = rich_progress.TextColumn("{task.description}", style=theme.description or "none")
+        elapsed = rich_progress.TimeElapsedColumn()
         return [description, bar, texts["count"], texts["rate"], elapsed, texts["metrics"]]
 
     def refresh(self, hard: bool = False) -> None:
@@ -173,14 +172,11 @@ class RichProgressBar(ProgressBar):
         tasks = [] if self._progress is None else self._progress.tasks
         return next((task for task in tasks if task.id == task_id), None)
 
-    def _open(self) -> Progress:
-        from rich.console import Console
-        from rich.progress import Progress
-
+    def _open(self) -> rich_progress.Progress:
         trainer: Any = None if self._trainer is None else self._trainer()  # None: draw() is called outside a run
-        progress = Progress(
+        progress = rich_progress.Progress(
             *self.configure_columns(trainer),
-            console=None if self._console_kwargs is None else Console(**self._console_kwargs),
+            console=None if self._console_kwargs is None else rich_console.Console(**self._console_kwargs),
             auto_refresh=False,  # otherwise rich would start its own thread
         )
         progress.start()

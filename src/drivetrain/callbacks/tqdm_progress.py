@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar
 
+from drivetrain.base.packages import tqdm_auto
 from drivetrain.callbacks._progress_thread import DRAWING
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
 from drivetrain.errors import WrongTypeError, check_installed
@@ -45,10 +46,10 @@ class TQDMProgressBar(ProgressBar):
         self, *args: Any, sep: str | None = " ", end: str | None = None, flush: bool = False, **kwargs: Any
     ) -> None:
         """Print above the bar; accepts the arguments of the built-in and of tqdm's ``write``. ``flush`` is ignored."""
-        from tqdm.auto import tqdm
-
         with DRAWING:
-            tqdm.write((" " if sep is None else sep).join(map(str, args)), end="\n" if end is None else end, **kwargs)
+            tqdm_auto.tqdm.write(
+                (" " if sep is None else sep).join(map(str, args)), end="\n" if end is None else end, **kwargs
+            )
 
     # ---- for subclasses ------------------------------------------------------------------------------------------
 
@@ -141,9 +142,7 @@ _INIT = {
 
 
 def _new_bar(**kwargs: Any) -> Any:
-    from tqdm.auto import tqdm
-
-    class Bar(tqdm):  # type: ignore[type-arg]  # only the stubs have a type argument
+    class Bar(tqdm_auto.tqdm):  # type: ignore[type-arg]  # only the stubs have a type argument
         monitor_interval = 0  # otherwise tqdm would start its own thread
         measured = 0.0
 

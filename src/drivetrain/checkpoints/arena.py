@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from drivetrain.base.packages import fcntl
 from drivetrain.checkpoints.writer_process import ALIGNMENT, CONTROL
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})  # a checkpoint has thousands of numbers in random states
@@ -124,8 +125,6 @@ class Arena:
 
 def _new_memory() -> int:
     """Return the descriptor of a new file in memory; never a standard stream's, which the other process has itself."""
-    import fcntl  # not on Windows, where nothing needs the memory
-
     with contextlib.ExitStack() as stack:
         if hasattr(os, "memfd_create"):
             stack.callback(os.close, descriptor := os.memfd_create("drivetrain-checkpoint"))

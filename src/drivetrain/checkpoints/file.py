@@ -18,6 +18,7 @@ import torch
 from drivetrain import parity
 from drivetrain.base import files
 from drivetrain.base.introspect import overrides
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.registry import Registry
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.io import CheckpointIO, background_of, behind, unreachable
@@ -29,6 +30,10 @@ from drivetrain.errors import (
     RunError,
     described,
 )
+
+with on_first_use:
+    from drivetrain.base import remote
+    from drivetrain.checkpoints import container, foreign, sharded
 
 R = TypeVar("R")
 
@@ -81,7 +86,6 @@ class TorchCheckpointIO(CheckpointIO):
     def is_sharded(self, path: str | Path) -> bool:
         if behind(path) is None and not os.path.isdir(path):
             return False
-        from drivetrain.checkpoints import sharded
 
         if not files.is_remote(path):
             return sharded.is_begun(path)
@@ -119,8 +123,6 @@ class TorchCheckpointIO(CheckpointIO):
         self, source: Path | IO[bytes], name: str, map_location: Any, weights_only: bool | None
     ) -> dict[str, Any]:
         if isinstance(source, Path) and self.is_sharded(source):
-            from drivetrain.checkpoints import sharded
-
             read: dict[str, Any] = move_to(sharded.read(source), map_location)
             return read
         # unlike Path.is_file, os.path.isfile accepts any name
@@ -130,9 +132,8 @@ class TorchCheckpointIO(CheckpointIO):
             if os.path.isdir(source):
                 raise CheckpointNameError(f"{name} is a folder, and a checkpoint is a file. Pass the path of a file.")
             raise NoCheckpointError(f"There is no checkpoint at {name}. Check the path.")
-        from drivetrain.checkpoints.foreign import is_legacy, read_foreign  # imported only when something is read
 
-        if not is_legacy(source):
+        if not foreign.is_legacy(source):
             check_records(source, name)
         try:
             loaded: dict[str, Any] = torch.load(
@@ -145,8 +146,8 @@ class TorchCheckpointIO(CheckpointIO):
                 ) from error
             if weights_only is None and parity.current().pickle:
                 return self._load(source, name, map_location, weights_only=False)
-            if (foreign := read_foreign(rewound(source), map_location, name)) is not None:
-                return foreign
+            if (objects := foreign.read_foreign(rewound(source), map_location, name)) is not None:
+                return objects
             raise CheckpointError(
                 f"{name} holds objects that are no plain data, and unpickling them could run code: {_reason(error)}. "
                 "If you trust whoever wrote it, pass weights_only=False."
@@ -163,12 +164,8 @@ class TorchCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: the checkpoint does not exist, or the server cannot be reached.
         """
-        from drivetrain.base import remote
-
         with unreachable(address), contextlib.ExitStack() as stack:
             if self.is_sharded(address):
-                from drivetrain.checkpoints import sharded
-
                 yield stack.enter_context(sharded.fetched(files.absolute(address)))
                 return
             try:
@@ -184,8 +181,6 @@ class TorchCheckpointIO(CheckpointIO):
         is_folder = self.is_sharded(path) if is_remote else os.path.isdir(path) and not os.path.islink(path)
         with unreachable(path) if is_remote else _removing(path):
             if is_folder:
-                from drivetrain.checkpoints import sharded
-
                 sharded.remove(sharded.place(path))
             else:
                 files.remove(path)
@@ -205,7 +200,6 @@ class TorchCheckpointIO(CheckpointIO):
     def copy(self, source: str | Path, path: str | Path, link: bool = False, replaces: bool = True) -> bool:
         if (link and not files.is_remote(path)) or not self.is_sharded(source):
             return super().copy(source, path, link, replaces)
-        from drivetrain.checkpoints import sharded
 
         try:
             return sharded.copy(sharded.place(source), sharded.place(path), replaces)
@@ -217,8 +211,6 @@ class TorchCheckpointIO(CheckpointIO):
     def is_complete(self, path: str | Path) -> bool:
         try:
             if self.is_sharded(path):
-                from drivetrain.checkpoints import sharded
-
                 sharded.verify(sharded.place(path))
             else:
                 with self._fetched(str(path)) if files.is_remote(path) else contextlib.nullcontext(Path(path)) as local:
@@ -272,10 +264,8 @@ def cure_of(number: int | None) -> str:
 
 
 def _write(checkpoint: dict[str, Any], target: Path | str, new: bool) -> None:
-    from drivetrain.checkpoints.container import write  # imported only when something is written
-
     with files.replacing(target, durable=True, new=new) as stream:
-        write(checkpoint, stream)
+        container.write(checkpoint, stream)
 
 
 def entries(path: str | Path) -> dict[str, Any]:
@@ -285,8 +275,6 @@ def entries(path: str | Path) -> dict[str, Any]:
     raised.
     """
     if os.path.isdir(path):
-        from drivetrain.checkpoints import sharded
-
         folder: dict[str, Any] = sharded.read(sharded.place(path), lazy=("",))
         return folder
     loaded: dict[str, Any] = torch.load(files.spelled(path), map_location="cpu", mmap=True, weights_only=True)
@@ -356,8 +344,6 @@ def _target(path: str | Path) -> Path | str:
     """
     if isinstance(path, (str, os.PathLike)) and isinstance(name := os.fspath(path), str):
         if files.is_remote(name):
-            from drivetrain.base import remote
-
             remote.check_writable(name)
             return name
         name = files.spelled(name)

@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.base import files
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.registry import Registry, names_itself
 from drivetrain.errors import CheckpointError
 
 if TYPE_CHECKING:
     from drivetrain.checkpoints.background import AsyncCheckpointIO
+
+with on_first_use:
+    from drivetrain.base import remote
 
 
 class FileAnswers:
@@ -252,7 +256,6 @@ def behind(path: str | Path) -> types.ModuleType | None:
     """
     if not files.is_remote(path):
         return None
-    from drivetrain.base import remote
 
     return remote if remote.is_known(path) else None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 HOST = torch.device("cpu")
 
@@ -25,7 +26,6 @@ class UnreadTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        from torch.utils._pytree import tree_map
 
         def whole(value: Any) -> Any:
             return value.whole() if isinstance(value, UnreadTensor) else value

@@ -26,5 +26,4 @@ _FILES = {
 }
 __all__ = list(_FILES)
 
-if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
-    __getattr__, __dir__ = lazy(__name__, _FILES)
+lazy(__name__, _FILES)

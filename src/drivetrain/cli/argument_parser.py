@@ -32,7 +32,7 @@ from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from jsonargparse.typing import class_from_function
 
 from drivetrain import callbacks, loggers
-from drivetrain.base import files
+from drivetrain.base import files, remote
 from drivetrain.callback import Callback
 from drivetrain.cli.class_paths import Recipe, ReduceLROnPlateau
 from drivetrain.cli.hints import with_hint
@@ -172,8 +172,6 @@ class LightningArgumentParser(ArgumentParser):
         for option, word in zip(options, words, strict=False):
             address = word.removeprefix("--config=")
             if files.is_remote(address) and (address != word or option in ("--config", "-c")):
-                from drivetrain.base import remote
-
                 remote.check(address)
                 set_parsing_settings(config_read_mode_fsspec_enabled=True)
         return super().parse_args(args, *rest, **kwargs)

@@ -9,6 +9,18 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from drivetrain.base.lazy import on_first_use
+from drivetrain.errors import ConfigurationError, DrivetrainError
+
+with on_first_use:
+    from drivetrain.cli import (
+        checkpoint_convert,
+        checkpoint_diff,
+        checkpoint_inspect,
+        checkpoint_prune,
+        checkpoint_verify,
+    )
+
 
 def main(arguments: Sequence[str], prog: str = "drivetrain checkpoint") -> int:
     """Run a subcommand.
@@ -18,8 +30,6 @@ def main(arguments: Sequence[str], prog: str = "drivetrain checkpoint") -> int:
         ``prune`` could not remove something.
     """
     given = _parser(prog).parse_args(arguments)
-
-    from drivetrain.errors import DrivetrainError  # imports torch, as the subcommands do, which --help does not need
 
     try:
         result, lines, code = _ACTIONS[given.action](given)
@@ -89,47 +99,34 @@ _Result = tuple[dict[str, Any], Iterable[str], int]
 
 
 def _inspect(given: argparse.Namespace) -> _Result:
-    from drivetrain.cli import checkpoint_inspect
-
     result = checkpoint_inspect.inspect(given.path, given.tensors)
     return result, checkpoint_inspect.text(result), 0
 
 
 def _verify(given: argparse.Namespace) -> _Result:
-    from drivetrain.cli import checkpoint_verify
-
     result = checkpoint_verify.verify(given.path)
     return result, checkpoint_verify.text(result), 0 if result["ok"] else 1
 
 
 def _diff(given: argparse.Namespace) -> _Result:
-    from drivetrain.cli import checkpoint_diff
-
     result = checkpoint_diff.diff(given.path, given.other, given.weights)
     return result, checkpoint_diff.text(result), 0 if result["equal"] else 1
 
 
 def _convert(given: argparse.Namespace) -> _Result:
-    from drivetrain.cli import checkpoint_convert as module
-    from drivetrain.errors import ConfigurationError
-
     if not 0 < given.max_file_size < math.inf:
         raise ConfigurationError(f"--max-file-size is a number of GB above 0, not {given.max_file_size}. Use 5.")
     size = int(given.max_file_size * 1e9)
-    result = module.convert(given.path, given.out, given.to, given.strip_prefix, given.add_prefix, size)
-    return result, module.text(result), 0
+    result = checkpoint_convert.convert(given.path, given.out, given.to, given.strip_prefix, given.add_prefix, size)
+    return result, checkpoint_convert.text(result), 0
 
 
 def _consolidate(given: argparse.Namespace) -> _Result:
-    from drivetrain.cli import checkpoint_convert
-
     result = checkpoint_convert.consolidate(given.path, given.out)
     return result, checkpoint_convert.text(result), 0
 
 
 def _prune(given: argparse.Namespace) -> _Result:
-    from drivetrain.cli import checkpoint_prune
-
     result = checkpoint_prune.prune(given.dir, given.keep, given.delete)
     return result, checkpoint_prune.text(result), 2 if result["failed"] else 0
 

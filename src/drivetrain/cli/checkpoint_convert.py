@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+import drivetrain
 from drivetrain.base import files
 from drivetrain.checkpoints.container import write_unread
 from drivetrain.checkpoints.plain import MARKER, encode
@@ -164,8 +165,6 @@ def _write_file(tree: Mapping[str, Any], target: Path) -> None:
 
 
 def _versions() -> dict[str, Any]:
-    import drivetrain
-
     return {
         "pytorch-lightning_version": LAYOUT_VERSION, "drivetrain_version": drivetrain.__version__,
         "torch_version": str(torch.__version__),

@@ -18,12 +18,14 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from drivetrain.base.packages import dcp, dcp_api, dcp_files, dcp_saver
 from drivetrain.base.restoring import restoring
 from drivetrain.checkpoints import json_tree
 from drivetrain.checkpoints.foreign import read_objects, read_pickle
 from drivetrain.checkpoints.part_lists import Piece, Stored
 from drivetrain.checkpoints.sharded import StoredTensor
 from drivetrain.errors import CheckpointError
+from drivetrain.strategies.optimizer_states import by_number
 from drivetrain.strategies.sharded_files import TensorNames
 
 _METADATA = ".metadata"
@@ -130,12 +132,9 @@ def read(path: Path) -> tuple[dict[str, Any], list[Path]]:
 
 
 def _metadata(path: Path) -> Any:
-    from torch.distributed.checkpoint import filesystem
-    from torch.distributed.checkpoint import metadata as dcp
-
     classes = [
         dcp.Metadata, dcp.TensorStorageMetadata, dcp.BytesStorageMetadata, dcp.ChunkStorageMetadata, dcp.MetadataIndex,
-        dcp.TensorProperties, dcp.StorageMeta, dcp._MEM_FORMAT_ENCODING, filesystem._StorageInfo,
+        dcp.TensorProperties, dcp.StorageMeta, dcp._MEM_FORMAT_ENCODING, dcp_files._StorageInfo,
     ]  # fmt: skip
     with open(path / _METADATA, "rb") as stream:
         found = read_pickle(stream, classes, str(path / _METADATA))
@@ -145,8 +144,6 @@ def _metadata(path: Path) -> Any:
 
 
 def _values(path: Path, metadata: Any) -> Iterator[tuple[str, Any]]:
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
     places = {(each.fqn, tuple(each.offset or ())): info for each, info in metadata.storage_data.items()}
     for info in places.values():
         if Path(info.relative_path).name != info.relative_path or getattr(info, "transform_descriptors", None):
@@ -155,7 +152,7 @@ def _values(path: Path, metadata: Any) -> Iterator[tuple[str, Any]]:
                 "Write the checkpoint without extensions."
             )
     for name, each in metadata.state_dict_metadata.items():
-        if not isinstance(each, TensorStorageMetadata):
+        if not isinstance(each, dcp.TensorStorageMetadata):
             info = places[name, ()]
             yield name, _load(path / info.relative_path, info.offset, info.length, name)
             continue
@@ -179,8 +176,6 @@ def _of_lightning(tree: Mapping[str, Any], beside: Any) -> dict[str, Any]:
     """Return the entries of a Lightning checkpoint whose tensors are in a folder: optimizer states have numbers
     again.
     """
-    from drivetrain.strategies.optimizer_states import by_number
-
     states: list[Any] = []
     while isinstance(state := tree.get(f"optimizer_{len(states)}"), Mapping):
         groups = state.get("param_groups", {})
@@ -197,10 +192,6 @@ def write(tree: Mapping[str, Any], folder: Path) -> None:
     Raises:
         OSError: the folder could not be written.
     """
-    from torch.distributed.checkpoint.api import CheckpointException
-    from torch.distributed.checkpoint.filesystem import FileSystemWriter
-    from torch.distributed.checkpoint.state_dict_saver import save
-
     names = TensorNames(tree)
     text = json.dumps(json_tree.encode(dict(tree), names.of), allow_nan=False)
     state: dict[str, Any] = {"model": {}, _TREE: text}
@@ -210,8 +201,8 @@ def write(tree: Mapping[str, Any], folder: Path) -> None:
     with warnings.catch_warnings():  # that there is one process
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         try:
-            save(state, storage_writer=FileSystemWriter(folder), no_dist=True)
-        except CheckpointException as error:  # of all ranks' exceptions; here there is one rank
+            dcp_saver.save(state, storage_writer=dcp_files.FileSystemWriter(folder), no_dist=True)
+        except dcp_api.CheckpointException as error:  # of all ranks' exceptions; here there is one rank
             failure, _ = next(iter(error.failures.values()))
             raise failure from error
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from drivetrain.base.packages import safetensors, safetensors_torch
 from drivetrain.base.restoring import entry, restoring
 from drivetrain.checkpoints.unread import UnreadTensor
 from drivetrain.errors import CheckpointError, check_installed
@@ -58,10 +59,9 @@ def read(path: Path) -> dict[str, Any]:
         MissingPackageError: safetensors is not installed.
     """
     check_installed(f"Reading {path}", "safetensors")
-    from safetensors import safe_open
 
     try:
-        with safe_open(path, framework="pt") as opened:
+        with safetensors.safe_open(path, framework="pt") as opened:
             state: dict[str, Any] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             metadata = opened.metadata() or {}
     except Exception as error:  # the package raises exceptions of its own
@@ -142,11 +142,9 @@ def _identity(tensor: Tensor) -> Any:
 
 
 def _save(tensors: Mapping[str, Tensor], target: Path, aliases: Mapping[str, str]) -> None:
-    from safetensors.torch import save_file
-
     metadata = {"format": "pt", **{f"{_ALIAS}{alias}": kept for alias, kept in aliases.items()}}
     try:
-        save_file({name: _packed(each) for name, each in tensors.items()}, target, metadata)
+        safetensors_torch.save_file({name: _packed(each) for name, each in tensors.items()}, target, metadata)
     except OSError:
         raise
     except Exception as error:  # the package raises exceptions of its own

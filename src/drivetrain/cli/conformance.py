@@ -8,10 +8,14 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from drivetrain.testing.checks import Outcome
+import drivetrain
+from drivetrain.base.lazy import on_first_use
+from drivetrain.errors import DrivetrainError
+
+with on_first_use:
+    from drivetrain.testing import checks
 
 SCHEMA = 1
 """Of the JSON: it rises when a key changes its meaning or is removed."""
@@ -27,16 +31,13 @@ def main(arguments: Sequence[str], prog: str = "drivetrain conformance") -> int:
     """
     given = _parser(prog).parse_args(arguments)
 
-    from drivetrain.errors import DrivetrainError  # imports torch, which --help does not need
-    from drivetrain.testing.checks import Part, run_checks
-
-    outcomes: list[Outcome] = []
+    outcomes: list[checks.Outcome] = []
     error = None
     sys.path.insert(0, os.getcwd())  # modules beside the one who calls, as with python -m
     with _printing_to_stderr() as out:
         try:
-            part = Part(given.kind, given.part, given.args, given.settings)
-            for each in run_checks(part, given.check):
+            part = checks.Part(given.kind, given.part, given.args, given.settings)
+            for each in checks.run_checks(part, given.check):
                 outcomes.append(each)
                 if not (given.json or given.badge):
                     print(*_lines(each), sep="\n", file=out, flush=True)
@@ -101,16 +102,14 @@ def _printing_to_stderr() -> Iterator[Any]:
         os.close(real)
 
 
-def _lines(outcome: Outcome) -> list[str]:
+def _lines(outcome: checks.Outcome) -> list[str]:
     row = f"{outcome.result:<8}{outcome.name:<54}{outcome.seconds:>7.1f} s"
     if outcome.result == "fails":
         return [row, f"        seen:     {outcome.seen}", f"        expected: {outcome.sentence}"]
     return [f"{row}  {outcome.seen}".rstrip()]
 
 
-def _json(given: argparse.Namespace, outcomes: list[Outcome], counts: dict[str, int], error: str | None) -> str:
-    import drivetrain
-
+def _json(given: argparse.Namespace, outcomes: list[checks.Outcome], counts: dict[str, int], error: str | None) -> str:
     checks = [{**each._asdict(), "seconds": round(each.seconds, 3)} for each in outcomes]
     report = {"schema": SCHEMA, "drivetrain": drivetrain.__version__, "kind": given.kind, "part": given.part}
     return json.dumps({**report, "error": error, "counts": counts, "checks": checks}, indent=2)
@@ -118,8 +117,6 @@ def _json(given: argparse.Namespace, outcomes: list[Outcome], counts: dict[str, 
 
 def badge(kind: str, counts: dict[str, int]) -> str:
     """Return a line of Markdown that shows the result as a picture, which shields.io draws when a page is read."""
-    import drivetrain
-
     passed, run = counts["ok"], counts["ok"] + counts["fails"]
     texts = f"drivetrain {drivetrain.__version__} {kind}", f"{passed} of {run} checks"
     color = "red" if counts["fails"] else "brightgreen"

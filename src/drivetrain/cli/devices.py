@@ -8,9 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from drivetrain.base.lazy import on_first_use
+
 if TYPE_CHECKING:
     from drivetrain.accelerators import Accelerator
     from drivetrain.base.registry import Entry
+
+with on_first_use:
+    from drivetrain.accelerators import accelerator as kinds
+    from drivetrain.accelerators import torch_device
 
 _GIB = 1 << 30
 
@@ -68,14 +74,12 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain devices
     parser.add_argument("--json", action="store_true", help="the same for programs; memory in bytes")
     given = parser.parse_args(arguments)
 
-    from drivetrain.accelerators import AcceleratorRegistry, torch_device  # import torch, which --help does not need
-
     rows = list(_registered())
     for row in rows:
-        row.also = AcceleratorRegistry.other_names(row.name)
-    other = sorted(set(torch_device.known_types()) - set(AcceleratorRegistry.available()))
+        row.also = kinds.AcceleratorRegistry.other_names(row.name)
+    other = sorted(set(torch_device.known_types()) - set(kinds.AcceleratorRegistry.available()))
     for name in other:
-        entry = AcceleratorRegistry.fallback(name)
+        entry = kinds.AcceleratorRegistry.fallback(name)
         if entry is not None and entry.cls.is_available():
             rows.append(_row(entry))
     absent = [name for name in other if all(name != row.name for row in rows)]
@@ -87,11 +91,9 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain devices
 
 
 def _registered() -> Iterator[Row]:
-    from drivetrain.accelerators import AcceleratorRegistry
-
-    for name in AcceleratorRegistry.available():
+    for name in kinds.AcceleratorRegistry.available():
         try:
-            entry = AcceleratorRegistry.entry(name)
+            entry = kinds.AcceleratorRegistry.entry(name)
         except Exception as error:  # a package that cannot be imported must not hide the others
             yield Row(name, reason=f"it cannot be imported: {_shown(error)}")
         else:

@@ -19,12 +19,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain.base.introspect import taken
+from drivetrain.base.lazy import on_first_use
+from drivetrain.base.packages import yaml
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.checkpoints.references import find_open, name_of
 from drivetrain.errors import CheckpointError, described
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
+
+with on_first_use:
+    from drivetrain.cli import argument_parser
+    from drivetrain.module import loading
+
 
 CLASS_PATH, INSTANTIATOR = "_class_path", "_instantiator"
 
@@ -84,10 +91,8 @@ def with_hyperparameters(parser: ArgumentParser, config: Namespace, path: str, a
     Raises:
         CheckpointError: the hyperparameters contain a name that a file may not use, or do not fit the model.
     """
-    from drivetrain.module.loading import hyperparameters_in
-
     try:
-        values = dict(hyperparameters_in(path))
+        values = dict(loading.hyperparameters_in(path))
     except CheckpointError:  # the run's store may be able to read it; otherwise the Trainer reports why not
         return config
     values.pop(INSTANTIATOR, None)
@@ -188,17 +193,13 @@ def rebuilt(cls: type, saved: Mapping[str, Any], given: Collection[str]) -> dict
 
 
 def _parser_of(cls: type, given: Collection[str] = ()) -> ArgumentParser:
-    from drivetrain.cli.argument_parser import LightningArgumentParser
-
-    parser = LightningArgumentParser(exit_on_error=False)
+    parser = argument_parser.LightningArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, "module", instantiate=False, fail_untyped=False, skip={*given})
     return parser
 
 
 def as_plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
     """Return the parsed ``config`` as plain data, with objects as class paths."""
-    import yaml  # type: ignore[import-untyped]
-
     text = parser.dump(config, skip_link_targets=False, skip_unset=False, skip_validation=True)
     return dict(yaml.safe_load(text) or {})
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain.base import files
+from drivetrain.base import files, remote
 from drivetrain.base.introspect import overrides
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError, RunError
@@ -104,7 +104,6 @@ def _folder_to_write(folder: str, name: str) -> Iterator[str]:
         files.check_replaceable(Path(folder, name))
         yield folder
         return
-    from drivetrain.base import remote
 
     with tempfile.TemporaryDirectory(prefix="drivetrain-") as local:
         yield local

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from drivetrain.base.packages import mpi
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.local import free_port
@@ -87,6 +88,4 @@ class MPIEnvironment(ClusterEnvironment):
 
 
 def _world() -> Any:
-    from mpi4py import MPI
-
-    return MPI.COMM_WORLD
+    return mpi.COMM_WORLD

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 
+from drivetrain.base.packages import xla_runtime
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
 
 _NO_PORT = -1
@@ -39,30 +40,22 @@ class XLAEnvironment(ClusterEnvironment):
         return _NO_PORT
 
     def world_size(self) -> int:
-        from torch_xla import runtime
-
-        return int(runtime.world_size())
+        return int(xla_runtime.world_size())
 
     def set_world_size(self, size: int) -> None:
         """Do nothing: the runtime defines the world size."""
 
     def global_rank(self) -> int:
-        from torch_xla import runtime
-
-        return int(runtime.global_ordinal())
+        return int(xla_runtime.global_ordinal())
 
     def set_global_rank(self, rank: int) -> None:
         """Do nothing: the runtime defines the rank."""
 
     def local_rank(self) -> int:
-        from torch_xla import runtime
-
-        return int(runtime.local_ordinal())
+        return int(xla_runtime.local_ordinal())
 
     def node_rank(self) -> int:
-        from torch_xla import runtime
-
-        return int(runtime.host_index())
+        return int(xla_runtime.host_index())
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Accept any number: nothing is started yet, and the runtime counts the replicas."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from drivetrain.base.packages import zero_to_fp32
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.compat.files import NoPathError
 from drivetrain.errors import ConfigurationError, check_installed
@@ -68,13 +69,12 @@ def convert_zero_checkpoint_to_fp32_state_dict(
         ConfigurationError, NoPathError: see :func:`ds_checkpoint_dir`.
     """
     check_installed("convert_zero_checkpoint_to_fp32_state_dict", "deepspeed")
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     folder = Path(ds_checkpoint_dir(checkpoint_dir, tag))
     file = next((folder / name for name in _MODEL_FILES if (folder / name).is_file()), None)
     if file is None:
         raise NoPathError(f"{folder} holds none of {', '.join(_MODEL_FILES)}. Pass a checkpoint of DeepSpeed's ZeRO.")
-    weights = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint_dir), folder.name)
+    weights = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(checkpoint_dir), folder.name)
     store = TorchCheckpointIO()
     kept = store.load_checkpoint(file, CPU_DEVICE, weights_only=False)
     checkpoint = {key: value for key, value in kept.items() if key not in _OF_THE_ENGINE}

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, random_split
 
+from drivetrain.base.packages import torchvision_datasets as datasets
+from drivetrain.base.packages import torchvision_transforms as transforms
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import check_installed
 from drivetrain.module.datamodule import LightningDataModule
@@ -72,14 +74,13 @@ def MNIST(*args: Any, **kwargs: Any) -> Dataset[Any]:
     if os.environ.get("PL_USE_MOCKED_MNIST"):
         return _HostedMNIST(*args, **kwargs)
     check_installed("MNIST", "torchvision", "the variable PL_USE_MOCKED_MNIST=1")
-    from torchvision.datasets import MNIST as OfTorchvision  # type: ignore[import-not-found]
 
     try:
-        OfTorchvision(_FOLDER, download=True)
+        datasets.MNIST(_FOLDER, download=True)
     except OSError as error:
         rank_zero_warn(f"torchvision could not download MNIST: {error}. It is downloaded from {_HOST}.")
         return _HostedMNIST(*args, **kwargs)
-    dataset: Dataset[Any] = OfTorchvision(*args, **kwargs)
+    dataset: Dataset[Any] = datasets.MNIST(*args, **kwargs)
     return dataset
 
 
@@ -120,7 +121,6 @@ class MNISTDataModule(LightningDataModule):
         """Return the transform from an image to a tensor; ``None`` without torchvision, where samples are tensors."""
         if find_spec("torchvision") is None:
             return None
-        from torchvision import transforms  # type: ignore[import-not-found]
 
         as_tensor: Callable[[Any], Tensor] = transforms.ToTensor()
         if not self.normalize:

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place
+from drivetrain.base.packages import fsdp, fsdp_wrap
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.compat.delegates import reads
@@ -176,11 +177,9 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
 
     @contextmanager
     def _in_wrapping(self) -> Iterator[None]:
-        from torch.distributed.fsdp.wrap import enable_wrap
-
         self._wraps_layers = True  # torch's context is not reentrant
         try:
-            with enable_wrap(wrapper_cls=self._wrap):
+            with fsdp_wrap.enable_wrap(wrapper_cls=self._wrap):
                 yield
         finally:
             self._wraps_layers = False
@@ -215,16 +214,12 @@ class FabricFSDPStrategy(  # type: ignore[misc]  # Fabric's signatures, on purpo
     @property
     def cpu_offload(self) -> Any:
         """Whether shards are kept in host memory, as torch's ``CPUOffload``."""
-        from torch.distributed.fsdp import CPUOffload
-
-        return CPUOffload(offload_params=self.options.offloads)
+        return fsdp.CPUOffload(offload_params=self.options.offloads)
 
     @property
     def sharding_strategy(self) -> Any:
         """The sharding, as torch's ``ShardingStrategy``."""
-        from torch.distributed.fsdp import ShardingStrategy
-
-        return ShardingStrategy[self._asked_sharding]
+        return fsdp.ShardingStrategy[self._asked_sharding]
 
     mixed_precision_config: Any = reads(
         "mixed_precision", "The dtypes in which parameters are gathered and gradients reduced; None: the parameters'."

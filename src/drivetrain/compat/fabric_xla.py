@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base import files
+from drivetrain.base.packages import xla_fsdp, xla_fsdp_wrap
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.compat import fabric_strategies as fabric
 from drivetrain.engine import snapshots
@@ -148,23 +149,19 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]
         """Return ``module`` in torch_xla's ``XlaFullyShardedDataParallel``."""
-        from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
-
-        if type(module) is XlaFullyShardedDataParallel:
+        if type(module) is xla_fsdp.XlaFullyShardedDataParallel:
             return module
         computes_in = next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.float32)
         arguments: dict[str, Any] = {"compute_dtype": computes_in, **self._fsdp_arguments}
         policy = self._wraps_layers
         if isinstance(policy, (set, frozenset)):
-            from torch_xla.distributed.fsdp.wrap import transformer_auto_wrap_policy
-
-            policy = partial(transformer_auto_wrap_policy, transformer_layer_cls=policy)
+            policy = partial(xla_fsdp_wrap.transformer_auto_wrap_policy, transformer_layer_cls=policy)
         if policy is not None:
             arguments["auto_wrap_policy"] = policy
         if self._checkpointed:
             arguments["auto_wrapper_callable"] = partial(_computed_again, self._checkpointed)
         # torch_xla shards only float32 parameters
-        wrapped: nn.Module = XlaFullyShardedDataParallel(module.float(), **arguments)
+        wrapped: nn.Module = xla_fsdp.XlaFullyShardedDataParallel(module.float(), **arguments)
         return wrapped
 
     def setup_module_and_optimizers(
@@ -238,12 +235,10 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         Raises:
             FileExistsError: the folder exists and is not empty.
         """
-        from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel
-
         folder = Path(self.broadcast(path))
         if folder.is_dir() and any(folder.iterdir()):
             raise FileExistsError(f"The checkpoint {folder} exists. Remove it, or save under another name.")
-        modules = [each for each in state.values() if isinstance(each, XlaFullyShardedDataParallel)]
+        modules = [each for each in state.values() if isinstance(each, xla_fsdp.XlaFullyShardedDataParallel)]
         if len(modules) != 1:
             raise ValueError(
                 f"A checkpoint of XLAFSDPStrategy holds one module that was set up, and this state has {len(modules)}. "
@@ -273,12 +268,11 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
                 'XLAFSDPStrategy(state_dict_type="full"): the shards are on several machines, and one of them cannot '
                 'consolidate them. Write state_dict_type="sharded".'
             )
-        from torch_xla.distributed.fsdp import consolidate_sharded_model_checkpoints
 
         self.barrier("all shards are written")
         if self.is_global_zero:
             whole = folder.with_name(f"{folder.name}.consolidated")
-            consolidate_sharded_model_checkpoints(str(folder / "checkpoint"), "_rank-*-of-*.pth", str(whole))
+            xla_fsdp.consolidate_sharded_model_checkpoints(str(folder / "checkpoint"), "_rank-*-of-*.pth", str(whole))
             shutil.rmtree(folder)
             files.move(whole, folder)
         self.barrier("the shards are consolidated")
@@ -301,8 +295,6 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
 
 
 def _computed_again(classes: tuple[type[nn.Module], ...], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    from torch_xla.distributed.fsdp import XlaFullyShardedDataParallel, checkpoint_module
-
-    return XlaFullyShardedDataParallel(
-        checkpoint_module(module) if isinstance(module, classes) else module, *args, **kwargs
+    return xla_fsdp.XlaFullyShardedDataParallel(
+        xla_fsdp.checkpoint_module(module) if isinstance(module, classes) else module, *args, **kwargs
     )

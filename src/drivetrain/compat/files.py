@@ -18,6 +18,7 @@ import torch
 
 from drivetrain import parity
 from drivetrain.base import files, yaml_text
+from drivetrain.base.packages import fsspec, yaml
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, MissingPackageError, WrongTypeError
 
@@ -35,8 +36,6 @@ class NoFolderError(ConfigurationError, RuntimeError):
 
 def get_filesystem(path: str | Path, **kwargs: Any) -> Any:
     """Return the fsspec file system of ``path``; ``kwargs`` are its options."""
-    import fsspec  # type: ignore[import-untyped]  # a dependency of torch
-
     filesystem, _ = fsspec.core.url_to_fs(str(path), **kwargs)
     return filesystem
 
@@ -197,6 +196,5 @@ def _yaml() -> Any:
         raise MissingPackageError(
             "Hyperparameters as YAML need PyYAML, which is not installed. Run: pip install pyyaml"
         )
-    import yaml  # type: ignore[import-untyped]
 
     return yaml

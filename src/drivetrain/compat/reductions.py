@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from drivetrain.base.packages import dist_nn
+
 
 def _distributed_is_initialized() -> bool:
     """Return whether a process group exists."""
@@ -38,9 +40,8 @@ def _all_gather_ddp_if_available(tensor: Tensor, group: Any = None, sync_grads: 
     """Return the ranks' tensors, one row each; ``tensor`` itself without other ranks."""
     if not _distributed_is_initialized():
         return tensor
-    from torch.distributed.nn import functional
 
-    gather: Any = functional.all_gather
+    gather: Any = dist_nn.all_gather
     with nullcontext() if sync_grads else torch.no_grad():
         return torch.stack(list(gather(tensor.contiguous(), group or dist.group.WORLD)))
 

@@ -12,5 +12,4 @@ if TYPE_CHECKING:
 _PUBLIC = {"CombinedLoader": "combined"}
 __all__ = list(_PUBLIC)
 
-if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
-    __getattr__, __dir__ = lazy(__name__, _PUBLIC)
+lazy(__name__, _PUBLIC)

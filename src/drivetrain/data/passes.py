@@ -13,6 +13,7 @@ import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.data import sample_seeds
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.loader_passes import Passes, Position, StatefulPasses
 from drivetrain.data.resample import draws_samples
@@ -36,9 +37,7 @@ def _passes_over_one(loader: Any, pins: bool, seeds: SampleSeeds | None) -> Pass
     if draws_samples(loader) and not is_stateful(loader):
         return SampledPasses(loader, pins, seeds)
     if seeds is not None:
-        from drivetrain.data.sample_seeds import seeded
-
-        seeded(loader, seeds)  # which warns
+        sample_seeds.seeded(loader, seeds)  # which warns
     return StatefulPasses(loader) if is_stateful(loader) else Passes(loader)
 
 

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
+from drivetrain.base.packages import sharedctypes
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.seed import isolate_rng
+from drivetrain.data import sample_seeds
 from drivetrain.data.batched import batched, iterate, slices
 from drivetrain.data.kept import generator_states, set_generator_states, set_worker_state, worker_state
 from drivetrain.data.loader_passes import Passes, Position, length_of, random_state, set_random_state
@@ -50,9 +52,7 @@ class SampledPasses(Passes):
         self._sample_seeds = seeds
         source = loader
         if seeds is not None:
-            from drivetrain.data.sample_seeds import seeded
-
-            source = seeded(loader, seeds)
+            source = sample_seeds.seeded(loader, seeds)
         source = batched(source, pins)
         place = "sampler" if loader.batch_sampler is None else "batch_sampler"
         self._draws = _Draws(getattr(source, place), self._generators)
@@ -311,9 +311,7 @@ class _Seeds:
         self._user = user
         self.states: Mapping[int, Any] = {}
         if not _outlives:
-            from multiprocessing.sharedctypes import RawValue
-
-            _outlives.append(RawValue("b", _fits[0]))
+            _outlives.append(sharedctypes.RawValue("b", _fits[0]))
         self._outlives = _outlives[0]
 
     def __call__(self, worker_id: int) -> None:

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base import missing
 from drivetrain.base.compiled import compiled_in_place
 from drivetrain.base.introspect import defined_by_user, overrides, taken
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import log, rank_from_environ
 from drivetrain.base.seed import Generators, seed_everything
 from drivetrain.base.tree import move
@@ -48,6 +50,10 @@ from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
+
+with on_first_use:
+    from drivetrain.engine import command_line
+    from drivetrain.strategies import agreement
 
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T", bound=Optimizer)
@@ -108,9 +114,7 @@ class Engine(StateFiles):
         plan: Plan | None = None,
     ) -> None:
         if plan is None:
-            from drivetrain.engine.command_line import from_command_line  # a Trainer does not read the command line
-
-            chosen = from_command_line(
+            chosen = command_line.from_command_line(
                 accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
             )
             given: Any = plugins  # a Trainer accepts one more type of plugin
@@ -140,10 +144,8 @@ class Engine(StateFiles):
     if not TYPE_CHECKING:  # for a type checker, __getattr__ would make every attribute valid
 
         def __getattr__(self, name):
-            from drivetrain.base.missing import ENGINE
-
-            if name in ENGINE:
-                raise MissingAttributeError(f"An Engine has no attribute {name!r}. {ENGINE[name]}")
+            if name in missing.ENGINE:
+                raise MissingAttributeError(f"An Engine has no attribute {name!r}. {missing.ENGINE[name]}")
             return object.__getattribute__(self, name)  # raises again, with Python's or the property's own message
 
     # ---- parts ---------------------------------------------------------------------------------------------------
@@ -234,11 +236,10 @@ class Engine(StateFiles):
 
     def _compare(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Compare the arguments with those of the other ranks; a difference raises an error on all ranks."""
-        from drivetrain.strategies.agreement import Facts, compare, of_module, of_optimizers, of_program, seed
-
-        job = {"the method called": "Engine.setup", **of_program(self.strategy), "num_nodes": str(self.plan.num_nodes)}
-        model = {**of_module(module), **of_optimizers(optimizers)}
-        compare(self.strategy.world, self.strategy.data, Facts(job, model, seed()))
+        program = agreement.of_program(self.strategy)
+        job = {"the method called": "Engine.setup", **program, "num_nodes": str(self.plan.num_nodes)}
+        model = {**agreement.of_module(module), **agreement.of_optimizers(optimizers)}
+        agreement.compare(self.strategy.world, self.strategy.data, agreement.Facts(job, model, agreement.seed()))
 
     def setup_module(
         self, module: nn.Module, move_to_device: bool = True, _reapply_compile: bool = True

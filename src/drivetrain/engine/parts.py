@@ -14,17 +14,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import is_own_class
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_warn, tell_rank
 from drivetrain.base.registry import check_part, load
 from drivetrain.base.tree import BLOCKING
 from drivetrain.errors import ConfigurationError, UnloggableError, described
+from drivetrain.launchers import external
 from drivetrain.launchers.launcher import Launcher, LauncherRegistry, in_notebook
 from drivetrain.plan import Plan
 from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
-    from drivetrain.engine.verbs import Verbs
     from drivetrain.loggers.logger import Logger
+
+with on_first_use:
+    from drivetrain.engine import verbs
 
 
 def for_engine(plan: Plan) -> Plan:
@@ -115,12 +119,10 @@ def check_pair(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
             )
 
 
-def verbs_of(strategy: Strategy) -> Verbs:
+def verbs_of(strategy: Strategy) -> verbs.Verbs:
     """Return the object that calls the strategy's methods."""
-    from drivetrain.engine.verbs import Verbs
-
-    verbs: Verbs = (strategy.facts.engine_verbs or Verbs)(strategy)
-    return verbs
+    found: verbs.Verbs = (strategy.facts.engine_verbs or verbs.Verbs)(strategy)
+    return found
 
 
 def strategy_of(plan: Plan) -> Strategy:
@@ -149,9 +151,7 @@ def launcher_of(plan: Plan) -> Launcher:
         ConfigurationError: a user's launcher does not work here, or overrides a method that would never be called.
     """
     if plan.start_method is None:
-        from drivetrain.launchers.external import ExternalLauncher
-
-        return ExternalLauncher()
+        return external.ExternalLauncher()
     found = LauncherRegistry.entry(plan.start_method)
     check_part(found.cls)
     job = (plan.environment, plan.num_processes, plan.num_nodes, plan.devices)

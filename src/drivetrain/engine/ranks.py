@@ -11,13 +11,18 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import WrongTypeError, described
+from drivetrain.launchers import external
 from drivetrain.launchers.launcher import Launcher, LaunchError
 from drivetrain.launchers.tracebacks import cut_tracebacks
 from drivetrain.plan import Plan
 from drivetrain.strategies.collectives import as_tensor, operation_of
 from drivetrain.strategies.strategy import Strategy
+
+with on_first_use:
+    from drivetrain.engine import uncaught, watching
 
 R = TypeVar("R")
 
@@ -126,8 +131,6 @@ class Ranks(RankFacts):
             self.strategy.setup_environment()
             self._start_checks()
             if self.world_size > 1:
-                from drivetrain.engine import uncaught, watching
-
                 elsewhere = self.plan.environment.creates_processes_externally
                 watching.begin(self.strategy, elsewhere, self.stall_timeout_s)
                 uncaught.begin()
@@ -212,9 +215,7 @@ def gathered(strategy: Strategy, data: Any, group: Any, sync_grads: bool) -> Any
 
 def _as_rank(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
     """Run ``function`` in a started process, with the engine that was sent to it."""
-    from drivetrain.launchers.external import ExternalLauncher
-
-    engine.launcher = ExternalLauncher()  # this process was started, so it starts no others
+    engine.launcher = external.ExternalLauncher()  # this process was started, so it starts no others
     engine.strategy.set_ranks(engine.plan.environment, engine.plan.num_nodes)
     result = function(*args, **kwargs)
     engine.strategy.leave_process_group()
@@ -225,9 +226,8 @@ def _begun(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwa
     engine._begin()
     if engine.world_size == 1:
         return function(engine, *args, **kwargs)
-    from drivetrain.engine.uncaught import told
 
-    with told():
+    with uncaught.told():
         return function(engine, *args, **kwargs)
 
 

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import COUNT, entry
 from drivetrain.base.tree import move, was_there
+from drivetrain.data import sample_seeds as seeding
 from drivetrain.data.batched import log_fetching, start_pass
 from drivetrain.data.combined import without_restart
 from drivetrain.data.feed import set_epoch
@@ -377,10 +378,8 @@ class EngineLoader:
         self._loader = self._source = loader
         self._seeds: Any = None
         if sample_seeds:
-            from drivetrain.data.sample_seeds import SampleSeeds, seed_of_program, seeded
-
-            self._seeds = SampleSeeds(seed_of_program(), lambda: 0)
-            self._source = seeded(loader, self._seeds)
+            self._seeds = seeding.SampleSeeds(seeding.seed_of_program(), lambda: 0)
+            self._source = seeding.seeded(loader, self._seeds)
         self._device = device
         self._mover = mover
         self._pins = pins

@@ -27,5 +27,4 @@ _MODULES = {
 }
 __all__ = list(_MODULES)
 
-if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
-    __getattr__, __dir__ = lazy(__name__, _MODULES)
+lazy(__name__, _MODULES)

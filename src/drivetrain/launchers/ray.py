@@ -21,6 +21,8 @@ from typing import Any
 import torch
 
 from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base.lazy import on_first_use
+from drivetrain.base.packages import ray_scheduling
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.clusters.environment import DEFAULT_ADDRESS, ClusterEnvironment
 from drivetrain.errors import ConfigurationError, MissingPackageError, SIGTERMException
@@ -31,6 +33,10 @@ from drivetrain.launchers.folder import job_folder
 from drivetrain.launchers.launcher import Launcher, LaunchError, threads_each
 from drivetrain.launchers.signals import exception_of, forwarding
 from drivetrain.launchers.watch import Watch
+
+with on_first_use:
+    from drivetrain.launchers import _ray_actor
+
 
 _HERE = "local"  # Ray's name for a cluster of only this machine
 _STORE_BYTES = 200 * 2**20  # Ray's default size of its object store is a third of this machine's memory
@@ -119,9 +125,8 @@ class RayLauncher(Launcher):
             SIGTERMException: as for KeyboardInterrupt, after SIGTERM.
         """
         ray = _imported()
-        from drivetrain.launchers._ray_actor import packed
 
-        call = packed((function, args, kwargs), "Something that the new processes need", _CURE)
+        call = _ray_actor.packed((function, args, kwargs), "Something that the new processes need", _CURE)
         try:
             with self._cluster(ray, len(call)) as ours, self._actors(ray, ours) as actors:
                 seats = self._seats(ray, actors)
@@ -172,18 +177,14 @@ class RayLauncher(Launcher):
     @contextmanager
     def _actors(self, ray: Any, ours: bool) -> Iterator[list[Any]]:
         """Context in which the actors live, equally many on each machine."""
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        from drivetrain.launchers._ray_actor import RayActor
-
         together = {name: amount * self.num_processes for name, amount in self.resources.items()}
         group = ray.util.placement_group([together] * self.num_nodes, strategy="STRICT_SPREAD")
         actors: list[Any] = []
         try:
             self._wait_for_room(ray, group, together, ours)
-            kind = ray.remote(RayActor)
+            kind = ray.remote(_ray_actor.RayActor)
             for index in range(self.num_processes * self.num_nodes):
-                place = PlacementGroupSchedulingStrategy(group, index // self.num_processes)
+                place = ray_scheduling.PlacementGroupSchedulingStrategy(group, index // self.num_processes)
                 actors.append(kind.options(scheduling_strategy=place, **_options(self.resources)).remote())
             yield actors
         finally:
@@ -271,12 +272,10 @@ class RayLauncher(Launcher):
 
     def _failure(self, rank: _Rank, end: Any, board: Board | None) -> _Failed:
         """Return the exception for a rank that has failed, with the positions of the ranks on its machine."""
-        from drivetrain.launchers._ray_actor import Ended
-
         job = self.num_processes * self.num_nodes
         who = f"Rank {rank.number} of {job} (an actor of Ray on {rank.seat.address}, process {rank.seat.pid})"
         places = [] if board is None else board.places()
-        if not isinstance(end, Ended):
+        if not isinstance(end, _ray_actor.Ended):
             error = LaunchError("\n".join([*places, f"{who} died before it could report.", _DIED]), rank.number, 1)
             error.__cause__ = end
             return _Failed(error)
@@ -392,13 +391,11 @@ def _options(resources: Mapping[str, float]) -> dict[str, Any]:
 
 def _origin(node: str) -> bytes:
     """Return the state of this process for the actors, without its machine's own variables."""
-    from drivetrain.launchers._ray_actor import Origin, packed
-
     state = ProcessState.current()
     of_machine = [name for name in state.environ if hides_devices(name) or name.startswith("RAY_")]
     environ = {name: value for name, value in state.environ.items() if name not in of_machine}
-    origin = Origin(node, os.getcwd(), tuple(sys.path), tuple(sys.argv), replace(state, environ=environ))
-    return packed(origin, "The state of this process", "")
+    origin = _ray_actor.Origin(node, os.getcwd(), tuple(sys.path), tuple(sys.argv), replace(state, environ=environ))
+    return _ray_actor.packed(origin, "The state of this process", "")
 
 
 def _imported() -> Any:
@@ -426,15 +423,13 @@ def _check_answers(address: str) -> None:
 
 def _pass_on(ray: Any, number: int, ranks: Sequence[_Rank], here: str) -> None:
     """Send a signal to the processes of these ranks; on other machines, by a Ray task."""
-    from drivetrain.launchers._ray_actor import send_signal
-
     for node in {rank.seat.node for rank in ranks}:
         pids = [rank.seat.pid for rank in ranks if rank.seat.node == node]
         if node == here:
-            send_signal(pids, number)
+            _ray_actor.send_signal(pids, number)
             continue
         there = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        ray.remote(num_cpus=0)(send_signal).options(scheduling_strategy=there).remote(pids, number)
+        ray.remote(num_cpus=0)(_ray_actor.send_signal).options(scheduling_strategy=there).remote(pids, number)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from drivetrain.base import files
+from drivetrain.base.packages import torch_xla, xla_multiprocessing, xla_runtime
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import child
 from drivetrain.launchers._fork import check_fork
@@ -49,8 +50,6 @@ class XLALauncher(Launcher):
     endings: ClassVar = {"xla": ()}  # no strategy name has the suffix "_xla"
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        from torch_xla.distributed import xla_multiprocessing
-
         threads = threads_each(self.num_processes)
         self._check(threads)
         call: child.Call = (function, args, kwargs)
@@ -67,8 +66,6 @@ class XLALauncher(Launcher):
                 del _calls[str(folder)]
 
     def _check(self, threads: int | None) -> None:
-        import torch_xla
-
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigurationError(
                 f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that a launcher has started several processes, and "
@@ -97,19 +94,17 @@ class XLALauncher(Launcher):
 
 def _replica(ordinal: int, folder: str) -> None:
     """Run the call that this process, a fork, has found in memory."""
-    from torch_xla import runtime
-
-    local_rank = int(runtime.local_ordinal())
+    local_rank = int(xla_runtime.local_ordinal())
     files.write(Path(folder) / f"{local_rank}.pid", str(os.getpid()).encode())
     variables = {
-        "RANK": ordinal, "LOCAL_RANK": local_rank, "NODE_RANK": runtime.host_index(),
-        "WORLD_SIZE": runtime.world_size(), "LOCAL_WORLD_SIZE": runtime.local_device_count(),
+        "RANK": ordinal, "LOCAL_RANK": local_rank, "NODE_RANK": xla_runtime.host_index(),
+        "WORLD_SIZE": xla_runtime.world_size(), "LOCAL_WORLD_SIZE": xla_runtime.local_device_count(),
     }  # fmt: skip
     state, call, threads = _calls[folder]
     if threads is not None:
         variables["OMP_NUM_THREADS"] = threads
     place = child.Place(local_rank, {name: str(value) for name, value in variables.items()}, threads, Path(folder))
-    if (replicas := int(runtime.addressable_device_count())) > 1:
+    if (replicas := int(xla_runtime.addressable_device_count())) > 1:
         call = child.Sealed((_refuse_threads, (replicas,), {}))
     child.run(place, state, call)
 

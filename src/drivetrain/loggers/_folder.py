@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from drivetrain.base import files, yaml_text
+from drivetrain.base import files, remote, yaml_text
 from drivetrain.base.rank_zero import rank_from_environ
 from drivetrain.errors import ConfigurationError, wrong_value
+from drivetrain.loggers._mirror import Mirror
 from drivetrain.loggers.logger import Logger
 
 if TYPE_CHECKING:
@@ -154,8 +155,6 @@ class FolderLogger(Logger):
         if not files.is_remote(folder):
             return folder
         if self._mirror is None or self._mirror.address != folder:
-            from drivetrain.loggers._mirror import Mirror
-
             self._mirror = Mirror(folder)
         return self._mirror.folder
 
@@ -239,7 +238,6 @@ def _remove_version(folder: str) -> None:
     if not files.is_remote(folder):
         os.rmdir(folder)
         return
-    from drivetrain.base import remote
 
     if remote.names(folder) != [FolderLogger.NAME_HPARAMS_FILE]:
         raise OSError(f"{folder} is not empty")

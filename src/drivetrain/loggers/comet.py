@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from drivetrain.base.packages import comet_ml
 from drivetrain.base.rank_zero import LightningDeprecationWarning, rank_zero_only, rank_zero_warn
 from drivetrain.loggers._run import Tables, array_of, flat, mapping_of
 
@@ -72,8 +73,6 @@ class CometLogger(Tables):
         self._config = kwargs
 
     def _begin(self) -> Any:
-        import comet_ml
-
         mode = self._mode
         if self._resumed and (self._online is False or mode == "create"):
             mode = "get"  # the archive then continues an experiment instead of creating one

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from drivetrain.base.packages import mlflow_context, mlflow_entities, mlflow_tracking
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
 from drivetrain.loggers._run import Tables, array_of, flat, local_folder, mapping_of
 
@@ -70,20 +71,17 @@ class MLFlowLogger(Tables):
     # ---- the run -------------------------------------------------------------------------------------------------
 
     def _begin(self) -> Any:
-        from mlflow.tracking import MlflowClient
-        from mlflow.tracking.context import registry as context
-
         if self._tracking_uri.startswith("file:"):
             # MLflow 3 uses a database by default, but the caller passed a folder.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        client = MlflowClient(self._tracking_uri)
+        client = mlflow_tracking.MlflowClient(self._tracking_uri)
         if self._run_id is None:
             experiment = client.get_experiment_by_name(self._experiment_name)
             if experiment is None:
                 self._experiment_id = client.create_experiment(self._experiment_name, self._artifact_location)
             else:
                 self._experiment_id = experiment.experiment_id
-            tags = context.resolve_tags({str(key): str(value) for key, value in self.tags.items()})
+            tags = mlflow_context.resolve_tags({str(key): str(value) for key, value in self.tags.items()})
             run = client.create_run(experiment_id=self._experiment_id, tags=tags, run_name=self._run_name)
             self._run_id = run.info.run_id
         else:
@@ -125,8 +123,6 @@ class MLFlowLogger(Tables):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log numbers at ``step``; strings are left out. Characters that MLflow does not allow in names are dropped."""
-        from mlflow.entities import Metric
-
         client, now, rows = self.experiment, int(time.time() * 1000), []
         for name, value in self._named(metrics).items():
             if isinstance(value, str):
@@ -134,7 +130,7 @@ class MLFlowLogger(Tables):
                 continue
             if step is not None and step <= self._reached.get(_name(name), -1):
                 continue
-            rows.append(Metric(key=_name(name), value=float(value), timestamp=now, step=step or 0))
+            rows.append(mlflow_entities.Metric(key=_name(name), value=float(value), timestamp=now, step=step or 0))
         if rows:
             client.log_batch(run_id=self._run_id, metrics=rows, **self._options)
         elif metrics and self._reached and not self._told:
@@ -147,11 +143,9 @@ class MLFlowLogger(Tables):
     @rank_zero_only
     def log_hyperparams(self, params: Any = None) -> None:
         """Log ``params``, a mapping or a namespace, as the run's parameters; nested names are joined by a slash."""
-        from mlflow.entities import Param
-
         client = self.experiment
         texts = {_name(name): str(value)[:_LONGEST] for name, value in flat(mapping_of(params)).items()}
-        new = [Param(name, text) for name, text in texts.items() if self._params.get(name) != text]
+        new = [mlflow_entities.Param(name, text) for name, text in texts.items() if self._params.get(name) != text]
         for start in range(0, len(new), _BATCH):
             client.log_batch(run_id=self._run_id, params=new[start : start + _BATCH], **self._options)
         self._params.update(texts)

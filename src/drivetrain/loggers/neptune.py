@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from drivetrain.base.packages import neptune, neptune_types
 from drivetrain.base.rank_zero import rank_zero_only
 from drivetrain.loggers._run import RunLogger, array_of, flat, mapping_of
 
@@ -52,8 +53,6 @@ class NeptuneLogger(RunLogger):
             self._run_id = _id_of(run)
 
     def _begin(self) -> Any:
-        import neptune
-
         run = neptune.init_run(
             project=self._project, api_token=self._api_key, name=None if self._run_id else self._name,
             with_id=self._run_id, **self._kwargs,
@@ -91,17 +90,15 @@ class NeptuneLogger(RunLogger):
     @rank_zero_only
     def log_model_summary(self, model: Any, max_depth: int = -1) -> None:
         """Write the model's layers as text."""
-        from neptune.types import File
-
-        self.experiment[f"{self._folder}model/summary"].upload(File.from_content(str(model), extension="txt"))
+        self.experiment[f"{self._folder}model/summary"].upload(
+            neptune_types.File.from_content(str(model), extension="txt")
+        )
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None) -> None:
         """Append images: arrays with values from 0 to 1, or PIL images."""
-        from neptune.types import File
-
         for image, _ in self._each("log_image", key, images, {}):
-            self.experiment[f"{self._folder}{key}"].append(File.as_image(array_of(image)), step=step)
+            self.experiment[f"{self._folder}{key}"].append(neptune_types.File.as_image(array_of(image)), step=step)
 
     def _send(self, path: str, score: float | None, tag: str, callback: Any) -> None:
         folder = f"{self._folder}model"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from drivetrain.base import files
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_only, rank_zero_warn
 from drivetrain.errors import check_installed, unknown_argument
 from drivetrain.loggers._folder import FolderLogger
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from drivetrain.loggers._event_file import EventFile
+
+with on_first_use:
+    from drivetrain.loggers import _event_file
 
 
 _WRITER_ARGUMENTS = ("comment", "purge_step", "max_queue", "flush_secs", "filename_suffix")
@@ -112,11 +116,9 @@ class TensorBoardLogger(FolderLogger):
         if is_resumed:
             self._take_events_back()
         if self._writer is None:
-            from drivetrain.loggers._event_file import EventFile
-
             mark = _RESUMED if self._sizes else ""
             with self._explained(self.log_dir):
-                self._writer = EventFile(
+                self._writer = _event_file.EventFile(
                     self._here, self._event_file, mark, purges_charts=is_resumed and bool(mark), **self._kwargs
                 )
             self._event_file = self._writer.event_file

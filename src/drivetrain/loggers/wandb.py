@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from drivetrain.base.packages import wandb
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_only
 from drivetrain.errors import ConfigurationError, check_choice
 from drivetrain.loggers._run import Tables, local_folder, mapping_of
@@ -13,6 +14,7 @@ from drivetrain.loggers._run import Tables, local_folder, mapping_of
 if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Unpack
+
 
 _STEP = "trainer/global_step"
 _SETTINGS = ("monitor", "mode", "save_last", "save_top_k", "save_weights_only", "_every_n_train_steps")
@@ -113,8 +115,6 @@ class WandbLogger(Tables):
             self._define_axis(experiment)
 
     def _begin(self) -> Any:
-        import wandb
-
         running = wandb.run
         if running is not None and self._run_id in (None, running.id):
             rank_zero_info(f"WandbLogger writes to run {running.id}, which this process has begun already.")
@@ -168,8 +168,6 @@ class WandbLogger(Tables):
     # ---- media ---------------------------------------------------------------------------------------------------
 
     def _write_table(self, key: str, columns: Any, rows: Any, dataframe: Any, step: int | None) -> None:
-        import wandb
-
         self.log_metrics({key: wandb.Table(columns=columns, data=rows, dataframe=dataframe)}, step)
 
     @rank_zero_only
@@ -192,16 +190,12 @@ class WandbLogger(Tables):
     def _log_media(
         self, method: str, kind: str, key: str, values: Any, step: int | None, kwargs: Mapping[str, Any]
     ) -> None:
-        import wandb
-
         media = getattr(wandb, kind)
         self.log_metrics({key: [media(value, **own) for value, own in self._each(method, key, values, kwargs)]}, step)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
     def _send(self, path: str, score: float | None, tag: str, callback: Any) -> None:
-        import wandb
-
         names = {name: name.lstrip("_") for name in _SETTINGS}
         settings = {name: getattr(callback, own) for name, own in names.items() if hasattr(callback, own)}
         metadata = {"score": score, "original_filename": os.path.basename(path), type(callback).__name__: settings}
@@ -226,8 +220,6 @@ class WandbLogger(Tables):
             artifact_type: its type.
             use_artifact: record its use in the current run, if there is one.
         """
-        import wandb
-
         if wandb.run is not None and use_artifact:
             found = wandb.run.use_artifact(artifact)
         else:

@@ -9,6 +9,7 @@ from drivetrain.base.introspect import takes_iterator
 from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.loops.evaluate import evaluate, validates_in, validation_due
+from drivetrain.loops.graphs import bind_graphs
 from drivetrain.loops.loaders import check_counts, check_orders, order_shared
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.restart import validation_start, watch_exceptions
@@ -50,8 +51,6 @@ class Bound:
             step = wrap(step)
         self.schedules = Schedules(run)
         if run.settings.cuda_graphs:
-            from drivetrain.loops.graphs import bind_graphs
-
             step = bind_graphs(run, step)
         self.step, self.finish_window = step
         self.batch_start = hooks.bind_callbacks("on_train_batch_start")

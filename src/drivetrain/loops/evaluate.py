@@ -12,6 +12,7 @@ import torch
 
 from drivetrain import parity
 from drivetrain.base.introspect import positional_arity, takes_iterator
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import move_to_host
 from drivetrain.data.feed import BatchIterator, feed, set_epoch
@@ -23,6 +24,10 @@ from drivetrain.loops.pieces import in_forward_context, measured
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.strategies import familiar
+
+with on_first_use:
+    from drivetrain.loops import early
+    from drivetrain.loops import uneven as uneven_inputs
 
 Stage = Literal["validate", "test", "predict", "sanity_check"]
 
@@ -252,9 +257,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
     book.leave_batch()
     book.begin(group)
     if parity.current().early_iterators and not (predictions and predictions.records):
-        from drivetrain.loops.early import start_evaluation
-
-        start_evaluation(run, group, loaders)
+        early.start_evaluation(run, group, loaders)
     hooks.call_method(f"on_{word}_model_eval")
     hooks.call(f"on_{word}_start")
     hooks.call(f"on_{word}_epoch_start")
@@ -306,9 +309,7 @@ def _evaluate_loader(
     source.started = None
     uneven = None
     if run.window.gather is not None:
-        from drivetrain.loops.uneven import UnevenInputs
-
-        uneven = UnevenInputs(run, source.loader)
+        uneven = uneven_inputs.UnevenInputs(run, source.loader)
         batches = uneven.over(batches, source.counts)
         progress.begin_evaluation_of(max(source.counts))
     uneven_from = float("inf") if uneven is None else uneven.uneven_from

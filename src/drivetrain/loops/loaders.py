@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Subset
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.tree import leaves, map_leaves
+from drivetrain.data import sample_seeds, samplers
 from drivetrain.data.batched import log_fetching
 from drivetrain.data.combined import BatchList, CombinedLoader, arranged, check_iterable
 from drivetrain.data.feed import (
@@ -37,7 +38,6 @@ from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
     from drivetrain.data.sample_seeds import SampleSeeds
-    from drivetrain.data.samplers import RankBatches
 
 LOADER_WORDS = {"fit": "train", "validate": "val", "test": "test", "predict": "predict"}
 """The word for a stage's loaders, in names such as ``val_dataloader`` and ``limit_val_batches``."""
@@ -94,17 +94,15 @@ def check_counts(counts: Sequence[float], word: str) -> None:
 
 def order_shared(loader: Any) -> str:
     """Return a text for :func:`check_orders` that identifies the order of samples which ``loader`` distributes."""
-    from drivetrain.data.samplers import SlicedBatches, order_of
-
     if isinstance(loader, CombinedLoader):
         return " and ".join(map(order_shared, loader.flattened))
     batches = rank_batches(loader)
-    order = None if batches is None else order_of(loader)
+    order = None if batches is None else samplers.order_of(loader)
     if order is None:
         return "a loader that is not split"
     options = "".join(f", {name}={value}" for name, value in order["options"].items())
     size = ""
-    if isinstance(batches, SlicedBatches):
+    if isinstance(batches, samplers.SlicedBatches):
         size = f" in batches of {batches.batch_size}{', without the last part' * batches.drop_last}"
     count = order["dataset"] if order["samples"] is None else order["samples"]
     return f"{count} samples{_chosen(loader.dataset)} of a {order['sampler']}{options}{size}"
@@ -144,12 +142,10 @@ def _is_shared(loader: Any) -> bool:
     return rank_batches(loader) is not None
 
 
-def rank_batches(loader: Any) -> RankBatches | None:
+def rank_batches(loader: Any) -> samplers.RankBatches | None:
     """Return the object that distributes the samples of ``loader`` and knows its batches' weights, if it has one."""
-    from drivetrain.data.samplers import RankBatches
-
     places = [getattr(loader, place, None) for place in ("batch_sampler", "sampler")]
-    return next((place for place in places if isinstance(place, RankBatches)), None)
+    return next((place for place in places if isinstance(place, samplers.RankBatches)), None)
 
 
 def _own(loader: Any) -> Any:
@@ -289,9 +285,7 @@ class Loaders:
         """The passes over the training loader."""
         if self.made_passes is None:
             if self.settings.sample_seeds and self._sample_seeds is None:
-                from drivetrain.data.sample_seeds import SampleSeeds, seed_of_program
-
-                self._sample_seeds = SampleSeeds(seed_of_program(), self.epoch)
+                self._sample_seeds = sample_seeds.SampleSeeds(sample_seeds.seed_of_program(), self.epoch)
             self.made_passes = passes_over(self.training(), self.pins, self._sample_seeds)
         return self.made_passes
 
@@ -315,11 +309,9 @@ class Loaders:
         Returns:
             The number of batches as which the first ``done`` samples count.
         """
-        from drivetrain.data.samplers import share
-
         batches = rank_batches(self.training())
         if batches is None and (done or shares):
-            self.made_training = share(self.training(), 0, 1, agree=lambda value: value)
+            self.made_training = samplers.share(self.training(), 0, 1, agree=lambda value: value)
             self.made_passes, batches = None, rank_batches(self.made_training)
         if batches is not None and batches.divided_from != done:
             batches.divided_from, self._lengths = done, []

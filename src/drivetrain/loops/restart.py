@@ -29,12 +29,14 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import Form, count, number
 from drivetrain.base.seed import kept_rng_state, rng_state
 from drivetrain.base.tree import is_dtensor
+from drivetrain.data.samplers import order_of, samples_in
 from drivetrain.data.stateful import samples_of_all_ranks
 from drivetrain.errors import CheckpointError
 from drivetrain.loops.metrics import copied_states, metrics_in, state_of
 from drivetrain.loops.progress import Phase, RunningStage, TrainerStatus, copied
 from drivetrain.loops.run import Run
 from drivetrain.precision.precision import Precision
+from drivetrain.strategies.sharded_state import boxes_of
 
 State = dict[str, Any]
 
@@ -63,7 +65,7 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
         ``progress``, the counters; ``rng``, the random state; ``data``, this rank's position in the training loader or
         ``None``; ``samples``, how many samples of the epoch all ranks together have done, or batches of a user's own
         batch sampler, or ``None``;
-        ``order``, as :func:`drivetrain.data.samplers.order_of` returns it;
+        ``order``, as :func:`drivetrain.data.order_of` returns it;
         ``data_ranks``, how many ranks share out one order of samples, or ``None`` if each has its own loader;
         ``divided_from``, if the epoch was resumed with batches of another size: how many samples those had;
         ``window`` and ``gradients``, of a window that is not complete; ``logged``, the epoch's running reductions;
@@ -139,7 +141,6 @@ def shard_places(module: nn.Module) -> dict[str, list[list[int]]]:
     sharded = {name: parameter for name, parameter in module.named_parameters() if is_dtensor(parameter)}
     if not sharded:
         return {}
-    from drivetrain.strategies.sharded_state import boxes_of
 
     return {name: [list(offsets) for offsets, _ in boxes_of(each)] for name, each in sharded.items()}
 
@@ -220,16 +221,12 @@ def _position(run: Run) -> State | None:
 
 
 def _order(run: Run) -> State | None:
-    from drivetrain.data.samplers import order_of
-
     passes = run.loaders.made_passes
     return None if passes is None else order_of(passes.loader)
 
 
 def samples_done(run: Run, data: State | None) -> int | None:
     """Return how many samples of the epoch all ranks together have finished at ``data``; ``None``: unknown."""
-    from drivetrain.data.samplers import samples_in
-
     if (samples := samples_of_all_ranks(data)) is not None:
         return samples
     passes = run.loaders.made_passes

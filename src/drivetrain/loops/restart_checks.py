@@ -18,6 +18,7 @@ from drivetrain.loops.progress import Progress
 from drivetrain.loops.restart import RESTART, shard_places
 from drivetrain.loops.window import Window
 from drivetrain.module.hooks import LOG_RULES
+from drivetrain.strategies import sharded_state
 
 State = Mapping[str, Any]
 
@@ -118,8 +119,6 @@ def _check_logged(state: Any, place: str, module: nn.Module) -> None:
 
 
 def _check_window(restart: State, module: nn.Module) -> None:
-    from drivetrain.strategies.sharded_state import local_shard
-
     if "window" not in restart:
         return
     if not entry(restart, "window", Window.FORM)["expected"]:
@@ -132,7 +131,7 @@ def _check_window(restart: State, module: nn.Module) -> None:
         wrong = WrongForm(f"['gradients'][{name!r}]", f"is a gradient of shape {tuple(shape)}, of no such parameter")
         if name not in own:
             raise wrong
-        here, place = local_shard(own[name]), held.get(name)
+        here, place = sharded_state.local_shard(own[name]), held.get(name)
         is_elsewhere = place is not None and place != places.get(name) and shape != own[name].shape
         # A shard of this rank, or the complete gradient of a sharded parameter that was not exchanged yet.
         if shape not in (here.shape, own[name].shape) or is_elsewhere:

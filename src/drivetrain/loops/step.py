@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from drivetrain.base.introspect import overrides
 from drivetrain.engine.wrappers import TakeStep, requires_closure
 from drivetrain.errors import ConfigurationError, RunError, shown
-from drivetrain.loops import pieces
+from drivetrain.loops import direct, own_step, pieces, split
 from drivetrain.loops.pieces import Step
 from drivetrain.loops.progress import Phase
 from drivetrain.loops.run import Run
@@ -74,11 +74,8 @@ def make_step(run: Run) -> BoundStep:
     strategy.driver.window_factor = run.window.factor if automatic else None
     if not automatic:
         return BoundStep(_manual(run))
-    if overrides(strategy, "bind_step", StepVerbs):
-        from drivetrain.loops.own_step import own_step
-
-        if (step := own_step(run)) is not None:
-            return BoundStep(step)
+    if overrides(strategy, "bind_step", StepVerbs) and (step := own_step.own_step(run)) is not None:
+        return BoundStep(step)
     if len(optimizers) > 1:
         raise RunError(
             f"configure_optimizers returned {len(optimizers)} optimizers, and automatic optimization steps one. "
@@ -107,21 +104,17 @@ def make_step(run: Run) -> BoundStep:
 
 
 def _bind_direct(run: Run, optimizer: Optimizer) -> Calls | None:
-    from drivetrain.loops import direct
-
     return direct.bind(run, optimizer)
 
 
 def _splitting(run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> BoundStep:
     """Return the flat step with batches that run again in parts if memory runs out."""
-    from drivetrain.loops.split import SplitWindow
-
-    split = SplitWindow(run, optimizer, before_step)
+    parts = split.SplitWindow(run, optimizer, before_step)
 
     def finish_window() -> None:
-        run.progress.global_step += split.finish_window()
+        run.progress.global_step += parts.finish_window()
 
-    return BoundStep(split.step, pieces.measured(run, "optimizer_step", finish_window))
+    return BoundStep(parts.step, pieces.measured(run, "optimizer_step", finish_window))
 
 
 def _not_by_hand(optimizer: Optimizer, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:

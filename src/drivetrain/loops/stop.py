@@ -29,6 +29,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from drivetrain.base.packages import c10d
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.data.sampled_passes import workers_outlive_sigterm
 from drivetrain.errors import SIGTERMException
@@ -371,10 +372,9 @@ def _second_store() -> Any:
     """
     if not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
         return None
-    from torch.distributed.distributed_c10d import _get_default_store
 
     try:
-        store: Any = _get_default_store()
+        store: Any = c10d._get_default_store()
         return store.clone()
     except (RuntimeError, AttributeError):
         return None

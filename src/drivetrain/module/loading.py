@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from drivetrain import parity
 from drivetrain.base import files
 from drivetrain.base.compat_door import in_our_layout, of_command_line
+from drivetrain.base.lazy import on_first_use
+from drivetrain.base.packages import yaml
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.checkpoints.file import TorchCheckpointIO, name_of
@@ -55,6 +57,12 @@ else:
                 )
 
             return refuse
+
+
+with on_first_use:
+    from drivetrain.base import configs, remote
+    from drivetrain.checkpoints import plain
+    from drivetrain.module import frozen
 
 
 # torch's load_state_dict sets its argument's entries as attributes and calls some of them, so functions from a file are
@@ -155,9 +163,7 @@ def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:
     """
     hparams: Any = obj.__dict__.get("_hparams", {})
     if is_config(hparams):
-        from drivetrain.base.configs import as_plain
-
-        name, values = obj._hparams_name or "kwargs", as_plain(hparams, resolve=False)
+        name, values = obj._hparams_name or "kwargs", configs.as_plain(hparams, resolve=False)
         kept = {"hparams_name": name, "hyper_parameters": values, "hparams_type": _CONFIG}
         return {f"{prefix}{key}": value for key, value in kept.items()}
     keeps_modules = parity.current().pickle
@@ -173,10 +179,8 @@ def encode_hparams(obj: Any, values: Any) -> Any:
     Values that cannot be stored are replaced by descriptions, with one warning that names all of them, once per
     ``obj``.
     """
-    from drivetrain.checkpoints.plain import encode
-
     noted: list[str] = []
-    encoded = encode(values, "", describe=True, noted=noted)
+    encoded = plain.encode(values, "", describe=True, noted=noted)
     known: list[str] = obj.__dict__.get("_described_hparams", [])
     if fresh := [place for place in noted if place not in known]:
         obj.__dict__["_described_hparams"] = [*known, *fresh]
@@ -198,14 +202,12 @@ def decode_parts(checkpoint: Mapping[str, Any], quiet: Collection[str] = HYPERPA
     Raises:
         CheckpointError: a value is damaged, or stored by a newer version.
     """
-    from drivetrain.checkpoints.plain import decode, warn_of_descriptions
-
     noted: list[str] = []
     decoded = {
-        key: decode(part, str(key), [] if key in quiet else noted, references=key not in PARTS_WITHOUT_REFERENCES)
+        key: plain.decode(part, str(key), [] if key in quiet else noted, references=key not in PARTS_WITHOUT_REFERENCES)
         for key, part in checkpoint.items()
     }
-    warn_of_descriptions(noted)
+    plain.warn_of_descriptions(noted)
     return decoded
 
 
@@ -227,9 +229,7 @@ def _hparams_in(checkpoint: Mapping[str, Any], prefix: str) -> tuple[Any, str | 
     with restoring(f"'{prefix}hparams_name'"):
         name: str | None = expect(checkpoint.get(f"{prefix}hparams_name"), (str, None))
     if checkpoint.get(f"{prefix}hparams_type") == _CONFIG:
-        from drivetrain.base.configs import restored
-
-        return restored((dict(saved), None, None)), name
+        return configs.restored((dict(saved), None, None)), name
     return dict(saved), name
 
 
@@ -237,13 +237,11 @@ def hyperparameters_in(path: str) -> Mapping[str, Any]:
     """Return the plain data among a checkpoint's hyperparameters of the module; ``{}`` if they are one object's
     items.
     """
-    from drivetrain.checkpoints.plain import descriptions
-
     with naming(path):
         saved, name = _hparams_in(_read(path, "cpu", True, None), "")
     if name not in (None, "kwargs") or is_config(saved):
         return {}
-    return {key: value for key, value in saved.items() if next(descriptions(value), None) is None}
+    return {key: value for key, value in saved.items() if next(plain.descriptions(value), None) is None}
 
 
 def _build(cls: type, arguments: dict[str, Any], from_file: Collection[str], source: str) -> Any:
@@ -330,9 +328,7 @@ def _restore_module(
         try:
             strict = is_strict(module) if strict is None else strict
             if "frozen_weights" in checkpoint:
-                from drivetrain.module.frozen import check_base
-
-                strict = check_base(module, checkpoint, strict)
+                strict = frozen.check_base(module, checkpoint, strict)
             result = module.load_state_dict(checkpoint["state_dict"], strict=strict)
         except RuntimeError as error:
             raise CheckpointMismatchError(
@@ -360,20 +356,19 @@ def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -
         given: the caller's arguments, which take precedence.
     """
     parameters, takes_any = _parameters_of(cls)
-    from drivetrain.checkpoints.plain import descriptions
 
     described: dict[str, Any] = {}
     if not is_config(saved):  # a config contains only plain values
-        described = {key: each for key, value in saved.items() if (each := next(descriptions(value), None)) is not None}
+        described = {
+            key: each for key, value in saved.items() if (each := next(plain.descriptions(value), None)) is not None
+        }
         saved = {key: value for key, value in saved.items() if key not in described}
     lost = [key for key in described if key not in given]
     if name is not None and name != "kwargs" and name in parameters:
         changed = {key: value for key, value in given.items() if key not in parameters and not takes_any}
         whole: Any = AttributeDict()
         if is_config(saved):
-            from drivetrain.base.configs import merged
-
-            whole = merged(saved, changed)
+            whole = configs.merged(saved, changed)
         else:
             whole.update(saved, **changed)
         arguments = {name: whole} if saved or changed else {}
@@ -424,8 +419,6 @@ def _parameters_of(cls: type) -> tuple[dict[str, inspect.Parameter], bool]:
 def _read_hparams(file: str | Path) -> dict[str, Any]:
     """Return the hyperparameters in a ``.yaml`` or ``.csv`` file."""
     if files.is_remote(file):
-        from drivetrain.base import remote
-
         try:
             with remote.fetched(file) as local:
                 return _read_hparams(local)
@@ -452,7 +445,6 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise MissingPackageError(
             f"hparams_file={str(path)!r} needs the package PyYAML, which is not installed. Run: pip install pyyaml."
         )
-    import yaml  # type: ignore[import-untyped]
 
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))

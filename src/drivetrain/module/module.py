@@ -17,6 +17,7 @@ from drivetrain.engine.wrappers import unwrapped
 from drivetrain.errors import ConfigurationError, LoggingError, UnloggableError, described
 from drivetrain.logbook.entry import Options
 from drivetrain.logbook.logbook import Logbook
+from drivetrain.module import engine_as_trainer
 from drivetrain.module.export import ExportMixin
 from drivetrain.module.hparams import HyperparametersMixin
 from drivetrain.module.loading import LoadableMixin
@@ -219,10 +220,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         trainer = self.__dict__.get("_trainer")
         if trainer is None:
             if self.fabric is not None:
-                # imported here, because most modules do not need it
-                from drivetrain.module.engine_as_trainer import EngineAsTrainer
-
-                return cast("Trainer", EngineAsTrainer(self.fabric))
+                return cast("Trainer", engine_as_trainer.EngineAsTrainer(self.fabric))
             # Not an AttributeError, because nn.Module's attribute lookup would hide the message.
             raise RuntimeError(
                 f"{type(self).__name__} is not attached to a Trainer. Call trainer.fit(module) first. In __init__ "

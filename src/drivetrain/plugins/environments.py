@@ -23,5 +23,4 @@ if TYPE_CHECKING:
 _FILES = {name: "..clusters" for name in clusters.__all__ if name.endswith("Environment")}
 __all__ = list(_FILES)
 
-if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
-    __getattr__, __dir__ = lazy(__name__, _FILES)
+lazy(__name__, _FILES)

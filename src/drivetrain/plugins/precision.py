@@ -22,5 +22,4 @@ if TYPE_CHECKING:
 _FILES = {name: "..precision" for name in precision.__all__ if name.endswith("Precision")}
 __all__ = list(_FILES)
 
-if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
-    __getattr__, __dir__ = lazy(__name__, _FILES)
+lazy(__name__, _FILES)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from drivetrain.base.packages import bnb
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import ConfigurationError, check_installed, check_known
 from drivetrain.precision._layers import exchange, listed, plain_layers
@@ -113,7 +114,6 @@ def _as_on_first_rank(weight: Tensor) -> Tensor:
 @functools.cache
 def _layer_classes() -> tuple[Any, Any]:
     """Return bitsandbytes' layers, extended to load plain weights from checkpoints and to keep the bias unchanged."""
-    import bitsandbytes as bnb
 
     class Linear4bit(bnb.nn.Linear4bit):  # type: ignore[misc]
         weight: Any

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from drivetrain.base.packages import torchao_float8, torchao_float8_linear
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.errors import ConfigurationError, check_installed, check_known
 from drivetrain.precision._layers import keep_hooks, listed, plain_layers
@@ -64,22 +65,21 @@ class Float8Precision(Autocast):
         self._fsdp_all_gather = fsdp_all_gather
 
     def convert_module(self, module: nn.Module) -> nn.Module:
-        from torchao.float8 import convert_to_float8_training
-        from torchao.float8.float8_linear import Float8Linear
-
         found = plain_layers(module, nn.Linear)
         fits = {path for path, each in found.items() if not any(size % _MULTIPLE for size in each.weight.shape)}
         chosen = {path for path in fits if self._filter is None or self._filter(found[path], path)}
         if not chosen:
             # otherwise an earlier run has converted the layers
-            if not any(isinstance(each, Float8Linear) for each in module.modules()):
+            if not any(isinstance(each, torchao_float8_linear.Float8Linear) for each in module.modules()):
                 rank_zero_warn(
                     f"Float8Precision converts no layer of {type(module).__name__}, so nothing computes in 8 bits: "
                     f'{_why_none(found, fits)}. Write precision="bf16-mixed", or change the model.'
                 )
             return module
         config = self._config()
-        module = convert_to_float8_training(module, module_filter_fn=lambda _, path: path in chosen, config=config)
+        module = torchao_float8.convert_to_float8_training(
+            module, module_filter_fn=lambda _, path: path in chosen, config=config
+        )
         for path in chosen:
             keep_hooks(found[path], module.get_submodule(path))
         left = found.keys() - chosen
@@ -90,10 +90,8 @@ class Float8Precision(Autocast):
         return module
 
     def _config(self) -> Any:
-        from torchao.float8 import Float8LinearConfig
-
         own = isinstance(self._recipe, str)
-        config: Any = Float8LinearConfig.from_recipe_name(self._recipe) if own else self._recipe
+        config: Any = torchao_float8.Float8LinearConfig.from_recipe_name(self._recipe) if own else self._recipe
         changes: dict[str, Any] = {"enable_fsdp_float8_all_gather": True} if self._fsdp_all_gather else {}
         if self._emulate is not None:
             changes["emulate"] = self._emulate
@@ -105,8 +103,6 @@ class Float8Precision(Autocast):
 @functools.cache
 def _multiplies(device_type: str, config: Any) -> bool:
     """Return whether this device type supports ``config``; a small layer is run to find out."""
-    from torchao.float8 import convert_to_float8_training
-
     plain = dataclasses.replace(config, enable_fsdp_float8_all_gather=False)
     kind: dict[str, Any] = {"device": device_type, "dtype": torch.bfloat16}
     with torch.enable_grad():
@@ -114,7 +110,7 @@ def _multiplies(device_type: str, config: Any) -> bool:
         layer = nn.utils.skip_init(nn.Linear, _MULTIPLE, _MULTIPLE, **kind)  # type: ignore[no-untyped-call]
         for parameter in layer.parameters():
             nn.init.ones_(parameter)
-        layer = convert_to_float8_training(layer, config=plain)
+        layer = torchao_float8.convert_to_float8_training(layer, config=plain)
         rows = torch.ones(_MULTIPLE, _MULTIPLE, **kind, requires_grad=True)
         try:
             layer(rows).sum().backward()

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from drivetrain.base.packages import te, te_recipe
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import ConfigurationError, check_installed
 from drivetrain.precision._layers import exchange, listed, plain_layers
@@ -63,12 +64,11 @@ class TransformerEnginePrecision(TruePrecision):
         """TransformerEngine's recipe; ``None``: its default."""
         if not isinstance(self._given_recipe, Mapping):
             return self._given_recipe
-        from transformer_engine.common import recipe
 
         options = dict(self._given_recipe)
         if isinstance(options.get("fp8_format"), str):
-            options["fp8_format"] = getattr(recipe.Format, options["fp8_format"])
-        return recipe.DelayedScaling(**options)
+            options["fp8_format"] = getattr(te_recipe.Format, options["fp8_format"])
+        return te_recipe.DelayedScaling(**options)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         if self.replace_layers or (self.replace_layers is None and not _has_own_layers(module)):
@@ -76,8 +76,6 @@ class TransformerEnginePrecision(TruePrecision):
         return super().convert_module(module)
 
     def forward_context(self) -> AbstractContextManager[Any] | None:
-        import transformer_engine.pytorch as te
-
         new = hasattr(te, "autocast")  # since TransformerEngine 2.9
         engines = functools.partial(te.autocast if new else te.fp8_autocast, enabled=True)
         engines.keywords["recipe" if new else "fp8_recipe"] = self.recipe
@@ -86,8 +84,6 @@ class TransformerEnginePrecision(TruePrecision):
         return _Together([functools.partial(DefaultDtype, self.dtype), others, engines])
 
     def _replace(self, module: nn.Module) -> nn.Module:
-        import transformer_engine.pytorch as te
-
         linear = plain_layers(module, nn.Linear)
         made: dict[str, nn.Module] = {}
         for path, layer in linear.items():

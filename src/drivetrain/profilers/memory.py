@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivetrain.accelerators.cuda import has_cuda, memory_in_use, record_allocations, write_allocations
+from drivetrain.base.packages import psutil
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import arguments_checked
 from drivetrain.profilers.profiler import Profiler, table
@@ -85,8 +86,6 @@ class MemoryProfiler(Profiler):
         if has_cuda():
             return memory_in_use()
         if self._process is None:
-            import psutil
-
             self._process = psutil.Process()
         used: int = self._process.memory_info().rss
         return used, used

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from drivetrain.base.packages import xla_profiler
 from drivetrain.profilers.profiler import Profiler, already_running
 
 _PORT = 9012
@@ -37,11 +38,9 @@ class XLAProfiler(Profiler):
         Raises:
             ConfigurationError: the action is already running.
         """
-        from torch_xla.debug import profiler
-
         if action_name in self._open:
             raise already_running(self, action_name)
-        self._open[action_name] = trace = profiler.Trace(action_name)
+        self._open[action_name] = trace = xla_profiler.Trace(action_name)
         trace.__enter__()
 
     def stop(self, action_name: str) -> None:
@@ -55,9 +54,7 @@ class XLAProfiler(Profiler):
         """Start the server, once per process."""
         super().setup(stage, local_rank, log_dir)
         if self._server is None:
-            from torch_xla.debug import profiler
-
-            self._server = profiler.start_server(self.port, only_on_master=False)
+            self._server = xla_profiler.start_server(self.port, only_on_master=False)
 
     def teardown(self, stage: str | None) -> None:
         """End actions that an exception has left open."""

@@ -14,9 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import drivetrain
+from drivetrain.base.lazy import on_first_use
 from drivetrain.proof.judge import LOGGED, WRITTEN, Difference, Judgement, earliest, judge, logged_apart, summary
 from drivetrain.proof.records import OPERATIONS, forked_of, path_of
 from drivetrain.proof.runs import GRACE_S, RUN, CannotTryError, Program, Run, kills_for, undisturbed
+
+with on_first_use:
+    from drivetrain.proof import operations, outputs
 
 
 @dataclass
@@ -162,8 +166,6 @@ def first_operation(
 
     With two ranks of one run: on which they differ in ``tensor``.
     """
-    from drivetrain.proof.operations import first_change, first_difference
-
     for run, rank, step in zip((one, other), ranks, steps, strict=True):
         with suppress(CannotTryError):  # too slow: what differs is known all the same
             run.start(limit_s, operations=(rank, step))
@@ -174,17 +176,15 @@ def first_operation(
         one.program.torch == other.program.torch,
     )
     if ranks[0] != ranks[1]:
-        return first_change(*files, ranks, tensor)
-    return first_difference(*files, min(steps) > 0, has_same_torch)
+        return operations.first_change(*files, ranks, tensor)
+    return operations.first_difference(*files, min(steps) > 0, has_same_torch)
 
 
 def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[tuple[str, str]] = ()) -> Judgement:
     """Add what differs in the files of two runs that made equal steps."""
-    from drivetrain.proof.outputs import compare
-
     if not found.differences:
         steps = len(reference.starts(found.rank)[0].steps)
-        written = compare(reference.work, killed.work, reference.program.source, ignored)
+        written = outputs.compare(reference.work, killed.work, reference.program.source, ignored)
         found.differences = [Difference(steps, WRITTEN, each) for each in written.different]
         if written.lacking:
             found.notes.append(f"only the undisturbed run has written: {', '.join(written.lacking[:5])}")
@@ -197,8 +197,6 @@ def _checked(found: Judgement, reference: Run, killed: Run, again: Run) -> Judge
     Raises:
         CannotTryError: the undisturbed runs differ in more than logged values and files.
     """
-    from drivetrain.proof.outputs import compare
-
     apart: set[str] = set()
     same = found if found.start == 0 else Judgement()
     for rank in reference.ranks():
@@ -212,7 +210,7 @@ def _checked(found: Judgement, reference: Run, killed: Run, again: Run) -> Judge
                     "torch.use_deterministic_algorithms."
                 )
         apart |= logged_apart(one, other)
-    columns = compare(reference.work, again.work, reference.program.source).columns
+    columns = outputs.compare(reference.work, again.work, reference.program.source).columns
     found = _with_files(_judged(reference, killed, apart), reference, killed, columns)
     if names := apart | {column for _, column in columns}:
         found.notes.append(f"not compared, because two undisturbed runs differ there: {', '.join(sorted(names))}")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from drivetrain.base.packages import deepspeed_accelerator, deepspeed_zero_config
 from drivetrain.errors import ConfigurationError, closest, shown
 
 _PRECISIONS: dict[str, dict[str, Any]] = {
@@ -92,9 +93,7 @@ def _check_type(section: str, precision: str) -> None:
     Raises:
         ConfigurationError: DeepSpeed does not support it.
     """
-    from deepspeed.accelerator import get_accelerator
-
-    device = get_accelerator()
+    device = deepspeed_accelerator.get_accelerator()
     if not getattr(device, f"is_{section}_supported")():
         raise ConfigurationError(
             f"DeepSpeedStrategy cannot train with precision={precision!r} here: DeepSpeed has no {section} for the "
@@ -105,9 +104,8 @@ def _check_type(section: str, precision: str) -> None:
 def _zero_fields(options: Mapping[str, Any]) -> set[str]:
     """Return the fields of ``zero_optimization`` that DeepSpeed knows; check that it knows the given options."""
     from deepspeed.runtime import constants
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
-    fields = set(DeepSpeedZeroConfig.model_fields)
+    fields = set(deepspeed_zero_config.DeepSpeedZeroConfig.model_fields)
     known = {value for value in vars(constants).values() if isinstance(value, str) and value.isidentifier()}
     for name in options.keys() - fields - known:
         close = closest(name, fields | known)

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.compiled import own_names, plain_names
+from drivetrain.base.packages import deepspeed_zero, ds_utils, zero_to_fp32
 from drivetrain.base.restoring import WrongForm, expect
 from drivetrain.errors import CheckpointError
 
@@ -37,14 +38,11 @@ def whole_weights(module: nn.Module, keep: bool, trained: bool) -> dict[str, Any
         keep: whether this rank needs the result; without it the result is empty.
         trained: whether an engine trains the weights, so that float32 master weights exist.
     """
-    from deepspeed.runtime.zero import GatheredParameters
-    from deepspeed.utils import safe_get_full_fp32_param
-
     state: dict[str, Any] = dict(module.state_dict()) if keep else {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        whole = safe_get_full_fp32_param(parameter) if trained and parameter.requires_grad else None
+        whole = ds_utils.safe_get_full_fp32_param(parameter) if trained and parameter.requires_grad else None
         if whole is None and is_partitioned(parameter):
-            with GatheredParameters([parameter]):
+            with deepspeed_zero.GatheredParameters([parameter]):
                 whole = parameter.detach().clone()
         if keep and whole is not None:
             state[name] = whole.detach().to(HOST).reshape(parameter_shape(parameter))
@@ -58,10 +56,8 @@ def parameter_shape(parameter: Tensor) -> torch.Size:
 
 def put_together(module: nn.Module) -> None:
     """Gather each parameter that ZeRO-3 has partitioned into host memory, and remove ZeRO's attributes from it."""
-    from deepspeed.runtime.zero import GatheredParameters
-
     for parameter in filter(is_partitioned, module.parameters()):
-        with GatheredParameters([parameter]):
+        with deepspeed_zero.GatheredParameters([parameter]):
             whole = parameter.detach().to(HOST, copy=True)
         for name, value in list(vars(parameter).items()):
             module_of = getattr(value, "__module__", None) or type(value).__module__
@@ -76,8 +72,6 @@ def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], s
     Raises:
         RuntimeError: names are missing or unknown, if ``strict``; or a shape differs.
     """
-    from deepspeed.runtime.zero import GatheredParameters
-
     state = dict(own_names(module, state_dict))
     known = module.state_dict().keys()
     wrong = [f"{name} is missing" for name in known - state.keys()] if strict else []
@@ -91,7 +85,7 @@ def load_partitioned_weights(module: nn.Module, state_dict: Mapping[str, Any], s
     for name, parameter in parameters.items():
         if name not in state:
             continue
-        with torch.no_grad(), GatheredParameters([parameter], modifier_rank=0):
+        with torch.no_grad(), deepspeed_zero.GatheredParameters([parameter], modifier_rank=0):
             parameter.copy_(state[name])
     module.load_state_dict({name: value for name, value in state.items() if name not in parameters}, strict=False)
 
@@ -104,8 +98,6 @@ def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict
         optimizer: the user's optimizer of the module's parameters.
         keep: whether this rank needs the result; without it the result is empty.
     """
-    from deepspeed.utils import safe_get_full_optimizer_state
-
     _link_states(engine)
     state: dict[int, dict[str, Any]] = {}
     number = 0
@@ -116,7 +108,7 @@ def whole_optimizer_state(engine: Any, optimizer: Optimizer, keep: bool) -> dict
                 entry = state[number] = {}
                 for key, value in local.items():
                     if isinstance(value, Tensor) and value.shape == pieces[0].shape:
-                        whole = safe_get_full_optimizer_state(parameter, key)
+                        whole = ds_utils.safe_get_full_optimizer_state(parameter, key)
                         entry[key] = whole.detach().to(HOST).reshape(parameter_shape(parameter)) if keep else None
                     else:
                         entry[key] = _copied(value)
@@ -182,17 +174,18 @@ def load_master_weights(module: nn.Module, state_dict: Mapping[str, Any]) -> Non
 
 def _set_whole(parameter: Any, value: Tensor, key: str | None = None) -> None:
     """Set the float32 master weights of ``parameter``, or its optimizer state ``key``, without communication."""
-    from deepspeed import utils
-
     value = value.to(device=parameter.device, dtype=torch.float32)
-    set_weights, set_state = utils.safe_set_full_fp32_param, utils.safe_set_full_optimizer_state
+    set_weights, set_state = ds_utils.safe_set_full_fp32_param, ds_utils.safe_set_full_optimizer_state
     if is_partitioned(parameter):
         # DeepSpeed's own function fails if the number of elements is not divisible by the number of ranks.
         size = parameter.ds_tensor.ds_numel
         padded = value.new_zeros(size * parameter.ds_zero_partition_world_size)
         padded[: value.numel()] = value.flatten()
         value = padded.narrow(0, size * parameter.ds_zero_partition_rank, size)
-        set_weights, set_state = utils.safe_set_local_fp32_param, utils.safe_set_local_optimizer_state
+        set_weights, set_state = (
+            ds_utils.safe_set_local_fp32_param,
+            ds_utils.safe_set_local_optimizer_state,
+        )
     if key is None:
         set_weights(parameter, value)
     else:
@@ -266,9 +259,8 @@ def weights_in(folder: Path, resumes: bool, weights_only: bool | None) -> dict[s
             f"{folder} is a folder of DeepSpeed's own format, whose files are unpickled, which can run code. If "
             "you trust them, pass weights_only=False."
         )
-    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-    found: dict[str, Any] = get_fp32_state_dict_from_zero_checkpoint(str(folder))
+    found: dict[str, Any] = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(folder))
     return found
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from drivetrain.base.packages import torch_xla
 from drivetrain.base.seed import xla_generator
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.checkpoints.xla import XLACheckpointIO
@@ -104,8 +105,6 @@ def _seed() -> int:
 
 def run_recorded() -> None:
     """Let the device execute the recorded operations, without waiting for the results."""
-    import torch_xla
-
     torch_xla.sync(reset_scope=False)  # keep an enclosing scope of torch_xla's profiler
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drivetrain.base.packages import xla_model, xla_runtime
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies.group import Group, all_or_alone
 from drivetrain.strategies.peers import CURES, dumped, loaded
@@ -25,11 +26,9 @@ class XLAGroup(Group):
     """
 
     def __init__(self, device: torch.device) -> None:
-        from torch_xla import runtime
-
         self.device = device
-        self.rank = int(runtime.global_ordinal())
-        self.ranks = range(int(runtime.world_size()))
+        self.rank = int(xla_runtime.global_ordinal())
+        self.ranks = range(int(xla_runtime.world_size()))
 
     def gather_objects(self, obj: Any) -> list[Any]:
         data, problem = dumped(obj)
@@ -51,8 +50,6 @@ class XLAGroup(Group):
 
     def _stacked(self, tensor: Tensor) -> Tensor:
         """Return every replica's tensor, stacked, on the device of this replica's tensor."""
-        from torch_xla.core import xla_model
-
         if tensor.is_complex():
             return torch.view_as_complex(self._stacked(torch.view_as_real(tensor)))
         # torch_xla gathers by summation, which booleans do not support
@@ -62,8 +59,6 @@ class XLAGroup(Group):
 
     def total(self, tensor: Tensor) -> None:
         """Sum every replica's ``tensor``, which is on the device, in place."""
-        from torch_xla.core import xla_model
-
         xla_model.all_reduce(xla_model.REDUCE_SUM, [tensor])
 
     def broadcast(self, obj: Any, src: int | None = None) -> Any:
@@ -72,7 +67,6 @@ class XLAGroup(Group):
         forms = self.gather_objects(form if self.rank == src else None)
         if (theirs := forms[src]) is None:
             return self.gather_objects(obj if self.rank == src else None)[src]
-        from torch_xla.core import xla_model
 
         shape, dtype = theirs
         like = obj if isinstance(obj, Tensor) else torch.empty(0, device=self.device)
@@ -84,8 +78,6 @@ class XLAGroup(Group):
         return sent.to(device=like.device, dtype=dtype)
 
     def barrier(self, name: str | None = None) -> None:
-        from torch_xla.core import xla_model
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # xm.rendezvous itself calls a deprecated function
             xla_model.rendezvous("" if name is None else name)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from drivetrain.base.packages import torch_xla, xla_model, xla_parallel_loader
 from drivetrain.data.combined import without_restart
 
 _KEPT = ("dataset", "batch_sampler", "sampler", "generator", "num_workers", "batch_size", "drop_last")
@@ -33,11 +34,7 @@ def on_device(loader: Any, device: torch.device) -> Any:
 
 @functools.cache
 def _device_loader() -> Any:
-    import torch_xla
-    from torch_xla.core import xla_model
-    from torch_xla.distributed.parallel_loader import MpDeviceLoader, ParallelLoader
-
-    class DeviceLoader(MpDeviceLoader):  # type: ignore[misc]
+    class DeviceLoader(xla_parallel_loader.MpDeviceLoader):  # type: ignore[misc]
         """Batches of a loader on an XLA device."""
 
         def __iter__(self) -> Iterator[Any]:
@@ -58,7 +55,7 @@ def _device_loader() -> Any:
             first = next(source, _END)
             if first is _END:
                 return iter(())
-            self._parallel_loader = ParallelLoader(
+            self._parallel_loader = xla_parallel_loader.ParallelLoader(
                 chain([first], source), [self._device], **self._parallel_loader_kwargs
             )
             batches: Iterator[Any] = self._parallel_loader.per_device_loader(self._device)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+import drivetrain
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, shown
 from drivetrain.strategies.group import Group, TorchGroup
@@ -164,8 +165,6 @@ def _cut(text: str) -> str:
 
 def of_program(strategy: Strategy) -> dict[str, str]:
     """Return the versions and the options that affect any run with ``strategy``."""
-    import drivetrain  # here, because it is the package of this module
-
     return {
         "the version of Python": ".".join(platform.python_version_tuple()[:2]),
         "the version of torch": str(torch.__version__),

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base.packages import device_mesh, ring, ring_attention
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError, described, did_you_mean
 from drivetrain.strategies.group import Group
@@ -302,10 +303,8 @@ def _ring(handle: Any, size: int, device: torch.device) -> Any:
             'context_parallel_attention="ring": torch has ring attention for devices with flash or memory-efficient '
             f'attention, and no rule for it on {device.type!r}. Write context_parallel_attention="ulysses".'
         )
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor.experimental import _attention, context_parallel
 
-    _attention._cp_options.enable_load_balance = False  # load balancing would reorder the parts
+    ring_attention._cp_options.enable_load_balance = False  # load balancing would reorder the parts
     buffer = torch.zeros(size, device=device)  # torch requires a buffer
-    mesh = DeviceMesh.from_group(handle, device.type)
-    return context_parallel(mesh, buffers=[buffer], buffer_seq_dims=[0], no_restore_buffers={buffer})
+    mesh = device_mesh.DeviceMesh.from_group(handle, device.type)
+    return ring.context_parallel(mesh, buffers=[buffer], buffer_seq_dims=[0], no_restore_buffers={buffer})

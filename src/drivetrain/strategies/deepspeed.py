@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_method
+from drivetrain.base.packages import deepspeed
 from drivetrain.base.restoring import load_states
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -218,7 +219,6 @@ class DeepSpeedStrategy(ParallelStrategy):
     def _deepspeed(self) -> Any:
         """Return the package, imported for this strategy's device."""
         os.environ.setdefault("DS_ACCELERATOR", self.root_device.type)
-        import deepspeed
 
         for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):  # DeepSpeed calls them in every step
             message = f"`torch.distributed.{name}` is deprecated"

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain import parity
+from drivetrain.base import no_init
 from drivetrain.base.introspect import defined_by_user, overrides
+from drivetrain.data import samplers
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.collectives import operation_of
 from drivetrain.strategies.group import Group
@@ -94,9 +96,7 @@ class Familiar(Step, State):
         Args:
             empty_init: leave the parameters of new layers uninitialized, because a checkpoint will be loaded.
         """
-        from drivetrain.base.no_init import NoInit
-
-        drawn = NoInit() if empty_init else nullcontext()
+        drawn = no_init.NoInit() if empty_init else nullcontext()
         with self.root_device, self.precision_plugin.tensor_init_context() or nullcontext(), drawn:
             yield
 
@@ -274,10 +274,11 @@ def share(strategy: Strategy, loader: Any, splits: bool = False, pads: bool = Fa
     """
     if not strategy.facts.is_distributed or not (mine := strategy.distributed_sampler_kwargs):
         return loader
-    from drivetrain.data.samplers import share as shared
 
     world, pads = strategy.world, pads or parity.current().padded_evaluation
-    part = shared(loader, mine["rank"], mine["num_replicas"], world.broadcast, splits, pads, draws=world.index == 0)
+    part = samplers.share(
+        loader, mine["rank"], mine["num_replicas"], world.broadcast, splits, pads, draws=world.index == 0
+    )
     return loader if part is None else part
 
 

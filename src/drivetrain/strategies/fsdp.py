@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.packages import device_mesh
 from drivetrain.base.rank_zero import lightning_deprecation
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -124,13 +125,11 @@ class FSDPStrategy(FullySharded, ParallelStrategy):
         return super().device_mesh if given is None or isinstance(given, Sequence) else given
 
     def _make_mesh(self, kind: str) -> DeviceMesh:
-        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
         if (shape := hybrid_shape(self.options, self.world_size, self.num_nodes)) is not None:
-            return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
+            return device_mesh.init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
         if self.data.size < self.world_size:
-            return DeviceMesh.from_group(self.data.handle, kind)
-        return init_device_mesh(kind, (self.world_size,))
+            return device_mesh.DeviceMesh.from_group(self.data.handle, kind)
+        return device_mesh.init_device_mesh(kind, (self.world_size,))
 
     # ---- errors --------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from drivetrain.base.packages import fsdp, fsdp_common
+
 
 def keep_until_backward(root: nn.Module, kept: Sequence[nn.Module]) -> None:
     """Start each forward pass of ``root`` with shards; free gathered parameters afterwards if it computes no gradients.
@@ -46,11 +48,9 @@ class _Passes:
     """
 
     def __init__(self, root: nn.Module, groups: Sequence[Any], own: Sequence[Any]) -> None:
-        from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
-
         self._root_zero_grad = root.zero_grad
         self._groups, self._own = groups, own
-        self._forward, self._idle = TrainingState.FORWARD, TrainingState.IDLE
+        self._forward, self._idle = fsdp_common.TrainingState.FORWARD, fsdp_common.TrainingState.IDLE
         self._running = 0
 
     def begin(self, module: nn.Module, args: Any) -> None:
@@ -93,10 +93,8 @@ def groups_of(module: Any) -> list[Any]:
 
 def groups_in(module: nn.Module) -> Iterator[Any]:
     """Yield torch's groups of parameters that are gathered together."""
-    from torch.distributed.fsdp import FSDPModule
-
     for each in module.modules():
-        if isinstance(each, FSDPModule):
+        if isinstance(each, fsdp.FSDPModule):
             yield from groups_of(each)
 
 

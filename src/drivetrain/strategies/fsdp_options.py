@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from drivetrain.base.packages import fsdp
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, UnknownArgumentError, described, did_you_mean
 from drivetrain.strategies import fsdp_blocks
@@ -88,9 +90,8 @@ class Options:
             mesh: the mesh over which parameters are sharded.
             pins: whether the device copies faster from pinned memory.
         """
-        from torch.distributed.fsdp import CPUOffloadPolicy
-
-        policy = self.cpu_offload if isinstance(self.cpu_offload, CPUOffloadPolicy) else CPUOffloadPolicy(pins)
+        own = isinstance(self.cpu_offload, fsdp.CPUOffloadPolicy)
+        policy = self.cpu_offload if own else fsdp.CPUOffloadPolicy(pins)
         arguments = {
             "mesh": mesh, "offload_policy": policy if self.offloads else None, "mp_policy": self.mixed_precision,
             "shard_placement_fn": self.shard_placement_fn,
@@ -155,9 +156,8 @@ def precision_policy(given: Any) -> Any:
             f"FSDPStrategy(mixed_precision=...) got {described(given)}. Write "
             "torch.distributed.fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16)."
         )
-    from torch.distributed.fsdp import MixedPrecisionPolicy
 
-    return MixedPrecisionPolicy(param_dtype=given.param_dtype, reduce_dtype=given.reduce_dtype)
+    return fsdp.MixedPrecisionPolicy(param_dtype=given.param_dtype, reduce_dtype=given.reduce_dtype)
 
 
 def hybrid_shape(options: Options, world_size: int, num_nodes: int) -> tuple[int, int] | None:
@@ -191,8 +191,6 @@ def checkpoint_activations(root: nn.Module, policy: fsdp_blocks.Policy | None) -
 
     The names of parameters do not change, so checkpoints do not either.
     """
-    from torch.utils.checkpoint import checkpoint
-
     if policy is None:
         return ""
     found = fsdp_blocks.matching(root, policy, "activation_checkpointing_policy")

@@ -16,9 +16,12 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.introspect import defined_by_user, overrides
+from drivetrain.base.packages import fsdp
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import WrongForm, shown_error
 from drivetrain.checkpoints.file import writes_files
+from drivetrain.checkpoints.sharded import place as place_of
+from drivetrain.checkpoints.sharded import read
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.launchers.launcher import LauncherRegistry
 from drivetrain.precision.familiar import clips_by_members
@@ -31,6 +34,7 @@ from drivetrain.strategies.meta import materialise
 from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import ParallelStrategy
 from drivetrain.strategies.placement import place
+from drivetrain.strategies.sharded_files import save
 from drivetrain.strategies.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -133,15 +137,13 @@ class FullySharded(Strategy):
         return module
 
     def _shard(self, module: nn.Module) -> None:
-        from torch.distributed.fsdp import FSDPModule, fully_shard
-
         options, kind = self.options, self.root_device.type
         if not hasattr(torch, kind):
             raise ConfigurationError(
                 f"FSDPStrategy got a device of type {kind!r}, and torch has no module torch.{kind}, which fully_shard "
                 'needs for its streams. Write strategy="ddp", or import the package that adds this module.'
             )
-        own: list[Any] = [each for each in module.modules() if isinstance(each, FSDPModule)]
+        own: list[Any] = [each for each in module.modules() if isinstance(each, fsdp.FSDPModule)]
         blocks: list[nn.Module] = []
         if own:  # configure_model has already sharded some blocks
             if options.auto_wrap_policy is not None:
@@ -175,7 +177,7 @@ class FullySharded(Strategy):
             # row
             if keeps := block is module or not options.reshards_after_forward:
                 kept.append(block)
-            fully_shard(block, **arguments, reshard_after_forward=not keeps)
+            fsdp.fully_shard(block, **arguments, reshard_after_forward=not keeps)
         fsdp_kept.keep_until_backward(module, kept)
 
     def _set_divide_factor(self, group: Any) -> None:
@@ -308,8 +310,6 @@ class FullySharded(Strategy):
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         if self.saves_shards:
-            from drivetrain.strategies.sharded_files import save
-
             save(self, checkpoint, filepath, storage_options)
         else:  # callbacks' states may contain shards too
             super().save_checkpoint(sharded.whole_state(checkpoint), filepath, storage_options)
@@ -318,9 +318,7 @@ class FullySharded(Strategy):
         self, checkpoint_path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         if self.checkpoint_io.is_sharded(checkpoint_path):
-            from drivetrain.checkpoints.sharded import place, read
-
-            found: dict[str, Any] = read(place(checkpoint_path), lazy=self.large)
+            found: dict[str, Any] = read(place_of(checkpoint_path), lazy=self.large)
             return found
         return super().load_checkpoint(checkpoint_path, weights_only, into)
 

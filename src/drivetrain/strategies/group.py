@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from drivetrain.base.packages import c10d
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies import collectives
 from drivetrain.strategies.collectives import differing_names, operation_of, reduction_of
@@ -194,13 +195,11 @@ class TorchGroup(Group):
         Raises:
             ConfigurationError: the members are in different numbers of groups; raised on all of them.
         """
-        from torch.distributed import distributed_c10d  # imported here: some builds of torch lack it
-
-        store = distributed_c10d._get_default_store()
+        store = c10d._get_default_store()
         # how often this rank has asked for this group in this job
         times = store.add(f"drivetrain/group {ranks} by {self.rank}", 1)
         key = f"drivetrain/group {ranks}/{times}"
-        store.set(f"{key}/{self.rank}", str(len(distributed_c10d._world.pg_names)))
+        store.set(f"{key}/{self.rank}", str(len(c10d._world.pg_names)))
         counts = [int(store.get(f"{key}/{rank}")) for rank in ranks]
         if len(set(counts)) > 1:
             raise ConfigurationError(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.base.packages import fsdp
 from drivetrain.strategies.fsdp_kept import forget_iteration, groups_in
 from drivetrain.strategies.gradient_exchange import Bucket, alike
 
@@ -81,13 +82,11 @@ class FSDPPasses(LocalPasses):
         self._groups: list[Any] = []
 
     def begin(self) -> None:
-        from torch.distributed.fsdp import FSDPModule
-
         self.end()
         self._root._get_fsdp_state()._lazy_init()
         self._groups = list(groups_in(self._root))
         for module in self._root.modules():
-            if isinstance(module, FSDPModule):
+            if isinstance(module, fsdp.FSDPModule):
                 module.unshard()
         for group in self._groups:
             # keep the parameters gathered until all batches of the window are done

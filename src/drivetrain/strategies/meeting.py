@@ -18,6 +18,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from drivetrain.base.packages import rendezvous, stores
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, DrivetrainError
 from drivetrain.launchers.script import started_by_rank
@@ -116,25 +117,21 @@ class Meeting:
         Args:
             own_socket: let rank 0 listen only at this address; torch's own socket listens on every interface.
         """
-        # imported here: some builds of torch lack them
-        from torch._C._distributed_c10d import PrefixStore, TCPStore
-        from torch.distributed.rendezvous import _torchelastic_use_agent_store
-
-        serves = self.rank == 0 and not _torchelastic_use_agent_store()
+        serves = self.rank == 0 and not rendezvous._torchelastic_use_agent_store()
         options: dict[str, Any] = {} if not (serves and own_socket) else self._listening()
         options.update(
             world_size=self.world_size, is_master=serves, timeout=self.timeout, wait_for_workers=False,
             multi_tenant=serves, use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
         )  # fmt: skip
         try:
-            store = self._in_time(lambda: TCPStore(self.address, self.port, **options))
+            store = self._in_time(lambda: stores.TCPStore(self.address, self.port, **options))
         except RuntimeError as error:
             if serves and ("EADDRINUSE" in str(error) or "EACCES" in str(error)):
                 raise self._cannot_listen(str(error)) from error
             raise self._no_answer() from error
-        if _torchelastic_use_agent_store():
+        if rendezvous._torchelastic_use_agent_store():
             # torchrun's store outlives the processes, and still holds the addresses of earlier attempts.
-            store = PrefixStore(f"restart_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+            store = stores.PrefixStore(f"restart_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         self.wait_for_all(store, _HERE)
         return store
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim import Optimizer
 
+from drivetrain.base.packages import averaging, local_sgd
 from drivetrain.errors import ConfigurationError, described, is_count, shown
 from drivetrain.strategies.optimizer_states import parameters_of
 
@@ -80,8 +81,6 @@ class ModelAveraging:
             self._average(optimizer)
 
     def _average(self, optimizer: Optimizer) -> None:
-        from torch.distributed.algorithms.model_averaging.utils import average_parameters
-
         # All parameters that were trained, even without a gradient: every rank must exchange the same parameters.
         # Parameters that were frozen since the last average also differ between ranks.
         parameters = [each for each in parameters_of(optimizer) if each.requires_grad or id(each) in self.trained]
@@ -90,7 +89,7 @@ class ModelAveraging:
         if not parameters:
             return
         places = [parameter.data for parameter in parameters]
-        average_parameters(iter(parameters), self.state.process_group)
+        averaging.average_parameters(iter(parameters), self.state.process_group)
         for parameter, place in zip(parameters, places, strict=True):
             place.copy_(parameter.data)
             parameter.data = place  # own memory and format, not a view of the exchanged buffer
@@ -130,6 +129,4 @@ def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None
 
 
 def _is_local_sgd(state: Any) -> bool:
-    from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
-
-    return isinstance(state, PostLocalSGDState)
+    return isinstance(state, local_sgd.PostLocalSGDState)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.packages import device_mesh, fsdp
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.checkpoints.io import CheckpointIO
@@ -203,9 +204,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
 
     def _make_mesh(self, kind: str) -> DeviceMesh:
         """Return the mesh with the dimensions "data_parallel" and "tensor_parallel"."""
-        from torch.distributed.device_mesh import init_device_mesh
-
-        return init_device_mesh(kind, self.sizes, mesh_dim_names=(DATA, TENSOR))
+        return device_mesh.init_device_mesh(kind, self.sizes, mesh_dim_names=(DATA, TENSOR))
 
     @property
     def sharding_mesh(self) -> DeviceMesh:
@@ -372,11 +371,9 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
     # ---- gradients -----------------------------------------------------------------------------------------------
 
     def accumulating(self, model: nn.Module) -> Any:
-        from torch.distributed.fsdp import FSDPModule
-
         if self.context_parallel_size > 1:  # a rank's gradient contains other ranks' losses, so all need the same scale
             self.driver.exchanges_always = True
-        return super().accumulating(model) if isinstance(model, FSDPModule) else nullcontext()
+        return super().accumulating(model) if isinstance(model, fsdp.FSDPModule) else nullcontext()
 
     # ---- errors --------------------------------------------------------------------------------------------------
 

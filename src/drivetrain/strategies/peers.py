@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from drivetrain.errors import ConfigurationError, DrivetrainError
+from drivetrain.strategies import waiting
 
 _DIGEST = 16  # bytes
 # the row's number, whether the rank has failed, a digest of the text, the beginning of the text
@@ -176,8 +177,6 @@ class Peers:
         row = row.to(self.wire(row.device))
         rows = row.new_empty(len(self.ranks), row.numel())
         if waits_in and row.device.type == "cpu":
-            from drivetrain.strategies import waiting
-
             work = dist.all_gather(list(rows.unbind()), row, group=self.group, async_op=True)
             waiting.finish(work, self.group, self.ranks, waits_in)
         elif row.numel():

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from drivetrain.base.packages import pipelining
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError, described
 
@@ -43,8 +44,6 @@ class Schedule:
         context: Callable[[], AbstractContextManager[Any] | None],
         trained: Sequence[bool] = (),
     ) -> None:
-        from torch.distributed import pipelining
-
         self.count, self.has_first, self.has_last = count, 0 in own, num_stages - 1 in own
         self.user_loss, self.context, self.targets = loss, context, list[Any]()
         self.weights: list[float | Tensor] = []

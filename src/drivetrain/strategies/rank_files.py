@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.base import files
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.restoring import WrongForm, count, entry, expect, shown_error
 from drivetrain.checkpoints.file import entries as entries_of
 from drivetrain.checkpoints.file import reads_files
@@ -29,6 +30,9 @@ from drivetrain.errors import CheckpointError
 
 if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy
+
+with on_first_use:
+    from drivetrain.strategies import joint_save
 
 _SUFFIX = r"\.([0-9a-f]{8})\.rank[1-9][0-9]*"
 _CHUNK = 2**20  # bytes
@@ -68,9 +72,7 @@ def save(
     if strategy.world_size > 1 and part is not None:
         background = background_of(strategy.checkpoint_io)
         if background is not None and strategy.world.store is not None:
-            from drivetrain.strategies.joint_save import begin  # imported here, because it imports this file
-
-            begin(strategy, background, state, part, path, storage_options, listed)
+            joint_save.begin(strategy, background, state, part, path, storage_options, listed)
             if waits:
                 wait_for(background, path)
             return

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.base import files
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints import json_tree, part_lists, sharded
 from drivetrain.checkpoints.file import cure_of, refused_here, writes_files
@@ -24,6 +25,9 @@ from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeErro
 from drivetrain.strategies import rank_files
 from drivetrain.strategies.sharded_state import boxes_in, is_dtensor
 from drivetrain.strategies.strategy import Strategy
+
+with on_first_use:
+    from drivetrain.strategies import background_shards
 
 
 def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -48,9 +52,7 @@ def save(strategy: Strategy, checkpoint: Mapping[str, Any], path: str | Path, st
     folder = sharded.place(path)
     background = background_of(strategy.checkpoint_io)
     if background is not None and (strategy.world_size == 1 or strategy.world.store is not None):
-        from drivetrain.strategies.background_shards import begin  # imported here, because it imports this file
-
-        begin(strategy, background, checkpoint, path, save_id)
+        background_shards.begin(strategy, background, checkpoint, path, save_id)
         return
     names = TensorNames(checkpoint)
     tree = json_tree.encode(dict(checkpoint), names.of)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.strategies.sharded_state import is_dtensor, local_shard
@@ -66,8 +67,6 @@ def _norm_over(over: Any, shards: list[Tensor], norm_type: float) -> Tensor:
 
 def _reduced(norm: Tensor, group: Any, norm_type: float) -> Tensor:
     """Combine the norms of the parts on the ranks of ``group``."""
-    import torch.distributed as dist
-
     if math.isinf(norm_type):
         dist.all_reduce(norm, dist.ReduceOp.MAX if norm_type > 0 else dist.ReduceOp.MIN, group)
         return norm

@@ -34,9 +34,10 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
+from drivetrain.base.packages import dtensor
 from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.base.tree import first_dtensor, map_leaves, move_to_host
 from drivetrain.base.tree import is_dtensor as is_dtensor
@@ -173,8 +174,6 @@ def whole_state(state: Any) -> Any:
 
 
 def _whole(state: Mapping[Any, Any]) -> State:
-    from torch import distributed
-
     keeps = not distributed.is_initialized() or distributed.get_rank() == 0
 
     def gathered(leaf: Any) -> Any:
@@ -198,9 +197,7 @@ def _gathered(leaf: Any) -> Any:
     leaf = leaf.detach().to(device)
     placements = list(leaf.placements)
     if "_StridedShard" in map(_class_name, placements):  # tensor parallelism together with FSDP
-        from torch.distributed.tensor import Replicate
-
-        placements[0] = Replicate()  # torch gathers both dimensions in this order too, but warns
+        placements[0] = dtensor.Replicate()  # torch gathers both dimensions in this order too, but warns
         leaf = leaf.redistribute(placements=placements)
     return leaf.full_tensor()
 
@@ -221,10 +218,9 @@ def _state_like(parameter: Any, key: Any, value: Any) -> Any:
         return shard_like(value, None)
     if value.shape == parameter.shape:
         return shard_like(value, parameter)
-    from torch.distributed.tensor import Replicate
 
     value = shard_like(value, None)
-    return _distributed(value, parameter, [Replicate()] * parameter.device_mesh.ndim) if value.ndim else value
+    return _distributed(value, parameter, [dtensor.Replicate()] * parameter.device_mesh.ndim) if value.ndim else value
 
 
 def shard_like(value: Any, own: Any) -> Any:
@@ -257,10 +253,8 @@ def _read_shard(value: Any, own: Any) -> Tensor:
 
 
 def _distributed(value: Tensor, own: Any, placements: Sequence[Any]) -> Tensor:
-    from torch.distributed.tensor import distribute_tensor
-
     # None: each rank has the complete tensor
-    return distribute_tensor(value, own.device_mesh, placements, src_data_rank=None)
+    return dtensor.distribute_tensor(value, own.device_mesh, placements, src_data_rank=None)
 
 
 # ---- one rank's own shard --------------------------------------------------------------------------------------------
@@ -278,10 +272,8 @@ def from_local_shard(shard: Tensor, like: Any) -> Tensor:
 
 
 def _from_local(shard: Tensor, like: Any) -> Tensor:
-    from torch.distributed.tensor import DTensor
-
     # Without shape and stride, torch would assume even shards.
-    return DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
+    return dtensor.DTensor.from_local(shard, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
 
 
 def boxes_of(tensor: Any) -> list[Box]:
@@ -295,14 +287,15 @@ def boxes_of(tensor: Any) -> list[Box]:
 
 def boxes_in(mesh: Any, placements: Sequence[Any], shape: Sequence[int]) -> list[Box]:
     """Return the result of :func:`boxes_of` for a tensor of ``shape`` that is spread over ``mesh``."""
-    from torch.distributed.tensor import Replicate, distribute_tensor
-
     axes = []
     for dimension, extent in enumerate(shape):
-        along = [placement if getattr(placement, "dim", None) == dimension else Replicate() for placement in placements]
+        along = [
+            placement if getattr(placement, "dim", None) == dimension else dtensor.Replicate()
+            for placement in placements
+        ]
         numbers = torch.arange(extent, device=mesh.device_type)
         lines = [extent if each == dimension else 1 for each in range(len(shape))]
-        spread = distribute_tensor(numbers.reshape(lines), mesh, along, src_data_rank=None)
+        spread = dtensor.distribute_tensor(numbers.reshape(lines), mesh, along, src_data_rank=None)
         axes.append(_runs(spread.to_local().flatten().tolist()))
     boxes: list[Box] = [((), ())]
     for runs in axes:

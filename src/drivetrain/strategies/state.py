@@ -12,9 +12,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from drivetrain.base.compiled import own_names, plain_names
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.restoring import check_optimizer_state, load_states
 from drivetrain.checkpoints.io import wait_for
 from drivetrain.strategies.facts import Shared
+
+with on_first_use:
+    from drivetrain.strategies import alone, rank_files, sharded_state
 
 
 class State(Shared):
@@ -42,9 +46,7 @@ class State(Shared):
         self, state: Mapping[str, Any], method: str, module: nn.Module | None = None, optimizer: Any = None
     ) -> None:
         if "torch.distributed.tensor" in sys.modules:  # a program that uses DTensors has imported this module
-            from drivetrain.strategies.sharded_state import refuse_dtensors
-
-            refuse_dtensors(state, f"{type(self).__name__}.{method}", module, optimizer)
+            sharded_state.refuse_dtensors(state, f"{type(self).__name__}.{method}", module, optimizer)
 
     def load_module_state(self, module: nn.Module, state: Mapping[str, Any], strict: bool = True) -> None:
         """Load a result of :meth:`module_state`, of this strategy or of another, into ``module``."""
@@ -79,10 +81,8 @@ class State(Shared):
         It yields what this rank can then save: "whole": the complete states of module and optimizers, and its own part;
         "shards": its shards of them; "": nothing.
         """
-        from drivetrain.strategies.alone import alone, whole_here  # imported here, because alone.py imports this file
-
         strategy: Any = self
-        return alone(strategy, whole_here(strategy))
+        return alone.alone(strategy, alone.whole_here(strategy))
 
     def save_checkpoint(self, checkpoint: Mapping[str, Any], filepath: str | Path, storage_options: Any = None) -> None:
         """Write on global rank 0; every rank calls it, with its own ``checkpoint``.
@@ -132,6 +132,5 @@ class State(Shared):
         """Delete on global rank 0, including the files that other ranks wrote beside it; every rank may call it."""
         if self.global_rank == 0:
             self.checkpoint_io.remove_checkpoint(filepath)
-        from drivetrain.strategies import rank_files
 
         rank_files.remove(self, filepath)  # type: ignore[arg-type]  # a Strategy is one

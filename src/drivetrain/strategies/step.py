@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from drivetrain.base.compiled import compiled_method
 from drivetrain.base.introspect import defined_by_user, overrides
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.restoring import WrongForm
 from drivetrain.base.tree import move
 from drivetrain.precision.familiar import differentiate, end_step
@@ -26,6 +27,9 @@ from drivetrain.strategies.step_parts import OwnStep, StepParts
 
 if TYPE_CHECKING:
     from drivetrain.strategies.strategy import Strategy
+
+with on_first_use:
+    from drivetrain.strategies import sharded_state as sharded
 
 
 class Step(Shared):
@@ -107,10 +111,8 @@ class Step(Shared):
         Used by checkpoints and by :meth:`rescale_gradients`. Override it if :meth:`accumulating` keeps gradients
         elsewhere than in ``parameter.grad``.
         """
-        from drivetrain.strategies.sharded_state import local_shard
-
         named = ((name, parameter.grad) for name, parameter in self.lightning_module.named_parameters())
-        return {name: local_shard(gradient) for name, gradient in named if gradient is not None}
+        return {name: sharded.local_shard(gradient) for name, gradient in named if gradient is not None}
 
     def load_open_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`open_gradients` returned, or complete gradients of sharded parameters.
@@ -118,17 +120,15 @@ class Step(Shared):
         Raises:
             WrongForm: a gradient's shape differs from this strategy's.
         """
-        from drivetrain.strategies.sharded_state import from_local_shard, local_shard, shard_like
-
         for name, parameter in self.lightning_module.named_parameters():
-            shape = local_shard(parameter).shape
+            shape = sharded.local_shard(parameter).shape
             if name in gradients and shape != gradients[name].shape == parameter.shape:
-                parameter.grad = shard_like(gradients[name].to(local_shard(parameter)), parameter)
+                parameter.grad = sharded.shard_like(gradients[name].to(sharded.local_shard(parameter)), parameter)
                 continue
             if name in gradients and gradients[name].shape != shape:
                 found = tuple(gradients[name].shape)
                 raise WrongForm(f"[{name!r}]", f"is a gradient of shape {found}, and {tuple(shape)} is expected")
-            parameter.grad = from_local_shard(gradients[name], parameter) if name in gradients else None
+            parameter.grad = sharded.from_local_shard(gradients[name], parameter) if name in gradients else None
 
     def rescale_gradients(self, optimizer: Optimizer | Sequence[Optimizer] | None, factor: float | Tensor) -> None:
         """Multiply the current gradients by ``factor``.

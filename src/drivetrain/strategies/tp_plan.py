@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from drivetrain.base.packages import dtensor, tensor_parallel
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, described, did_you_mean
 
@@ -38,8 +39,6 @@ def split(root: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> str:
         ConfigurationError: the plan names no layer of ``root``, an unknown style, or a layer that torch cannot split;
             or it splits only one of two tied parameters.
     """
-    from torch.distributed.tensor.parallel import parallelize_module
-
     layers, done, without = dict(root.named_modules()), [], []
     tied = _tied(root)
     for pattern, given in plan.items():
@@ -50,7 +49,7 @@ def split(root: nn.Module, mesh: Any, plan: Mapping[str, Any]) -> str:
             style = _style(given, pattern)
             _check_width(layers[name], name, style, mesh.size())
             try:
-                parallelize_module(layers[name], mesh, style)
+                tensor_parallel.parallelize_module(layers[name], mesh, style)
             except NotImplementedError as error:
                 raise ConfigurationError(
                     f"The tp_plan splits {name} ({type(layers[name]).__name__}) {given!r}, and torch cannot: {error} "
@@ -75,9 +74,9 @@ def _check_width(layer: nn.Module, name: str, style: Any, ranks: int) -> None:
     Raises:
         ConfigurationError: the parts differ; torch assumes that all are as large as this rank's.
     """
-    from torch.distributed.tensor.parallel import RowwiseParallel
-
-    takes_parts = isinstance(style, RowwiseParallel) and all(each.is_shard() for each in style.input_layouts)
+    takes_parts = isinstance(style, tensor_parallel.RowwiseParallel) and all(
+        each.is_shard() for each in style.input_layouts
+    )
     if takes_parts and isinstance(layer, nn.Linear) and layer.in_features % ranks:
         raise ConfigurationError(
             f'The tp_plan splits {name} "rowwise", and {ranks} processes do not divide its {layer.in_features} inputs. '
@@ -92,24 +91,23 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _style(given: Any, pattern: str) -> Any:
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
-
-    if isinstance(given, ParallelStyle):
+    if isinstance(given, tensor_parallel.ParallelStyle):
         return given
-    gathers: dict[str, Any] = {"output_layouts": Replicate()}
-    cuts: dict[str, Any] = {"input_layouts": Replicate()}
+    gathers: dict[str, Any] = {"output_layouts": dtensor.Replicate()}
+    cuts: dict[str, Any] = {"input_layouts": dtensor.Replicate()}
     known: dict[str, Callable[[], Any]] = {
-        "colwise": ColwiseParallel,
-        "rowwise": RowwiseParallel,
-        "colwise_rep": functools.partial(ColwiseParallel, **gathers),
-        "colwise_gather_output": functools.partial(ColwiseParallel, **gathers),
-        "rowwise_rep": functools.partial(RowwiseParallel, **cuts),
-        "rowwise_split_input": functools.partial(RowwiseParallel, **cuts),
-        "embedding_rowwise": functools.partial(RowwiseParallel, **cuts),
-        "sequence_parallel": SequenceParallel,
+        "colwise": tensor_parallel.ColwiseParallel,
+        "rowwise": tensor_parallel.RowwiseParallel,
+        "colwise_rep": functools.partial(tensor_parallel.ColwiseParallel, **gathers),
+        "colwise_gather_output": functools.partial(tensor_parallel.ColwiseParallel, **gathers),
+        "rowwise_rep": functools.partial(tensor_parallel.RowwiseParallel, **cuts),
+        "rowwise_split_input": functools.partial(tensor_parallel.RowwiseParallel, **cuts),
+        "embedding_rowwise": functools.partial(tensor_parallel.RowwiseParallel, **cuts),
+        "sequence_parallel": tensor_parallel.SequenceParallel,
         # a norm per head, where each rank has some of the heads
-        "replicated_with_grad_allreduce": functools.partial(SequenceParallel, sequence_dim=-2, use_local_output=True),
+        "replicated_with_grad_allreduce": functools.partial(
+            tensor_parallel.SequenceParallel, sequence_dim=-2, use_local_output=True
+        ),
     }
     if not isinstance(given, str) or given not in known:
         shown = repr(given) if isinstance(given, str) else described(given)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
+from drivetrain.base.packages import torch_xla, xla_multiprocessing
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.xla import XLAEnvironment
@@ -104,8 +105,6 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         self._store_ranks(world_size=1, node_rank=0, global_rank=0, local_rank=0)
 
     def setup_environment(self) -> None:
-        import torch_xla
-
         if self.num_processes == 1:
             self._be_the_replica()
         self._device = torch.device(torch_xla.device())
@@ -117,8 +116,6 @@ class XLAStrategy(XLAExecution, DDPStrategy):
         Raises:
             ConfigurationError: a launcher has started several processes.
         """
-        from torch_xla.distributed import xla_multiprocessing
-
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ConfigurationError(
                 f"WORLD_SIZE={os.environ['WORLD_SIZE']} says that a launcher has started several processes, and "

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.packages import torch_xla, xla_runtime, xla_spmd
 from drivetrain.base.tree import map_leaves
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.errors import ConfigurationError, did_you_mean
@@ -87,19 +88,16 @@ class XLASPMDStrategy(XLAExecution):
         return len(self.parallel_devices or self.own_parts.devices)
 
     def setup_environment(self) -> None:
-        from torch_xla import runtime
-        from torch_xla.distributed import spmd
-
-        if not runtime.is_spmd():
-            runtime.use_spmd()
-        count = int(runtime.global_runtime_device_count())
+        if not xla_runtime.is_spmd():
+            xla_runtime.use_spmd()
+        count = int(xla_runtime.global_runtime_device_count())
         if self.num_devices != count:
             raise ConfigurationError(
                 f"{type(self).__name__} computes on all {count} XLA devices, and devices={self.num_devices} names "
                 f'others. Write devices={count} or devices="auto".'
             )
-        self._mesh = spmd.Mesh(range(count), (count,), (_AXIS,))
-        spmd.set_global_mesh(self._mesh)
+        self._mesh = xla_spmd.Mesh(range(count), (count,), (_AXIS,))
+        xla_spmd.set_global_mesh(self._mesh)
         super().setup_environment()
 
     # ---- the model -----------------------------------------------------------------------------------------------
@@ -138,12 +136,9 @@ class XLASPMDStrategy(XLAExecution):
             self._mark(tensor, dimension)
 
     def _mark(self, tensor: Tensor, dimension: int) -> None:
-        import torch_xla
-        from torch_xla.distributed import spmd
-
         if tensor.device.type == "xla" and not torch_xla._XLAC._get_xla_sharding_spec(tensor):
             axes = [_AXIS if each == dimension else None for each in range(tensor.dim())]
-            spmd.mark_sharding(tensor, self._mesh, tuple(axes))
+            xla_spmd.mark_sharding(tensor, self._mesh, tuple(axes))
 
     # ---- data ----------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drivetrain.advice import overlooked
+from drivetrain.base import configs
 from drivetrain.base.compat_door import field_members
 from drivetrain.base.introspect import (
     check_base_init,
@@ -39,6 +41,7 @@ from drivetrain.errors import (
     closest,
     described,
 )
+from drivetrain.loops import step_checks
 from drivetrain.loops.loaders import LOADER_HOOKS, Loaders
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.datamodule import LightningDataModule
@@ -46,6 +49,7 @@ from drivetrain.module.hooks import serves_former_hook
 from drivetrain.module.module import LightningModule
 from drivetrain.plan import Plan
 from drivetrain.settings import Settings
+from drivetrain.trainer import telling
 
 if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
@@ -278,16 +282,12 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     if fn is TrainerFn.PREDICTING and not predicts:
         raise ConfigurationError(f"{name} has neither predict_step nor forward, so it cannot predict. Define one.")
     if fn is TrainerFn.FITTING and (settings.split_on_oom or settings.cuda_graphs or settings.replay_every):
-        from drivetrain.loops import step_checks
-
         step_checks.check(module, settings, strategy)
     for method in _STEPS[fn]:
         if overrides(module, method, LightningModule):
             _check_step(name, method, getattr(module, method), strategy.facts.earlier.step_arguments)
     if fn is TrainerFn.FITTING and not module.automatic_optimization:
-        from drivetrain.advice.overlooked import check_manual
-
-        check_manual(name, settings)
+        overlooked.check_manual(name, settings)
 
 
 def _check_step(name: str, method: str, step: Any, further: Container[str]) -> None:
@@ -405,13 +405,11 @@ def log_hyperparameters(trainer: Trainer) -> None:
                     f"{params[name]!r}. Rename one, or call save_hyperparameters(logger=False) in one of them."
                 )
         params.update(own)
-    from drivetrain.base.configs import without_configs
-    from drivetrain.trainer.telling import tell
 
     if params:  # converted to plain data, because reading a missing value of a configuration raises
-        tell(trainer, "log_hyperparams", without_configs(params), begins=True)
-    tell(trainer, "log_graph", trainer.lightning_module, begins=True)
-    tell(trainer, "save", begins=True)
+        telling.tell(trainer, "log_hyperparams", configs.without_configs(params), begins=True)
+    telling.tell(trainer, "log_graph", trainer.lightning_module, begins=True)
+    telling.tell(trainer, "save", begins=True)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import drivetrain
 from drivetrain import parity
 from drivetrain.base import files
 from drivetrain.base.compat_door import in_our_layout
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, load_schedulers, naming, restoring
 from drivetrain.base.seed import rng_state
+from drivetrain.checkpoints import plain
 from drivetrain.checkpoints.file import EMPTY_PATH, reads_files
 from drivetrain.checkpoints.io import CheckpointIO, background_of
 from drivetrain.errors import (
@@ -39,6 +41,8 @@ from drivetrain.module.loading import (
     encode_hparams,
     raw_hparams,
 )
+from drivetrain.strategies import optimizer_states
+from drivetrain.trainer import callback_states, last, other_ranks, rank_parts, resume_line, telling, weights
 
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
@@ -85,9 +89,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
     if ckpt_path is None:
         return requeued
     if ckpt_path == "last":
-        from drivetrain.trainer.last import resolve_last
-
-        return resolve_last(trainer, fitting, requeued)
+        return last.resolve_last(trainer, fitting, requeued)
     if ckpt_path == "best":
         found = next((path for callback in callbacks if (path := getattr(callback, "best_model_path", ""))), "")
         if found and store.exists(found):
@@ -150,9 +152,6 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
         CheckpointError: a callback, the datamodule or ``on_save_checkpoint`` has added a value that cannot be stored,
             or a fit is still being set up.
     """
-    import drivetrain
-    from drivetrain.trainer import weights
-
     if not weights_only:
         _check_set_up(trainer)
     trainer.hooks.notify("before_save")
@@ -168,8 +167,6 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
     if trainer._program:
         checkpoint["program"] = trainer._program
     if not weights_only:
-        from drivetrain.trainer import resume_line
-
         checkpoint[resume_line.ENTRY] = resume_line.circumstances(trainer)
         own = _loop_state(trainer, checkpoint)
         kept = own.pop("callbacks", {})  # the callbacks' states at the point where the run will resume
@@ -185,19 +182,18 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
             for callback in trainer.callbacks
             if (state := kept[callback.state_key] if callback.state_key in kept else callback.state_dict())
         }
-        from drivetrain.strategies.optimizer_states import describe
 
         with nullcontext() if options is None else options.restored():
             checkpoint["optimizer_states"] = [strategy.optimizer_state(optimizer) for optimizer in strategy.optimizers]
-            checkpoint["optimizers"] = [describe(trainer.lightning_module, each) for each in strategy.optimizers]
+            checkpoint["optimizers"] = [
+                optimizer_states.describe(trainer.lightning_module, each) for each in strategy.optimizers
+            ]
         schedulers = [config.scheduler.state_dict() for config in strategy.lr_scheduler_configs]
         checkpoint["lr_schedulers"] = schedulers if options is None else options.schedulers
         if state := precision():
             checkpoint[type(strategy.precision_plugin).__qualname__] = state
         if trainer.loggers:
-            from drivetrain.trainer.telling import states_of
-
-            checkpoint |= {"loggers": states} if (states := states_of(trainer)) else {}
+            checkpoint |= {"loggers": states} if (states := telling.states_of(trainer)) else {}
     datamodule = trainer.datamodule
     if datamodule is not None:
         if state := datamodule.state_dict():
@@ -245,8 +241,8 @@ def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
     state = dict(capture(run))
     progress = state.pop("progress")
     checkpoint["epoch"], checkpoint["global_step"] = progress["current_epoch"], progress["global_step"]
-    weights = checkpoint["state_dict"]
-    weights.update({name: buffer for name, buffer in state.pop("buffers", {}).items() if name in weights})
+    whole = checkpoint["state_dict"]
+    whole.update({name: buffer for name, buffer in state.pop("buffers", {}).items() if name in whole})
     names = ("rng", "callbacks", "options", "precision")
     apart: dict[str, Any] = {name: state.pop(name) for name in names if name in state}
     return {"loops": {"drivetrain": progress}, "restart": state, **apart}
@@ -264,13 +260,11 @@ def check_storable(trainer: Trainer, weights_only: bool = False) -> None:
     Raises:
         CheckpointError: a state cannot be stored; the message names its path in the checkpoint.
     """
-    from drivetrain.checkpoints.plain import encode
-
     module, datamodule = trainer.lightning_module, trainer.datamodule
     for callback in () if weights_only else trainer.callbacks:
-        encode(_state_now(callback), f"callbacks[{callback.state_key!r}]")
+        plain.encode(_state_now(callback), f"callbacks[{callback.state_key!r}]")
     if datamodule is not None:
-        encode(_state_now(datamodule), type(datamodule).__qualname__)
+        plain.encode(_state_now(datamodule), type(datamodule).__qualname__)
         encode_hparams(datamodule, raw_hparams(datamodule).get("hyper_parameters"))
     encode_hparams(module, raw_hparams(module).get("hyper_parameters"))
 
@@ -326,15 +320,13 @@ def _as_plain_data(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, An
     Raises:
         CheckpointError: another entry cannot be stored; the message names its path.
     """
-    from drivetrain.checkpoints.plain import encode
-
-    plain: dict[str, Any] = {}
+    encoded: dict[str, Any] = {}
     for key, part in checkpoint.items():
         if key in HYPERPARAMETERS:
-            plain[key] = encode_hparams(trainer.datamodule if "datamodule" in key else trainer.lightning_module, part)
+            encoded[key] = encode_hparams(trainer.datamodule if "datamodule" in key else trainer.lightning_module, part)
         else:
-            plain[key] = encode(part, str(key), references=key not in PARTS_WITHOUT_REFERENCES)
-    return plain
+            encoded[key] = plain.encode(part, str(key), references=key not in PARTS_WITHOUT_REFERENCES)
+    return encoded
 
 
 def load(trainer: Trainer, path: str, weights_only: bool | None) -> dict[str, Any]:
@@ -355,7 +347,6 @@ def load_own_part(trainer: Trainer, checkpoint: dict[str, Any], path: str, weigh
     """Add this rank's own file to ``checkpoint``, which was read from ``path``, for a fit."""
     if trainer.progress.fn != "fit" or "rank_files" not in checkpoint:
         return
-    from drivetrain.trainer import rank_parts
 
     with naming(path):
         checkpoint["ranks"] = parts = rank_parts.read(trainer, checkpoint, path, weights_only)
@@ -401,8 +392,6 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
     Raises:
         CheckpointError: the checkpoint has no weights, or they do not fit the module.
     """
-    from drivetrain.trainer import callback_states, weights
-
     path = trainer.ckpt_path
     trainer.hooks.call_method("on_load_checkpoint", checkpoint)
     with naming(path):
@@ -441,9 +430,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     if "lr_schedulers" not in checkpoint:
         raise CheckpointError("The checkpoint has no 'lr_schedulers'. Use another one.")
     if strategy.facts.trainer_restores_optimizers:
-        from drivetrain.strategies.optimizer_states import restore
-
-        restore(strategy, trainer.lightning_module, checkpoint)
+        optimizer_states.restore(strategy, trainer.lightning_module, checkpoint)
     schedulers = [config.scheduler for config in strategy.lr_scheduler_configs]
     load_schedulers(schedulers, checkpoint["lr_schedulers"])
     if (state := checkpoint.get(type(strategy.precision_plugin).__qualname__)) is not None:
@@ -466,7 +453,6 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     run = trainer.current_run
     assert run is not None  # the run is being set up
     run.window.restore_place(saved)
-    from drivetrain.trainer import other_ranks
 
     own = other_ranks.of_this_rank(trainer, checkpoint, bool(progress.batches_done and not progress.epoch_ending))
     if own.get("rng") is None and "drivetrain_version" in checkpoint:

@@ -14,6 +14,7 @@ from torch import nn
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.compile_options import CompileOptions
 from drivetrain.base.compiled import compile_forward, compile_in_place, context_of, keep_out_of_graphs, leave_uncompiled
+from drivetrain.base.packages import cpp_builder, inductor_exc
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError, shown
@@ -73,11 +74,9 @@ def _check_compiler(device: torch.device, options: CompileOptions, asked: Any) -
         return
     missing = ""
     if device == HOST:  # on other devices, torch's own error names what is missing
-        from torch._inductor import cpp_builder, exc
-
         try:
             cpp_builder.get_cpp_compiler()
-        except exc.InvalidCxxCompiler as error:
+        except inductor_exc.InvalidCxxCompiler as error:
             missing = f"a C++ compiler, and found none ({shown(str(error))}). Install g++ or name one in CXX"
     if missing:
         cure = {**options.arguments, "backend": "aot_eager"}

@@ -21,6 +21,8 @@ from drivetrain.errors import CheckpointError, ConfigurationError, described
 from drivetrain.loops.progress import Progress, TrainerFn
 from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig
+from drivetrain.strategies.sharded_state import whole_parameters, whole_state
+from drivetrain.trainer import rank_parts
 
 if TYPE_CHECKING:
     from drivetrain.module.datamodule import LightningDataModule
@@ -100,10 +102,7 @@ class Outcome:
     @classmethod
     def of(cls, trainer: Trainer, results: list[Any]) -> Outcome:
         """Return the results of the run that ``trainer`` has just ended; every rank must call it."""
-        from drivetrain.strategies.sharded_state import whole_parameters, whole_state
-        from drivetrain.trainer.rank_parts import of_ended_fit
-
-        ranks = of_ended_fit(trainer.current_run, trainer.strategy)
+        ranks = rank_parts.of_ended_fit(trainer.current_run, trainer.strategy)
         strategy, module, book = trainer.strategy, trainer.lightning_module, trainer.logbook
         schedulers = strategy.lr_scheduler_configs
         for config in schedulers:

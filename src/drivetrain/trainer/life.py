@@ -10,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.advice.observers import observers_of
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.loops.evaluate import Stage, evaluate, predict
+from drivetrain.loops.fit import fit
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import TrainerFn, TrainerStatus
 from drivetrain.loops.restart import counted
@@ -23,15 +25,17 @@ from drivetrain.module.hooks import DataHooks, HookTable, bind_transfer
 from drivetrain.module.module import LightningModule
 from drivetrain.strategies import familiar
 from drivetrain.strategies.step import Step
-from drivetrain.trainer import attach, checkpoint
+from drivetrain.trainer import attach, checkpoint, comparison, compiling, profiling, rank_parts, resume_line, telling
 from drivetrain.trainer.job import Job
+from drivetrain.trainer.shown import watch
+from drivetrain.trainer.stopping import stoppable as ends_early
 from drivetrain.trainer.switches import interrupts_ignored
+from drivetrain.trainer.votes import Vote, votes_of
 
 if TYPE_CHECKING:
     from drivetrain.logbook.logbook import Logbook
     from drivetrain.strategies.strategy import Strategy
     from drivetrain.trainer.trainer import Trainer
-    from drivetrain.trainer.votes import Vote
 
 
 _PLANS_SHOWN: set[str] = set()  # plans that this process has shown: a program may create many equal Trainers
@@ -41,8 +45,6 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
     """Run the steps before the first process and device, in the order of docs/hooks.md."""
     progress, strategy, model, fn = trainer.progress, trainer.strategy, job.model, job.fn
     if job.compiled_by is not None or trainer.settings.compile:
-        from drivetrain.trainer import compiling
-
         compiling.compile_whole(trainer, job)
     progress.begin_run(fn)
     trainer.ranks_of_job = []
@@ -90,21 +92,15 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     several = strategy.world.size > 1
     vote: Vote = _no_vote
     if several:
-        from drivetrain.trainer import comparison, votes
-
-        vote = votes.votes_of(trainer)
+        vote = votes_of(trainer)
         agreed = comparison.compare_start(trainer, fn, job.passed, loaders, datamodule, job.ckpt_path is not None)
     for logger in trainer.loggers if not several or agreed.loggers else ():
         logger.agree_on_run(strategy.broadcast)
     if trainer.settings.profiler is not None:
-        from drivetrain.trainer import profiling
-
         profiling.begin(trainer, stage)
     join_book(trainer.logbook, strategy)
     if several:
-        from drivetrain.trainer import shown
-
-        shown.watch(trainer)
+        watch(trainer)
     loaded = _set_up_model(
         trainer, job, vote, compares=several and agreed.changes, same_loggers=not several or agreed.loggers
     )
@@ -131,7 +127,6 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         run.window.rescale = strategy.rescale_gradients
     if fn is TrainerFn.FITTING:
         _set_up_optimizers(trainer, run, vote)
-    from drivetrain.advice import observers_of
 
     hooks.observers += observers_of(run, trainer.predictions)
     if fn is TrainerFn.FITTING:
@@ -141,8 +136,6 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
             if loaded is not None:
                 checkpoint.restore_training(trainer, loaded)
         if loaded is not None:
-            from drivetrain.trainer import resume_line
-
             resume_line.tell(trainer, loaded, str(job.ckpt_path), counted(run.restart or {}))
     else:
         with vote("logging the hyperparameters"):
@@ -185,8 +178,6 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
     with vote("configure_model"), trainer.engine.init_module(), trainer.engine.sharded_model():
         hooks.call_method("configure_model")
     if compares:
-        from drivetrain.trainer import comparison
-
         comparison.compare_model(trainer)
     loaded = None
     if not strategy.facts.restores_after_setup:
@@ -197,8 +188,6 @@ def _set_up_model(trainer: Trainer, job: Job, vote: Vote, compares: bool, same_l
     with vote("setting up the strategy"):
         strategy.setup(trainer)
         if trainer.settings.compile:
-            from drivetrain.trainer import compiling
-
             compiling.compile_blocks(trainer)
     if strategy.facts.restores_after_setup:
         loaded = _restore(trainer, job, same_loggers, vote)
@@ -213,9 +202,7 @@ def _restore(trainer: Trainer, job: Job, same_loggers: bool, vote: Vote) -> dict
             loaded = checkpoint.load(trainer, path, job.weights_only)
         checkpoint.load_own_part(trainer, loaded, path, job.weights_only)
     if trainer.loggers and fitting:
-        from drivetrain.trainer.telling import continue_runs
-
-        continue_runs(trainer, loaded, same_loggers)
+        telling.continue_runs(trainer, loaded, same_loggers)
     if loaded is not None:
         with vote("restoring the model"):
             checkpoint.restore_parts(trainer, loaded, fitting)
@@ -233,9 +220,7 @@ def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
             "computed and nothing is updated."
         )
     if strategy.world.size > 1:
-        from drivetrain.trainer.comparison import compare_optimizers
-
-        compare_optimizers(trainer)
+        comparison.compare_optimizers(trainer)
     strategy.setup_precision_plugin()
     trainer.engine.bind_optimizers(strategy.optimizers, strategy.lr_scheduler_configs)
     run.wrap_optimizers()
@@ -251,8 +236,6 @@ def _prepares_data(trainer: Trainer, party: DataHooks) -> bool:
 def loop_of(trainer: Trainer, fn: TrainerFn, run: Run) -> Callable[[], Any]:
     """Return the loop of this run as a callable."""
     if fn is TrainerFn.FITTING:
-        from drivetrain.loops.fit import fit
-
         return functools.partial(fit, run)
     if fn is TrainerFn.PREDICTING:
         return functools.partial(predict, run, trainer.predictions)
@@ -264,15 +247,12 @@ def stoppable(trainer: Trainer, fn: TrainerFn, run: Run) -> AbstractContextManag
     """Return the context around a loop: a fit may end early on a signal or a time limit."""
     if fn is not TrainerFn.FITTING:
         return nullcontext()
-    from drivetrain.trainer.stopping import stoppable
 
-    return stoppable(trainer, run)
+    return ends_early(trainer, run)
 
 
 def save(trainer: Trainer, path: str | Path, weights_only: bool, storage_options: Any, allow_pickle: bool) -> None:
     """Write the state of the run to ``path``; the arguments are those of ``Trainer.save_checkpoint``."""
-    from drivetrain.trainer import rank_parts
-
     strategy = trainer.strategy
     with trainer.profiler.profile("save_checkpoint"), trainer.progress.storing():
         rank_parts.meet(strategy)
@@ -298,9 +278,7 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
     trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved a checkpoint
     _end_profile(trainer, fn)
     if trainer.loggers and trainer.is_global_zero:
-        from drivetrain.trainer.telling import tell
-
-        tell(trainer, "finalize", "success")
+        telling.tell(trainer, "finalize", "success")
 
 
 def abort(trainer: Trainer, error: BaseException) -> None:
@@ -325,8 +303,6 @@ def abort(trainer: Trainer, error: BaseException) -> None:
 
 def _end_profile(trainer: Trainer, stage: str) -> None:
     if trainer.settings.profiler is not None:
-        from drivetrain.trainer import profiling
-
         profiling.end(trainer, stage)
 
 

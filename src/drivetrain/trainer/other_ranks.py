@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import expect, of_length, restoring
 from drivetrain.data.stateful import samples_of_all_ranks
@@ -21,6 +22,9 @@ from drivetrain.loops.metrics import merged_states, metrics_in
 from drivetrain.loops.restart import counted
 from drivetrain.loops.restart_checks import check_restart
 from drivetrain.strategies import rank_files
+
+with on_first_use:
+    from drivetrain.trainer import stopping
 
 State = dict[str, Any]
 _OF_WINDOW = ("window", "gradients", "shards")
@@ -80,12 +84,10 @@ def of_this_rank(trainer: Any, checkpoint: Mapping[str, Any], inside: bool) -> M
             own: Mapping[str, Any] = expect(ranks[trainer.global_rank], {"rng?": (Mapping, None), "restart?": Mapping})
         return own
     if inside and (why := why_as_many(checkpoint, trainer.world_size) or _not_one_order(trainer)):
-        from drivetrain.trainer.stopping import end_of_epoch  # imported here, because it imports this module
-
         raise CheckpointError(
             f"The checkpoint was saved in the middle of an epoch by {len(ranks)} processes, and there are "
             f"{trainer.world_size}: {why}. Resume with as many, or from "
-            f"{end_of_epoch(trainer, trainer.ckpt_path, checkpoint['state_dict'])}."
+            f"{stopping.end_of_epoch(trainer, trainer.ckpt_path, checkpoint['state_dict'])}."
         )
     if any("rank_state" in each for each in (checkpoint, *ranks)):
         rank_zero_warn(rank_files.of_other_ranks(trainer.strategy, len(ranks)))

@@ -13,6 +13,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compat_door import FromCompat
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.callback import Callback, Checkpoint, connect_module
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from drivetrain.loggers.logger import Logger
+
+with on_first_use:
+    from drivetrain.trainer import telling
 
 
 # What these return are properties; the class body declares their types.
@@ -210,11 +214,9 @@ class TrainerView(LimitsView, RankFacts):
         step = int(given.pop("step", step))
         given.setdefault("epoch", self.progress.current_epoch)
         if self.progress.stage is not RunningStage.SANITY_CHECKING and self.is_global_zero:
-            from drivetrain.trainer.telling import tell
-
             with nullcontext() if self._profiler is None else self._profiler.profile("log_metrics"):
                 # passed by keyword, because a logger may have the arguments in another order
-                tell(self, "log_metrics", metrics=given, step=step)
+                telling.tell(self, "log_metrics", metrics=given, step=step)
 
     @property
     def log_dir(self) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, restoring, shown_error
 from drivetrain.base.seed import rng_state
@@ -23,6 +24,9 @@ from drivetrain.trainer.other_ranks import read_by
 if TYPE_CHECKING:
     from drivetrain.loops.run import Run
     from drivetrain.strategies.strategy import Strategy
+
+with on_first_use:
+    from drivetrain.trainer import stopping
 
 State = dict[str, Any]
 Trainer = Any  # not imported: the class's module imports this file
@@ -130,12 +134,11 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
             parts[rank], failure = _replaced(main) if as_many else {}, shown_error(error)
     failures = [text for text in strategy.world.gather_objects(failure) if text]
     if failures and (is_inside(checkpoint) if as_many else "window" in checkpoint.get("restart", {})):
-        from drivetrain.trainer.stopping import end_of_epoch  # imported here, because that module imports this file
-
         raise CheckpointError(
             f"The checkpoint was saved inside an epoch, and one of the files that its processes wrote beside it cannot "
             f"be used: {failures[0]}. Put that file back beside the checkpoint, or resume from "
-            f"{end_of_epoch(trainer, path, checkpoint['state_dict'])}. The weights alone can be loaded without it."
+            f"{stopping.end_of_epoch(trainer, path, checkpoint['state_dict'])}. The weights alone can be loaded "
+            "without it."
         )
     if failures and as_many:
         rank_zero_warn(

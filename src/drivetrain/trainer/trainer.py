@@ -18,6 +18,7 @@ from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place, context_of
 from drivetrain.base.files import spelled
 from drivetrain.base.introspect import is_own_class, overrides
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.callback import Callback
@@ -46,10 +47,7 @@ from drivetrain.precision.precision import Precision
 from drivetrain.settings import PrecisionName, Settings, StrategyName, complete, documents_arguments
 from drivetrain.strategies.layer_sync import LayerSync
 from drivetrain.strategies.strategy import Strategy
-from drivetrain.trainer import attach, checkpoint, life
-from drivetrain.trainer.job import Job, resumed, run_elsewhere
 from drivetrain.trainer.properties import TrainerView
-from drivetrain.trainer.switches import torch_switches
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -58,6 +56,14 @@ if TYPE_CHECKING:
     from drivetrain.errors import NoMore
     from drivetrain.loggers.logger import Logger
     from drivetrain.profilers.profiler import Profiler
+
+with on_first_use:
+    from drivetrain.advice import error_notes, overlooked
+    from drivetrain.base import configs
+    from drivetrain.loops import stop
+    from drivetrain.trainer import attach, checkpoint, compiling, foreign, last, life, precision_checks, switches
+    from drivetrain.trainer import job as jobs
+    from drivetrain.trainer import shown as told
 
 
 P = ParamSpec("P")
@@ -76,9 +82,7 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
         arguments: Any = complete(kwargs)
         values = (arguments.get("accelerator"), arguments.get("strategy"), *_listed(arguments.get("plugins")))
         if any(hasattr(value, "as_settings") for value in values):
-            from drivetrain.trainer.foreign import translated
-
-            arguments = translated(arguments)
+            arguments = foreign.translated(arguments)
         init(*args, **arguments)
 
     return complete_and_init
@@ -87,9 +91,7 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
 def _check_unknown(fn: TrainerFn, unknown: Mapping[str, Any]) -> None:
     """Raise a helpful error for an argument that the entry point of ``fn`` does not have."""
     if unknown:
-        from drivetrain.advice.overlooked import unknown_of
-
-        raise unknown_of(fn, unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:])
+        raise overlooked.unknown_of(fn, unknown, list(inspect.signature(getattr(Trainer, fn.value)).parameters)[1:])
 
 
 @documents_arguments
@@ -224,7 +226,6 @@ class Trainer(TrainerView):
         _check_unknown(TrainerFn.FITTING, unknown)
         passed = {"fit": train_dataloaders, "validate": val_dataloaders}
         self.run_job(self._job(TrainerFn.FITTING, model, passed, datamodule, ckpt_path, weights_only))
-        from drivetrain.trainer import last
 
         last.finished_fits += 1
 
@@ -393,7 +394,7 @@ class Trainer(TrainerView):
         datamodule: LightningDataModule | None,
         ckpt_path: str | Path | None,
         weights_only: bool | None,
-    ) -> Job:
+    ) -> jobs.Job:
         """Check the arguments of an entry point and return the job; nothing is built."""
         model = compiled_in_place(model)
         ckpt_path = self._passed_or_set(fn, ckpt_path)
@@ -404,51 +405,40 @@ class Trainer(TrainerView):
         attach.check_module(model, fn, self.settings, self.strategy)
         attach.check_hooks([model, datamodule, *self.callbacks], self.strategy.facts.earlier.hooks)
         if fn is TrainerFn.FITTING:
-            from drivetrain.advice import overlooked
-
             overlooked.warn_of_the_overlooked(model, self.settings)
             if ckpt_path is None:  # otherwise the states of the evaluation loaders come from the checkpoint
                 overlooked.warn_of_used_callbacks(self, model, Callback)
         if not is_own_class(type(precision := self.strategy.precision_plugin)):
-            from drivetrain.trainer.precision_checks import check_precision
-
-            check_precision(precision, [model, *self.callbacks], fn, self.settings)
+            precision_checks.check_precision(precision, [model, *self.callbacks], fn, self.settings)
         if fn is TrainerFn.FITTING or not self._program:
-            from drivetrain.trainer.last import program_of
-
-            self._program = program_of(self, model, datamodule)
+            self._program = last.program_of(self, model, datamodule)
         checkpoint_path = checkpoint.resolve_path(self, ckpt_path, fitting=fn is TrainerFn.FITTING)
         compiled_by = context_of(model)
         if compiled_by is not None or self.settings.compile:
-            from drivetrain.trainer import compiling
-
             compiled_by = compiling.check(self, model, compiled_by)
-        return Job(fn, model, passed, datamodule, checkpoint_path, weights_only, compiled_by)
+        return jobs.Job(fn, model, passed, datamodule, checkpoint_path, weights_only, compiled_by)
 
-    def run_job(self, job: Job) -> list[Any]:
+    def run_job(self, job: jobs.Job) -> list[Any]:
         """Run ``job``, here or in processes started for it; clean up and re-raise on any exception."""
         if self.progress.status is TrainerStatus.RUNNING and self.progress.fn and self._run_parts is not None:
             raise ConfigurationError(
                 f"trainer.{job.fn.value} was called while trainer.{self.progress.fn.value} runs, and would overwrite "
                 "its metrics and its place in the data. Use a second Trainer for it, or val_check_interval."
             )
-        from drivetrain.loops.stop import sigterm_raises
 
         results: list[Any] = []
-        again: Job | None = None
-        with sigterm_raises(self.engine.launcher.is_external):  # SIGTERM raises also while an exception is handled
+        again: jobs.Job | None = None
+        with stop.sigterm_raises(self.engine.launcher.is_external):  # SIGTERM raises also while an exception is handled
             try:
                 if not self.engine.launcher.is_external:
-                    results = run_elsewhere(self, job, functools.partial(life.connect, self))
+                    results = jobs.run_elsewhere(self, job, functools.partial(life.connect, self))
                 else:
-                    from drivetrain.trainer.shown import shown
-
                     fits = job.fn is TrainerFn.FITTING
                     saves = fits and any(each.saves_on_exception for each in self.checkpoint_callbacks)
                     several = self.world_size > 1
                     with (
-                        shown(self.progress, saves, several, self.strategy.explain),
-                        torch_switches(self.settings, training=fits),
+                        told.shown(self.progress, saves, several, self.strategy.explain),
+                        switches.torch_switches(self.settings, training=fits),
                     ):
                         run = life.set_up(self, job, life.connect(self, job))
                         loop = life.loop_of(self, job.fn, run)
@@ -463,11 +453,9 @@ class Trainer(TrainerView):
                     raise
                 raise SystemExit(128 + signal.SIGINT) from interrupt
             except BaseException as error:
-                from drivetrain.advice.error_notes import note_place
-
-                note_place(error, self.progress, self.strategy.global_rank, self._run_parts)
+                error_notes.note_place(error, self.progress, self.strategy.global_rank, self._run_parts)
                 life.abort(self, error)
-                if (again := resumed(self, job, error)) is None:
+                if (again := jobs.resumed(self, job, error)) is None:
                     raise
         if again is not None:
             return Trainer.run_job(self, again)
@@ -478,9 +466,9 @@ class Trainer(TrainerView):
         # After the constructor, a new attribute may be a misspelt name; the loops set none in a step.
         own = self.__dict__
         if name not in own and "_program" in own and not hasattr(type(self), name):
-            from drivetrain.advice.overlooked import warn_of_attribute
-
-            warn_of_attribute(self, name, (each for each in (*dir(type(self)), *own) if not each.startswith("_")))
+            overlooked.warn_of_attribute(
+                self, name, (each for each in (*dir(type(self)), *own) if not each.startswith("_"))
+            )
         object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
@@ -495,6 +483,5 @@ def _without_configs(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return ``arguments`` with OmegaConf's configurations converted to plain data."""
     if "omegaconf" not in sys.modules:
         return arguments
-    from drivetrain.base.configs import without_configs
 
-    return without_configs(arguments)
+    return configs.without_configs(arguments)

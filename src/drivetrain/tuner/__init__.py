@@ -11,5 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Tuner"]
 
-if not TYPE_CHECKING:  # for a type checker, a module's __getattr__ would make every name valid
-    __getattr__, __dir__ = lazy(__name__, {"Tuner": "tuning"})
+lazy(__name__, {"Tuner": "tuning"})

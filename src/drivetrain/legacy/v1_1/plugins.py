@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from drivetrain.base.lazy import on_first_use
 from drivetrain.compat.delegates import calls
 from drivetrain.legacy.parts import OfAccelerator
 from drivetrain.legacy.v1_3.training_type_plugins import shard_optimizers
+
+with on_first_use:
+    from drivetrain.legacy.v1_1 import named
 
 
 class DDPPlugin(OfAccelerator):
@@ -23,9 +27,7 @@ class DDPPlugin(OfAccelerator):
 
     def as_settings(self) -> dict[str, Any]:
         """Return the present Trainer's arguments for this plugin, when it is passed alone in ``plugins=``."""
-        from drivetrain.legacy.v1_1.named import DDPAccelerator  # imported here, because it imports this file
-
-        return DDPAccelerator(ddp_plugin=self).as_settings()
+        return named.DDPAccelerator(ddp_plugin=self).as_settings()
 
     def configure_ddp(self, model: Any, device_ids: list[int] | None) -> Any:
         """Return the wrapper around ``model`` that exchanges gradients."""

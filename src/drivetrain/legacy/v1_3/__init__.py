@@ -26,4 +26,4 @@ _FILES = {
     "Trainer": "trainer",
 }
 __all__ = sorted(_FILES)
-__getattr__, __dir__ = lazy(__name__, _FILES)
+lazy(__name__, _FILES)

@@ -21,6 +21,7 @@ from drivetrain.legacy.v1_3.arguments import FromCommandLine
 from drivetrain.legacy.v1_3.last_steps import LastSteps, with_last_steps
 from drivetrain.legacy.v1_3.loggers import LoggerCollection, as_one
 from drivetrain.legacy.v1_3.properties import Asked
+from drivetrain.legacy.v1_3.tuner import Tuner
 from drivetrain.loops.progress import TrainerStatus
 from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.module import LightningModule
@@ -79,8 +80,6 @@ class FlaggedTrainer(FromCommandLine, Asked):
     @property
     def tuner(self) -> Any:
         """The Tuner, which finds learning rates and batch sizes."""
-        from drivetrain.legacy.v1_3.tuner import Tuner
-
         return Tuner(self)
 
     def tune(

@@ -10,9 +10,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import is_own_class
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.compat.delegates import calls, reads
 from drivetrain.legacy.parts import AsksStrategy, OfAccelerator
+from drivetrain.legacy.v1_3.precision_plugins import PrecisionPlugin
+
+with on_first_use:
+    from drivetrain.legacy.v1_3 import accelerators
 
 NEVER_USED = frozenset({
     "cluster_environment", "configure_sync_batchnorm", "determine_ddp_device_ids", "global_rank", "local_rank",
@@ -59,11 +64,8 @@ class TrainingTypePlugin(OfAccelerator, AsksStrategy):
 
     def as_settings(self) -> dict[str, Any]:
         """Return the present Trainer's arguments for this plugin, when it is passed alone in ``plugins=``."""
-        from drivetrain.legacy.v1_3.accelerators import Accelerator  # imported here, because it imports this file
-        from drivetrain.legacy.v1_3.precision_plugins import PrecisionPlugin
-
         plugin: Any = self
-        found = (self.accelerator or Accelerator(PrecisionPlugin(), plugin)).as_settings()
+        found = (self.accelerator or accelerators.Accelerator(PrecisionPlugin(), plugin)).as_settings()
         found["strategy"].own_parts.precision = None  # the Trainer's arguments determine the precision
         return dict(found)
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from drivetrain.base.packages import dist_optim
 from drivetrain.errors import ConfigurationError, described
 from drivetrain.legacy.v1_3.training_type_plugin import TrainingTypePlugin
 from drivetrain.strategies.strategy import StrategyRegistry
@@ -240,9 +241,8 @@ def _sharded(optimizer: Optimizer) -> Any:
     with warnings.catch_warnings():
         # torch's warning about a module that this import also loads
         warnings.simplefilter("ignore", DeprecationWarning)
-        from torch.distributed.optim import ZeroRedundancyOptimizer
     groups = [dict(group) for group in optimizer.param_groups]
-    return ZeroRedundancyOptimizer(groups, type(optimizer), **optimizer.defaults)
+    return dist_optim.ZeroRedundancyOptimizer(groups, type(optimizer), **optimizer.defaults)
 
 
 def _move_scheduler(scheduler: Any, optimizer: Any) -> None:

@@ -8,7 +8,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from drivetrain.base.lazy import on_first_use
 from drivetrain.testing.checks import CannotTryError, Part, Skipped
+
+with on_first_use:
+    from drivetrain.testing import conformance
 
 SETTINGS = ("tolerance",)
 
@@ -22,10 +26,8 @@ def try_it(part: Part) -> None:
 
 def checks(part: Part, stack: ExitStack) -> list[Callable[[Part], None]]:
     """Return the suite's tests as checks."""
-    from drivetrain.testing.conformance import AcceleratorConformance
-
     accelerator: Any = part.found[0]
-    return tests_of(type("Suite", (AcceleratorConformance,), {"accelerator": accelerator, **part.settings}))
+    return tests_of(type("Suite", (conformance.AcceleratorConformance,), {"accelerator": accelerator, **part.settings}))
 
 
 def tests_of(suite: type) -> list[Callable[[Part], None]]:

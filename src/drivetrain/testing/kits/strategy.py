@@ -8,17 +8,20 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from drivetrain.base.lazy import on_first_use
 from drivetrain.testing.checks import CannotTryError, Part
 from drivetrain.testing.kits.accelerator import tests_of
+
+with on_first_use:
+    from drivetrain.strategies import pipeline
+    from drivetrain.testing import strategy_conformance
 
 SETTINGS = ("devices", "replicas", "accelerator", "precision", "tolerance", "resumes_bit_by_bit")
 
 
 def try_it(part: Part) -> None:
     """Check that one can be made, and trains any module."""
-    from drivetrain.strategies.pipeline import PipelineStrategy
-
-    if isinstance(part.make(), PipelineStrategy):
+    if isinstance(part.make(), pipeline.PipelineStrategy):
         raise CannotTryError(
             "A pipeline trains only modules with stages. Write a subclass of StrategyConformance whose loader and "
             "module fit it."
@@ -35,14 +38,12 @@ def checks(part: Part, stack: ExitStack) -> list[Callable[[Part], None]]:
 
 def suite_of(part: Part) -> Any:
     """Return the suite for a strategy, in this process or in one of its ranks."""
-    from drivetrain.testing.strategy_conformance import StrategyConformance
-
     facts = part.make().facts
     settings = {
         "devices": 2 if facts.is_distributed else 1, "replicas": 2 if facts.drives_all_devices else 1, **part.settings,
     }  # fmt: skip
     settings |= {"strategy": staticmethod(part.make), "rebuild": staticmethod(functools.partial(_in_a_rank, part))}
-    return type("Suite", (StrategyConformance,), settings)
+    return type("Suite", (strategy_conformance.StrategyConformance,), settings)
 
 
 def _in_a_rank(part: Part) -> Any:

@@ -1,0 +1,73 @@
+"""Packages that may be missing, and parts of torch that are slow to import, each imported when it is first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.base.lazy import Later
+
+if TYPE_CHECKING:
+    import fcntl
+
+    import psutil
+    import rich
+    import rich.console as rich_console
+    import rich.progress as rich_progress
+    import rich.table as rich_table
+    import torch.distributed.checkpoint.filesystem as dcp_files
+    import torch.distributed.checkpoint.metadata as dcp
+    import torch.distributed.checkpoint.state_dict_saver as dcp_saver
+    import torch.distributed.device_mesh as device_mesh
+    import torch.distributed.fsdp as fsdp
+    import torch.distributed.tensor as dtensor
+    import torch.distributed.tensor.parallel as tensor_parallel
+    import tqdm.auto as tqdm_auto
+
+__all__ = [  # those with types; the others are Any
+    "dcp", "dcp_files", "dcp_saver", "device_mesh", "dtensor", "fcntl", "fsdp", "psutil", "rich", "rich_console",
+    "rich_progress", "rich_table", "tensor_parallel", "tqdm_auto",
+]  # fmt: skip
+
+_MODULES = {
+    "averaging": "torch.distributed.algorithms.model_averaging.utils",
+    "c10d": "torch.distributed.distributed_c10d", "dcp_api": "torch.distributed.checkpoint.api",
+    "dcp_files": "torch.distributed.checkpoint.filesystem", "dcp": "torch.distributed.checkpoint.metadata",
+    "dcp_saver": "torch.distributed.checkpoint.state_dict_saver", "device_mesh": "torch.distributed.device_mesh",
+    "dist_nn": "torch.distributed.nn.functional", "dist_optim": "torch.distributed.optim",
+    "dtensor": "torch.distributed.tensor", "ring": "torch.distributed.tensor.experimental",
+    "ring_attention": "torch.distributed.tensor.experimental._attention",
+    "dynamo": "torch._dynamo", "flop_counter": "torch.utils.flop_counter", "fsdp": "torch.distributed.fsdp",
+    "fsdp_common": "torch.distributed.fsdp._fully_shard._fsdp_common", "fsdp_wrap": "torch.distributed.fsdp.wrap",
+    "cpp_builder": "torch._inductor.cpp_builder", "inductor": "torch._inductor",
+    "inductor_exc": "torch._inductor.exc", "stores": "torch._C._distributed_c10d",
+    "pipelining": "torch.distributed.pipelining",
+    "local_sgd": "torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook",
+    "rendezvous": "torch.distributed.rendezvous", "tensor_parallel": "torch.distributed.tensor.parallel",
+    "sharedctypes": "multiprocessing.sharedctypes", "fcntl": "fcntl",
+    "bnb": "bitsandbytes", "comet_ml": "comet_ml",
+    "deepspeed": "deepspeed", "deepspeed_accelerator": "deepspeed.accelerator", "ds_utils": "deepspeed.utils",
+    "deepspeed_zero": "deepspeed.runtime.zero",
+    "deepspeed_zero_config": "deepspeed.runtime.zero.config", "zero_to_fp32": "deepspeed.utils.zero_to_fp32",
+    "fsspec": "fsspec", "fsspec_core": "fsspec.core", "fsspec_spec": "fsspec.spec",
+    "mlflow_tracking": "mlflow.tracking", "mlflow_context": "mlflow.tracking.context.registry",
+    "mlflow_entities": "mlflow.entities", "mpi": "mpi4py.MPI", "neptune": "neptune", "neptune_types": "neptune.types",
+    "omegaconf": "omegaconf", "omegaconf_errors": "omegaconf.errors", "psutil": "psutil",
+    "ray_scheduling": "ray.util.scheduling_strategies",
+    "rich": "rich", "rich_console": "rich.console", "rich_progress": "rich.progress", "rich_table": "rich.table",
+    "rich_text": "rich.text", "safetensors": "safetensors", "safetensors_torch": "safetensors.torch",
+    "te": "transformer_engine.pytorch", "te_recipe": "transformer_engine.common.recipe",
+    "torch_xla": "torch_xla", "xla_fsdp": "torch_xla.distributed.fsdp", "xla_model": "torch_xla.core.xla_model",
+    "xla_fsdp_wrap": "torch_xla.distributed.fsdp.wrap", "xla_runtime": "torch_xla.runtime",
+    "xla_multiprocessing": "torch_xla.distributed.xla_multiprocessing", "xla_profiler": "torch_xla.debug.profiler",
+    "xla_parallel_loader": "torch_xla.distributed.parallel_loader", "xla_spmd": "torch_xla.distributed.spmd",
+    "xla_tpu": "torch_xla._internal.tpu",
+    "torchao_float8": "torchao.float8", "torchao_float8_linear": "torchao.float8.float8_linear",
+    "torchvision_datasets": "torchvision.datasets", "torchvision_models": "torchvision.models",
+    "torchvision_transforms": "torchvision.transforms", "tqdm_auto": "tqdm.auto", "wandb": "wandb", "yaml": "yaml",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(name)
+    return Later(_MODULES[name])
