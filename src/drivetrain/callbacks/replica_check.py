@@ -227,7 +227,6 @@ class ReplicaCheck(Callback):
         step, text = trainer.global_step, _text(wrong, places)
         start = f"After optimizer step {step}, the replicas of the model differ: {text}"
         if not (heals and self.on_mismatch == "heal" and all(each.curable for each in wrong)):
-
             newest, run = newest_of_fit(trainer), trainer.current_run
             is_stopping = trainer.strategy.broadcast(trainer.should_stop or (run is not None and run.stop is not None))
             advice = (
