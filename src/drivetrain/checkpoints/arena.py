@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.base.packages import fcntl
+from drivetrain.checkpoints.unread import HOST
 from drivetrain.checkpoints.writer_process import ALIGNMENT, CONTROL
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})  # a checkpoint has thousands of numbers in random states
@@ -45,11 +46,13 @@ class Arena:
         # tensors over the memory, kept because the next checkpoint has the same: those of this one, and the one before
         self._views: dict[Any, Tensor] = {}
         self._views_before: dict[Any, Tensor] = {}
+        self._unpin: Callable[[], object] | None = None
         self._grow(CONTROL)
 
     def close(self) -> None:
         """Free the memory, once no tensor uses it."""
         self._forget_views()
+        self._end_pin()
         self._map, self._mapped = None, []
         os.close(self.descriptor)
 
@@ -79,8 +82,14 @@ class Arena:
         self._grow(end)
         self._used = end
         copies = list(map(self._view, tensors, places))
+        devices = {tensor.device for tensor in tensors} - {HOST}
+        if devices and self._unpin is None:
+            self._unpin = _pin(next(iter(devices)), *self._mapped[-1])
+        pinned = self._unpin is not None
         with torch.no_grad():
-            torch._foreach_copy_(copies, [tensor.detach() for tensor in tensors])
+            torch._foreach_copy_(copies, [tensor.detach() for tensor in tensors], non_blocking=pinned)
+        for device in devices if pinned else ():
+            torch.accelerator.current_stream(device).synchronize()
         return copies
 
     def place_of(self, storage: torch.UntypedStorage) -> int | None:
@@ -102,8 +111,14 @@ class Arena:
         except OSError as error:  # such as a limit of the size of files, which counts for this one too
             raise NoRoomError(f"memory for a copy of it, {size} bytes, cannot be had: {error}") from error
         self._forget_views()
+        self._end_pin()
         self._map, self.size = grown, size
         self._mapped.append((torch.frombuffer(grown, dtype=torch.uint8).data_ptr(), size))
+
+    def _end_pin(self) -> None:
+        if self._unpin is not None:
+            self._unpin()
+            self._unpin = None
 
     def _forget_views(self) -> None:
         self._views.clear()
@@ -121,6 +136,21 @@ class Arena:
             strides = torch.empty_like(tensor, device="meta").stride()
             self._views[key] = flat.as_strided(tensor.shape, strides)
         return self._views[key]
+
+
+def _pin(device: torch.device, address: int, size: int) -> Callable[[], object] | None:
+    """Lock host memory in place, so that ``device`` copies into it directly: four times as fast.
+
+    Returns: the call that ends this; ``None`` where torch has none for this kind of device, or the system refuses.
+    """
+    runtime = getattr(getattr(torch, device.type, None), "cudart", None)  # torch's name under ROCm too
+    if runtime is None:
+        return None
+    if (calls := runtime()).cudaHostRegister(address, size, 0) != calls.cudaError.success:
+        with contextlib.suppress(RuntimeError):
+            torch.ones((), device=device)  # torch reports the error at the next kernel
+        return None
+    return lambda: calls.cudaHostUnregister(address)
 
 
 def _new_memory() -> int:
