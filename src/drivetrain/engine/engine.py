@@ -117,8 +117,9 @@ class Engine(StateFiles):
             chosen = command_line.from_command_line(
                 accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
             )
-            given: Any = plugins  # a Trainer accepts one more type of plugin
-            plan = for_engine(resolve(Settings(plugins=given, check_collectives=check_collectives, **chosen)))
+            plan = for_engine(
+                resolve(Settings(plugins=cast("Any", plugins), check_collectives=check_collectives, **chosen))
+            )
             if plan.layer_sync is not None:
                 raise ConfigurationError(
                     f"Engine got the {type(plan.layer_sync).__name__} in plugins, and only a Trainer's fit applies "
@@ -236,8 +237,8 @@ class Engine(StateFiles):
 
     def _compare(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Compare the arguments with those of the other ranks; a difference raises an error on all ranks."""
-        program = agreement.of_program(self.strategy)
-        job = {"the method called": "Engine.setup", **program, "num_nodes": str(self.plan.num_nodes)}
+        job = {"the method called": "Engine.setup", **agreement.of_program(self.strategy)}
+        job["num_nodes"] = str(self.plan.num_nodes)
         model = {**agreement.of_module(module), **agreement.of_optimizers(optimizers)}
         agreement.compare(self.strategy.world, self.strategy.data, agreement.Facts(job, model, agreement.seed()))
 
