@@ -117,9 +117,8 @@ class Engine(StateFiles):
             chosen = command_line.from_command_line(
                 accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
             )
-            plan = for_engine(
-                resolve(Settings(plugins=cast("Any", plugins), check_collectives=check_collectives, **chosen))
-            )
+            given: Any = plugins  # a Trainer accepts one more type of plugin
+            plan = for_engine(resolve(Settings(plugins=given, check_collectives=check_collectives, **chosen)))
             if plan.layer_sync is not None:
                 raise ConfigurationError(
                     f"Engine got the {type(plan.layer_sync).__name__} in plugins, and only a Trainer's fit applies "
@@ -276,9 +275,8 @@ class Engine(StateFiles):
 
         Args:
             loaders: DataLoaders or other re-iterable objects.
-            use_distributed_sampler: give each process its own part of the data, with the same number of samples on all:
-                if the data does not divide evenly, the first samples of an epoch are repeated. No effect with one
-                process.
+            use_distributed_sampler: give each process its own part of the data, all of the same size: if the data does
+                not divide evenly, the first samples of an epoch are repeated. No effect with one process.
             move_to_device: False leaves batches on their device.
             sample_seeds: as for the Trainer; an epoch is a pass over the loader.
 
