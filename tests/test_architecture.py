@@ -309,6 +309,59 @@ def test_a_name_of_a_package_counts_as_its_module() -> None:
     assert LISTED["drivetrain.callbacks.Timer"] == "drivetrain.callbacks.timer"
 
 
+def imports_in_functions(source: str) -> list[str]:
+    """The import statements that run when a function is called."""
+    functions = [each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.FunctionDef)]
+    found = {node for each in functions for node in ast.walk(each) if isinstance(node, (ast.Import, ast.ImportFrom))}
+    return [ast.unparse(node) for node in sorted(found, key=lambda node: node.lineno)]
+
+
+def test_few_imports_are_in_functions_and_hardly_any_of_the_package_itself() -> None:
+    """What they are for: a package may be missing where that is no error, or the file runs before all others."""
+    inside = {path.relative_to(PACKAGE).as_posix(): imports_in_functions(path.read_text("utf-8")) for path in SOURCES}
+    assert sum(map(len, inside.values())) <= 25
+    own = {place for place, statements in inside.items() if any("drivetrain" in each for each in statements)}
+    assert own == {"base/lazy.py", "compat/startup/sitecustomize.py"}
+
+
+def test_an_import_in_a_function_is_found() -> None:
+    source = "import a\nwith b:\n    from c import d\ndef f():\n    import e\n    def g():\n        from h import i\n"
+    assert imports_in_functions(source) == ["import e", "from h import i"]
+
+
+def test_blocks_of_modules_that_are_imported_on_first_use_name_only_modules() -> None:
+    """A name in a module would import the module at once."""
+    blocks = [
+        (path, node)
+        for path in SOURCES
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.With) and ast.unparse(node.items[0]) == "on_first_use"
+    ]
+    assert len(blocks) > 10
+    statements = [(path, each) for path, block in blocks for each in block.body]
+    wrong = [
+        f"{path.name}: {ast.unparse(each)}"
+        for path, each in statements
+        if not isinstance(each, ast.ImportFrom)
+        or any(f"{each.module}.{alias.name}" not in MODULES for alias in each.names)
+    ]
+    assert wrong == []
+
+
+def test_each_package_in_packages_py_is_used_and_each_used_one_is_in_it() -> None:
+    tree = ast.parse((PACKAGE / "base" / "packages.py").read_text("utf-8"))
+    tables = [node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]
+    listed = {ast.literal_eval(key) for key in tables[0].keys if key is not None}
+    froms = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    used = {
+        alias.name
+        for node in froms
+        if isinstance(node, ast.ImportFrom) and node.module == "drivetrain.base.packages"
+        for alias in node.names
+    }
+    assert used == listed
+
+
 # Which file besides the class itself may write an attribute: what each batch changes is written where it changes.
 WRITERS = {
     "progress": {

@@ -31,6 +31,7 @@ TESTS_OF = {
     "base/digest.py": "proof/test_recorder.py proof/test_outputs.py",
     "base/configs.py": "familiar/test_configs.py",
     "base/memory.py": "advice/test_memory_note.py loops/test_split.py",
+    "base/packages.py": "base/test_lazy.py",
     "base/no_init.py": "engine/test_verbs.py familiar/test_precisions.py",
     "callback.py": "test_hook_order.py",
     "callbacks/_checkpoint_arguments.py": "callbacks/test_model_checkpoint.py",

@@ -100,3 +100,39 @@ def test_asking_whether_there_is_a_name_is_no_error(name: str) -> None:
 def test_the_import_hook_is_there_once() -> None:
     importlib.reload(importlib.import_module("drivetrain.callbacks"))
     assert sum(isinstance(finder, UnknownNames) for finder in sys.meta_path) == 1
+
+
+def test_a_module_in_a_block_is_imported_when_it_is_first_used_and_another_thread_imports_as_always() -> None:
+    code = """
+import sys, threading
+from drivetrain.base.lazy import on_first_use
+found = []
+with on_first_use:
+    from drivetrain.base import spelling
+    other = "from drivetrain.base import yaml_text; found.append(yaml_text)"
+    thread = threading.Thread(target=exec, args=(other, globals()))
+    thread.start()
+    thread.join()
+print("drivetrain.base.spelling" in sys.modules, found[0] is sys.modules["drivetrain.base.yaml_text"])
+spelling.added = spelling.__name__
+print(sys.modules["drivetrain.base.spelling"].added)
+from drivetrain.base import spelling as now
+print(now is sys.modules["drivetrain.base.spelling"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stderr, done.stdout.split()) == ("", ["False", "True", "drivetrain.base.spelling", "True"])
+
+
+def test_a_package_that_is_missing_raises_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    from drivetrain.base.packages import te, wandb
+
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ModuleNotFoundError, match="wandb"):
+        wandb.init()
+    stand_in = ModuleType("transformer_engine")
+    stand_in.pytorch = ModuleType("pytorch")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformer_engine", stand_in)
+    te.recipe = "one"
+    assert stand_in.pytorch.recipe == "one"
+    with pytest.raises(ImportError, match="no_such_package"):
+        exec("from drivetrain.base.packages import no_such_package")

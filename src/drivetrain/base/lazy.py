@@ -17,16 +17,23 @@ _in_block: set[int] = set()  # the threads that are in a ``with on_first_use`` b
 
 
 class Later:
-    """A module or an optional package that is imported whenever one of its attributes is used, the first time too."""
+    """A module that is imported when an attribute of it is read or set.
+
+    It keeps nothing: like an import statement in a function, each use looks the module up in ``sys.modules``.
+    """
 
     def __init__(self, name: str) -> None:
         self.__dict__["__name__"] = name
 
+    def _module(self) -> Any:
+        package, _, name = self.__name__.rpartition(".")
+        return getattr(__import__(package, fromlist=[name]), name) if package else importlib.import_module(name)
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(importlib.import_module(self.__name__), name)
+        return getattr(self._module(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(importlib.import_module(self.__name__), name, value)
+        setattr(self._module(), name, value)
 
 
 class OnFirstUse:

@@ -236,8 +236,8 @@ class Engine(StateFiles):
 
     def _compare(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Compare the arguments with those of the other ranks; a difference raises an error on all ranks."""
-        program = agreement.of_program(self.strategy)
-        job = {"the method called": "Engine.setup", **program, "num_nodes": str(self.plan.num_nodes)}
+        job = {"the method called": "Engine.setup", **agreement.of_program(self.strategy)}
+        job["num_nodes"] = str(self.plan.num_nodes)
         model = {**agreement.of_module(module), **agreement.of_optimizers(optimizers)}
         agreement.compare(self.strategy.world, self.strategy.data, agreement.Facts(job, model, agreement.seed()))
 
@@ -275,9 +275,8 @@ class Engine(StateFiles):
 
         Args:
             loaders: DataLoaders or other re-iterable objects.
-            use_distributed_sampler: give each process its own part of the data, with the same number of samples on all:
-                if the data does not divide evenly, the first samples of an epoch are repeated. No effect with one
-                process.
+            use_distributed_sampler: give each process its own part of the data, all of the same size: if the data does
+                not divide evenly, the first samples of an epoch are repeated. No effect with one process.
             move_to_device: False leaves batches on their device.
             sample_seeds: as for the Trainer; an epoch is a pass over the loader.
 
