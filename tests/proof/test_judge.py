@@ -10,7 +10,7 @@ from drivetrain.proof.judge import Difference, Judgement, earliest, judge, judge
 from drivetrain.proof.records import Start, packed, unpacked
 
 NAMES = {"parameters": ["weight", "bias"], "optimizer": ["exp_avg of weight", "exp_avg of bias"], "model": [],
-         "gradients": ["weight", "bias"], "module Average": ["weight", "bias"]}  # fmt: skip
+         "gradients": ["weight", "bias"], "module Average 2": ["weight", "bias"]}  # fmt: skip
 
 
 def step(number: int) -> dict[str, Any]:
@@ -56,6 +56,8 @@ def test_a_run_that_repeats_the_steps_since_its_checkpoint_is_equal() -> None:
     ("change", "part", "detail"),
     [
         (lambda s: s["tensors"].update(parameters=packed([4, 0])), "parameters", "'bias'"),
+        (lambda s: s["tensors"].update(optimizer=packed([0, 80])), "optimizer state",
+         "'exp_avg of weight' and 1 more of 2, with each other's values"),
         (lambda s: s["tensors"].update(optimizer=packed([1, 1])), "optimizer state",
          "'exp_avg of weight' and 1 more of 2"),
         (lambda s: s["values"].update(hyperparameters={"lr of group 0": 0.1}), "hyperparameter",
@@ -66,6 +68,7 @@ def test_a_run_that_repeats_the_steps_since_its_checkpoint_is_equal() -> None:
         (lambda s: s["since"].update(inputs=["i0"], batches=["b0"]), "batch", "that of step 1"),
         (lambda s: s["since"].update(inputs=["new"], batches=["new"]), "batch",
          "one that the undisturbed run never had"),
+        (lambda s: s["since"].update(inputs=["new"], batches=["b0"]), "batch", "that of step 1"),
         (lambda s: s["since"].update(inputs=["i0"]), "inputs of the model", "that of step 1"),
         (lambda s: s["since"].update(losses=[[0.25, "l"]]), "loss", "0.25 instead of 0.1"),
         (lambda s: s["tensors"].update(gradients=packed([0, 12])), "gradients", "'weight'"),
@@ -81,12 +84,50 @@ def test_a_part_that_differs_is_named_with_its_step(change: Any, part: str, deta
 
 
 def test_causes_come_before_their_effects() -> None:
-    restart = run(4)
-    restart.steps[0]["tensors"]["gradients"] = packed([0, 0])
+    undisturbed, restart = run(), run(4)
+    for each in (*undisturbed.steps, *restart.steps):
+        each["names"], each["tensors"]["model"] = {**NAMES, "model": ["mean"]}, packed([1])
+    restart.steps[0]["tensors"].update(gradients=packed([0, 0]), model=packed([2]))
     restart.steps[0]["since"].update(losses=[[9.0, "l"]])
     restart.steps[0]["random"]["torch"] = "t0"
-    assert [part for _, part, _ in parts(judged(restart))] == ["random state", "loss", "gradients"]
-    assert judged(restart).equal == ["parameters", "optimizer state", "batch"]
+    found = judged(restart, undisturbed=undisturbed)
+    effects = ["random state", "buffers and frozen parameters", "loss", "gradients"]
+    assert [part for _, part, _ in parts(found)] == effects
+    assert found.equal == ["parameters", "optimizer state", "batch"]
+    restart.steps[0]["since"].update(inputs=["i0"], batches=["b0"])
+    assert [part for _, part, _ in parts(judged(restart, undisturbed=undisturbed))] == ["batch", *effects]
+
+
+def test_what_is_equal_at_the_step_that_differs_is_listed() -> None:
+    restart = run(4)
+    restart.steps[0]["tensors"]["gradients"] = packed([0, 0])
+    assert judged(restart).equal == ["parameters", "optimizer state", "batch", "loss", "random state"]
+
+
+def test_of_several_batches_of_a_step_the_last_that_differs_is_looked_for() -> None:
+    undisturbed, restart = run(), run(4)
+    undisturbed.steps[5]["since"]["inputs"] = ["i5", "i5b"]
+    restart.steps[1]["since"]["inputs"] = ["i2", "i5b"]
+    assert parts(judged(restart, undisturbed=undisturbed)) == [(6, "inputs of the model", "that of step 3")]
+    restart.steps[1]["since"]["inputs"] = ["new", "i5b"]
+    detail = "one that the undisturbed run never had"
+    assert parts(judged(restart, undisturbed=undisturbed)) == [(6, "inputs of the model", detail)]
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["weight"], "1 tensors instead of 2, without 'bias'"),
+        (["weight", "bias", "scale"], "3 tensors instead of 2, with 'scale'"),
+        (["weight", "scale"], "2 tensors instead of 2, without 'bias'"),
+        (["bias", "weight"], "2 tensors instead of 2, in another order"),
+    ],
+)
+def test_tensors_that_are_lost_or_new_are_named(names: list[str], text: str) -> None:
+    restart = run(4)
+    restart.steps[0]["names"] = {**NAMES, "gradients": names}
+    restart.steps[0]["tensors"]["gradients"] = packed(list(range(len(names))))
+    assert parts(judged(restart)) == [(5, "gradients", text)]
 
 
 def test_a_random_state_that_nothing_depends_on_is_a_note() -> None:
@@ -121,6 +162,16 @@ def test_a_batch_that_no_module_gets_is_that_of_the_loader() -> None:
         each["since"]["inputs"] = []
     restart.steps[1]["since"]["batches"] = ["b2"]
     assert parts(judged(restart, undisturbed=undisturbed)) == [(6, "batch", "that of step 3")]
+
+
+def test_modules_of_one_class_and_several_sizes_are_told_apart() -> None:
+    undisturbed, restart = run(), run(4)
+    for each in (*undisturbed.steps, *restart.steps):
+        each["names"] = {**NAMES, "module Average 3": ["a", "b", "c"]}
+        each["others"] = [["Average", packed([0, 0, 0])], *each["others"]]
+    restart.steps[0]["others"] = [["Average", packed([4, 9])], ["Average", packed([0, 1, 0])]]
+    name = "a module Average that the optimizer does not train"
+    assert sorted(parts(judged(restart, undisturbed=undisturbed))) == [(5, name, "'b'"), (5, name, "'bias'")]
 
 
 def test_averages_without_a_counterpart_are_not_compared() -> None:
@@ -161,6 +212,14 @@ def test_a_program_that_restores_nothing_but_its_weights_is_compared_with_their_
     odd = {**step(0), "since": step(0)["since"]}
     odd["tensors"] = {**odd["tensors"], "parameters": step(5)["tensors"]["parameters"]}
     assert position([odd], run().steps, latest=6) == 5
+
+
+def test_a_program_that_restores_all_but_its_weights_is_compared_with_the_step_of_the_rest() -> None:
+    restart = run(4)
+    restart.steps[0]["tensors"]["parameters"] = step(0)["tensors"]["parameters"]
+    found = judged(restart)
+    assert parts(found) == [(5, "parameters", "'weight' and 1 more of 2, those of step 1")]
+    assert found.kills == [(6, 5)]
 
 
 # ---- logged values ---------------------------------------------------------------------------------------------------

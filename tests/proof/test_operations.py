@@ -89,6 +89,16 @@ def test_gradients_that_nothing_reduces_are_told(tmp_path: Path) -> None:
     assert text.endswith("; no later one made it equal, as a reduction does")
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_an_operation_that_only_one_run_has_at_the_end_is_not_passed_off_as_equal(lost: int, tmp_path: Path) -> None:
+    """Such as the clipping of gradients that a program leaves out after its restart."""
+    clipped = [*OLD, ["aten.mul_", "d", "train.py:3", []]]
+    for name, found in (("old", OLD if lost == 0 else clipped), ("new", OLD if lost == 1 else clipped)):
+        (tmp_path / name).write_text(json.dumps(found))
+    text = first_difference(tmp_path / "old", tmp_path / "new", has_same_start=False)
+    assert text.endswith("or only one run has the operation")
+
+
 OLD = [["aten.mm", "a", "train.py:1", []], ["aten.view", "b", "train.py:1", []], ["aten.sum", "c", "train.py:2", []]]
 
 

@@ -50,9 +50,9 @@ for index, (x, y) in enumerate(DataLoader(data, 3, num_workers=WORKERS)):
 class Recorded:
     """Runs the program above in a folder."""
 
-    def __init__(self, programs: Any, folder: Path) -> None:
+    def __init__(self, programs: Any, folder: Path, text: str = PROGRAM) -> None:
         self.programs, self.folder, self.count = programs, folder, 0
-        (folder / "program.py").write_text(PROGRAM)
+        (folder / "program.py").write_text(text)
 
     def run(self, workers: int = 0, closure: int = 0, steps: int = 4, **asked: Any) -> tuple[int, list[str], Start]:
         """Return the exit code, what the program printed, and its records."""
@@ -93,6 +93,26 @@ def test_a_step_is_recorded_with_the_names_and_values_of_its_parts(plain: Any) -
     assert [each["since"]["losses"][0][0] for each in found.steps] == [float(text) for text in printed]
     old, new = (unpacked(each["tensors"]["parameters"]) for each in (first, second))
     assert all(a != b for a, b in zip(old, new, strict=True))
+
+
+def test_a_program_whose_optimizer_has_another_order_records_the_same(
+    plain: Any, programs: Any, tmp_path: Path
+) -> None:
+    other = Recorded(programs, tmp_path, PROGRAM.replace("Adam(model.parameters()", "Adam([*model.parameters()][::-1]"))
+    for here, there in zip(plain[2].steps, other.run()[2].steps, strict=True):
+        assert all(here[part] == there[part] for part in ("names", "tensors", "values", "since"))
+
+
+def test_parameters_with_equal_names_are_all_recorded(programs: Any, tmp_path: Path) -> None:
+    text = (
+        "import torch\nfrom torch import nn\nnets = nn.Sequential(nn.Linear(2, 3)), nn.Sequential(nn.Linear(2, 1))\n"
+        "parameters = [*nets[0].parameters(), *nets[1].parameters(), torch.ones(1)]\n"
+        "torch.optim.Adam(parameters).step()\n"
+    )
+    [step] = Recorded(programs, tmp_path, text).run()[2].steps
+    names = ["0.weight", "0.bias", "0.weight of module 2", "0.bias of module 2", "parameter 4"]
+    assert step["names"]["parameters"] == names
+    assert len(unpacked(step["tensors"]["parameters"])) == 5
 
 
 def test_two_runs_record_the_same_whatever_the_number_of_workers(plain: Any, recorded: Recorded) -> None:

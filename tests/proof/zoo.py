@@ -42,6 +42,7 @@ FAULTS = {
     ("gan", "second_optimizer"): "optimizer state",
     ("numpy_random", "numpy"): "batch",
     ("iterable", "stream"): "batch",
+    ("two_nets", "prefix"): "parameters: '0.weight' and 3 more of 8",
 }
 """Planted faults, each a program and its ``--fault``, and how the first difference begins that a prover must name."""
 

@@ -35,9 +35,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
         "restart with the same command; compare every step. It works for any program with optimizers of torch.optim.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--kills", type=int, default=5, help="how often to kill the program (default: 5); 0: only record it"
-    )
+    parser.add_argument("--kills", type=int, default=5, help="how many kills (default: 5); 0: only record the run")
     parser.add_argument("--ranks", type=int, default=0, help="start the program as this many ranks of torchrun")
     parser.add_argument("--seed", type=int, default=0, help="draws the steps at which to kill (default: 0)")
     parser.add_argument(

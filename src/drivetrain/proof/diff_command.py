@@ -38,9 +38,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain diff") 
                         help="with one folder: the ranks to compare (default: each with the first)")  # fmt: skip
     parser.add_argument("--why", action="store_true", help="start both programs again up to the step that differs, and "
                         "name the first operation with another result")  # fmt: skip
-    parser.add_argument(
-        "--timeout", type=float, default=3600.0, help="seconds for each of these starts (default: 3600)"
-    )
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for each start (default: 3600)")
     given = parser.parse_args(arguments)
     if len(given.folders) > (1 if given.ranks else 2):
         parser.error("name two folders, or one folder whose ranks are compared: FOLDER --ranks 0 1")

@@ -14,6 +14,8 @@ from drivetrain.proof.records import Start, Step, packed, unpacked
 
 _WEIGHTS = {"parameters": 20, "optimizer": 6, "inputs": 3, "losses": 2, "hyperparameters": 1, "Python": 1, "torch": 1}
 """How much an equal part says about the step at which a program continues."""
+_UNTRAINED = 4
+"""The same for parameters of the first step: a program that does not restore any has them, too."""
 _FOLLOWING = 50
 """How many steps tell apart where a program may have continued."""
 OF_TIME = re.compile(r"time|second|speed|_per_|/s\b|throughput|memory|flops|util|\beta\b", re.IGNORECASE)
@@ -100,8 +102,10 @@ def position(steps: Sequence[Step], undisturbed: Sequence[Step], latest: int, en
     """
     own, others = [_signature(step) for step in steps[:_FOLLOWING]], [_signature(step) for step in undisturbed]
 
+    weights = {**_WEIGHTS, **({"parameters": _UNTRAINED} if own[0]["parameters"] == others[0]["parameters"] else {})}
+
     def likeness(number: int) -> int:
-        return sum(_WEIGHTS[part] for part, value in own[0].items() if value and value == others[number][part])
+        return sum(weights[part] for part, value in own[0].items() if value and value == others[number][part])
 
     def fit(number: int) -> tuple[bool, bool, int, int]:
         pairs = zip(own, others[number:], strict=False)
@@ -261,15 +265,16 @@ def _add_random(found: Judgement, silent: dict[str, int]) -> None:
         Difference(step, "random state", f"of {name}, since step {since}", found.differences[0].rank)
         for name, since in silent.items()
     ]
-    causes = ("loss", "gradients")
-    place = next((n for n, each in enumerate(found.differences) if each.part in causes), len(found.differences))
+    effects = _ORDER[_ORDER.index("random state") :]
+    place = next((n for n, each in enumerate(found.differences) if each.part in effects), len(found.differences))
     found.differences[place:place] = states
 
 
 def _differences(there: Step, here: Step, undisturbed: Start, is_first: bool) -> Iterator[tuple[str, str]]:
     """Yield each part that differs and its detail, causes before effects."""
-    for part in ("parameters", "optimizer"):
-        yield from _tensors(part, there, here)
+    untrained = here["tensors"]["parameters"] == undisturbed.steps[0]["tensors"]["parameters"]
+    for part, since in (("parameters", ", those of step 1" if untrained else ""), ("optimizer", "")):
+        yield from ((words, detail + since) for words, detail in _tensors(part, there, here))
     old, new = there["values"], here["values"]
     if unequal := _unequal(old["hyperparameters"], new["hyperparameters"]):
         was, now = old["hyperparameters"][unequal[0]], new["hyperparameters"][unequal[0]]
@@ -278,14 +283,14 @@ def _differences(there: Step, here: Step, undisturbed: Start, is_first: bool) ->
         pairs = zip(old["scaler"], new["scaler"], strict=False)
         name, was, now = next((key, a[key], b.get(key)) for a, b in pairs for key in a if a[key] != b.get(key))
         yield "gradient scaler", f"{name}: {now!r} instead of {was!r}"
-    yield from _tensors("model", there, here)
     yield from _others(there, here)
     inputs_differ = _lists_differ(there, here, "inputs", is_first)
     has_inputs = there["since"]["inputs"] or here["since"]["inputs"]
     batches_differ = _lists_differ(there, here, "batches", True)
     if inputs_differ or (not has_inputs and batches_differ):
-        name = "inputs" if has_inputs else "batches"
-        yield "batch" if batches_differ else "inputs of the model", _whence(name, here, undisturbed)
+        names = (["inputs"] if has_inputs else []) + (["batches"] if batches_differ else [])
+        yield "batch" if batches_differ else "inputs of the model", _whence(names, there, here, undisturbed)
+    yield from _tensors("model", there, here)
     if old["scaler"] == new["scaler"] and _lists_differ(there, here, "losses", is_first):
         was, now = ([None], *there["since"]["losses"])[-1], ([None], *here["since"]["losses"])[-1]
         yield "loss", "" if was[0] == now[0] else f"{now[0]!r} instead of {was[0]!r}"
@@ -301,8 +306,8 @@ _WORDS = {
 
 
 _ORDER = (
-    "parameters", "optimizer state", "hyperparameter", "gradient scaler", "buffers and frozen parameters", "batch",
-    "inputs of the model", "random state", "loss", "gradients",
+    "parameters", "optimizer state", "hyperparameter", "gradient scaler", "batch", "inputs of the model",
+    "random state", "buffers and frozen parameters", "loss", "gradients",
 )  # fmt: skip
 
 
@@ -312,8 +317,9 @@ _OF_ALL_RANKS = {*_WORDS.values(), "hyperparameter", "gradient scaler"}
 
 def _equal_parts(there: Step, here: Step) -> list[str]:
     equal = [words for part, words in _WORDS.items() if there["tensors"][part] == here["tensors"][part] != ""]
-    if there["since"]["inputs"][-1:] == here["since"]["inputs"][-1:] != []:
-        equal.append("batch")
+    for part, name in (("batch", "inputs"), ("loss", "losses")):
+        is_known = there["since"][name] and here["since"][name]
+        equal += [part] if is_known and not _lists_differ(there, here, name, True) else []
     return equal + ([] if _unequal(there["random"], here["random"]) else ["random state"])
 
 
@@ -331,30 +337,30 @@ def _first_tensor(was: str, now: str, names: list[str], own_names: list[str]) ->
     """Name the first tensor that differs, and say how many do."""
     old, new = unpacked(was), unpacked(now)
     if names != own_names:
-        either = [
-            *(name for name in names if name not in own_names),
-            *(each for each in own_names if each not in names),
-        ]
-        return f"{len(new)} tensors instead of {len(old)}" + (f", without {either[0]!r}" if len(new) < len(old) else "")
+        lost, added = ([each for each in a if each not in b] for a, b in ((names, own_names), (own_names, names)))
+        which = f", without {lost[0]!r}" if lost else f", with {added[0]!r}" if added else ", in another order"
+        return f"{len(new)} tensors instead of {len(old)}{which}"
     differing = _unequal_names(names, was, now)
-    return f"{differing[0]!r}" + (f" and {len(differing) - 1} more of {len(old)}" if len(differing) > 1 else "")
+    more = f" and {len(differing) - 1} more of {len(old)}" if differing[1:] else ""
+    return f"{differing[0]!r}{more}" + (", with each other's values" if sorted(old) == sorted(new) else "")
 
 
 def _others(there: Step, here: Step) -> Iterator[tuple[str, str]]:
-    """Compare modules that the optimizer does not train, such as averages: per class, in any order."""
+    """Compare modules that the optimizer does not train, such as averages: per class and size, in any order."""
     old, new = _by_class(there["others"]), _by_class(here["others"])
-    for kind in old.keys() & new.keys():
-        lost, added = old[kind] - new[kind], new[kind] - old[kind]
+    for kind, size in old.keys() & new.keys():
+        lost, added = (a[kind, size] - b[kind, size] for a, b in ((old, new), (new, old)))
         if lost and added:
-            names = (step["names"][f"module {kind}"] for step in (there, here))
-            detail = _first_tensor(next(iter(lost)), next(iter(added)), *names)
+            was, now = next(iter(lost)), next(iter(added))
+            names = (step["names"][f"module {kind} {len(unpacked(was))}"] for step in (there, here))
+            detail = _first_tensor(was, now, *names)
             yield f"a module {kind} that the optimizer does not train", detail
 
 
-def _by_class(others: list[list[str]]) -> dict[str, Counter[str]]:
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+def _by_class(others: list[list[str]]) -> dict[tuple[str, int], Counter[str]]:
+    found: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
     for kind, tensors in others:
-        found[kind][tensors] += 1
+        found[kind, len(tensors)][tensors] += 1
     return found
 
 
@@ -367,11 +373,14 @@ def _lists_differ(there: Step, here: Step, name: str, is_first: bool) -> bool:
     return repr(was) != repr(now)  # by repr, because NaN is not equal to itself
 
 
-def _whence(name: str, here: Step, undisturbed: Start) -> str:
-    """Say which step of the undisturbed run had this batch."""
-    last = here["since"][name][-1:]
-    steps = [n + 1 for n, each in enumerate(undisturbed.steps) if last and last[0] in each["since"][name]]
-    return f"that of step {steps[0]}" if steps else "one that the undisturbed run never had"
+def _whence(names: Sequence[str], there: Step, here: Step, undisturbed: Start) -> str:
+    """Say which step of the undisturbed run had the last batch that differs, in the first of the lists that tells."""
+    for name in names:
+        pairs = zip(reversed(there["since"][name]), reversed(here["since"][name]), strict=False)
+        other = next((now for was, now in pairs if was != now), None)
+        if steps := [n + 1 for n, each in enumerate(undisturbed.steps) if other in each["since"][name]]:
+            return f"that of step {steps[0]}"
+    return "one that the undisturbed run never had"
 
 
 def _unequal(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

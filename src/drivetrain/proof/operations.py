@@ -126,7 +126,7 @@ def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torc
         if now := next((now for was, now in pairs if was[1] != now[1]), None):
             return f"first operation with another result: {now[0]} in {now[2]}"
     if (index := first_other(old, new)) is None:
-        return "no operation has another result: what differs was read or set before"
+        return "no common operation has another result: what differs was read before, or only one run has the operation"
     name, _, place, _ = new[index]
     if old[index][0] != name:
         return f"first operation that the other run has not: {name} in {place}"

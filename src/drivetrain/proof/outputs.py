@@ -116,9 +116,7 @@ def _rows(path: Path, run: Path) -> list[Row] | None:
             return None
     except (DrivetrainError, ValueError, OSError, csv.Error):
         return None  # not what its name promises, or cut short by the kill
-    return [
-        {name: _shown(value) for name, value in row.items() if _counts(name, value)} for row in rows if row
-    ]  # fmt: skip
+    return [{name: _shown(value) for name, value in row.items() if _counts(name, value)} for row in rows if row]
 
 
 def _of_text(text: str, suffix: str) -> Iterator[dict[str, Any]]:

@@ -79,10 +79,8 @@ def _prove(
     (folder / "program.json").write_text(text + "\n", encoding="utf-8")
     one = reference.starts(reference.ranks()[0])[0]
     steps = len(one.steps)
-    if any(
-        path_of(reference.records, 0, rank).exists() and forked_of(reference.records, 0, rank)
-        for rank in reference.ranks()
-    ):
+    records = reference.records
+    if any(path_of(records, 0, rank).exists() and forked_of(records, 0, rank) for rank in reference.ranks()):
         say("the program makes optimizer steps in a process that it forks, too: these are not compared")
     say(f"undisturbed: {_counted(steps, 'optimizer step')} in {reference.seconds:.1f} s")
     if not kills:
@@ -154,9 +152,8 @@ def _kill_and_restart(
 
 def _judged(reference: Run, killed: Run, ignored: Iterable[str] = ()) -> Judgement:
     """Judge each rank, and return the judgement with the earliest difference."""
-    return earliest(
-        [judge(reference.starts(rank)[0], killed.starts(rank), rank, ignored) for rank in reference.ranks()]
-    )
+    ranks = {each: (reference.starts(each)[0], killed.starts(each)) for each in reference.ranks()}
+    return earliest([judge(*starts, rank, ignored) for rank, starts in ranks.items()])
 
 
 def first_operation(
@@ -171,13 +168,10 @@ def first_operation(
             run.start(limit_s, operations=(rank, step))
         if not (run.records / OPERATIONS).exists():
             return "the step could not be repeated, so the operation is not known"
-    files, has_same_torch = (
-        (one.records / OPERATIONS, other.records / OPERATIONS),
-        one.program.torch == other.program.torch,
-    )
+    files = one.records / OPERATIONS, other.records / OPERATIONS
     if ranks[0] != ranks[1]:
         return operations.first_change(*files, ranks, tensor)
-    return operations.first_difference(*files, min(steps) > 0, has_same_torch)
+    return operations.first_difference(*files, min(steps) > 0, one.program.torch == other.program.torch)
 
 
 def _with_files(found: Judgement, reference: Run, killed: Run, ignored: Collection[tuple[str, str]] = ()) -> Judgement:

@@ -190,27 +190,30 @@ class Recorder:
     def _state_of(self, optimizer: Optimizer) -> tuple[Step, Names]:
         """Return the state at this moment as a record, and the names of the tensors in it."""
         own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        ids = {id(each): f"parameter {number}" for number, each in enumerate(own)}
-        roots = [module for ref in self._modules if (module := ref()) is not None]
-        tensors: dict[str, Tensors] = {"model": {}}
-        others: list[tuple[str, Tensors]] = []
-        for module in roots:
-            found = tensors_of(module)
-            if any(id(each) in ids for each in found.values()):
-                ids.update({id(each): name for name, each in found.items() if id(each) in ids})
-                tensors["model"].update({name: each for name, each in found.items() if id(each) not in ids})
-            elif found:
-                others.append((type(module).__name__, found))
-        tensors["parameters"] = {ids[id(each)]: each for each in own}
-        tensors["gradients"] = {ids[id(each)]: each.grad for each in own if each.grad is not None}
-        tensors["optimizer"], values = state_of_optimizer(optimizer, ids)
+        places = {id(each): place for place, each in enumerate(own)}
+        found = [(type(each).__name__, tensors_of(each)) for ref in self._modules if (each := ref()) is not None]
+        others = [each for each in found if each[1] and places.keys().isdisjoint(map(id, each[1].values()))]
+        trained = [each for _, each in found if not places.keys().isdisjoint(map(id, each.values()))]
+        trained.sort(key=lambda module: min(places.get(id(each), len(own)) for each in module.values()))
+        # In the order of each module: that of the optimizer may depend on the process, as the order of a set does.
+        named: dict[int, tuple[str, Tensor]] = {}
+        for number, module in enumerate([*trained, {f"parameter {place}": each for place, each in enumerate(own)}], 1):
+            taken = {name for name, _ in named.values()}
+            for name, tensor in module.items():
+                named.setdefault(id(tensor), (f"{name} of module {number}" if name in taken else name, tensor))
+        tensors: dict[str, Tensors] = {"model": {}, "parameters": {}}
+        for key, (name, tensor) in named.items():
+            tensors["parameters" if key in places else "model"][name] = tensor
+        gradients = {name: tensor.grad for name, tensor in tensors["parameters"].items()}
+        tensors["gradients"] = {name: each for name, each in gradients.items() if each is not None}
+        tensors["optimizer"], values = state_of_optimizer(optimizer, {key: name for key, (name, _) in named.items()})
         if self._operations == [rank(), self._count]:
             self._mode.name(tensors)
         everything = [*tensors.values(), *(found for _, found in others)]
         numbers = iter(numbers_of([each for part in everything for each in part.values()]))
         text = [packed([next(numbers) for _ in part]) for part in everything]
         names = {part: list(found) for part, found in tensors.items()}
-        names.update({f"module {kind}": list(found) for kind, found in others})
+        names.update({f"module {kind} {len(each)}": list(each) for kind, each in others})
         step = {
             "time": time.monotonic(),
             "tensors": dict(zip(tensors, text, strict=False)),
@@ -264,7 +267,8 @@ def state_of_optimizer(optimizer: Optimizer, names: dict[int, str]) -> tuple[Ten
     """Return the tensors of an optimizer's state by name, and its hyperparameters and other numbers."""
     tensors: Tensors = {}
     values: dict[str, Any] = {}
-    for parameter, state in optimizer.state.items():
+    places = {key: place for place, key in enumerate(names)}
+    for parameter, state in sorted(optimizer.state.items(), key=lambda each: places.get(id(each[0]), len(places))):
         for key, value in state.items() if isinstance(state, Mapping) else ():
             name = f"{key} of {names.get(id(parameter), 'another parameter')}"
             if isinstance(value, Tensor):
