@@ -14,9 +14,12 @@ import pytest
 PYTHON = os.environ.get("DRIVETRAIN_LIGHTNING_PYTHON", "")
 HERE = Path(__file__).parent
 
-pytestmark = pytest.mark.skipif(
-    not PYTHON, reason="DRIVETRAIN_LIGHTNING_PYTHON names no Python that has Lightning: run make test-interop"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not PYTHON, reason="DRIVETRAIN_LIGHTNING_PYTHON names no Python that has Lightning: run make test-interop"
+    ),
+    pytest.mark.timeout(600),  # each test starts several programs, one after another
+]
 
 
 def run(folder: Path, *arguments: str | Path, served: bool = False) -> str:
