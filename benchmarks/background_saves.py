@@ -1,8 +1,9 @@
 """What a checkpoint costs training: saved at once, and in the background, against a copy of its state.
 
-Run ``python benchmarks/background_saves.py [--megabytes 1024] [--ranks 2]``. Each save follows sixty steps. Printed are
-medians over the saves: the stall (what the step with the save takes more than its neighbours) as a multiple of one copy
-of the state in memory, and the time of the ten steps after it as a multiple of that of the ten steps before it.
+Run ``OMP_NUM_THREADS=1 python benchmarks/background_saves.py [--megabytes 1024] [--ranks 2]``. Each save follows sixty
+steps and, in the same process, one copy of the state in ordinary memory. Printed are medians over the saves: the stall
+as a multiple of the copy before it, in wall time and in processor time of the training thread, which other programs of
+the machine disturb less; and the time of the ten steps after it as a multiple of that of the ten steps before it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.plugins import AsyncCheckpointIO
 
-BETWEEN, SAVES = 60, 6
+BETWEEN, SAVES = 60, 8
 WIDTH = 1024
 
 
@@ -42,25 +43,32 @@ class Net(LightningModule):
 
 class Times(Callback):
     def __init__(self, folder: Path) -> None:
-        self.folder, self.ends, self.stalls = folder, [time.perf_counter()], list[float]()
+        self.folder, self.ends = folder, [time.perf_counter()]
+        self.saves: list[list[float]] = []  # wall and processor time of the copy, then of the save
+        self.copies: list[Tensor] = []
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.ends.append(time.perf_counter())
         if batch_idx % BETWEEN == BETWEEN - 1:
-            trainer.save_checkpoint(self.folder / f"{batch_idx % 2}.ckpt")
-            self.stalls.append(time.perf_counter() - self.ends[-1])
+            copy = timed(self.copy, [*pl_module.state_dict().values(), *states(trainer.optimizers[0])])
+            save = timed(trainer.save_checkpoint, self.folder / f"{batch_idx // BETWEEN % 2}.ckpt")
+            self.saves.append([*copy, *save])
             self.ends[-1] = time.perf_counter()
 
-
-def copy_s(module: nn.Module, optimizer: Any) -> float:
-    tensors = [*module.state_dict().values(), *(each for state in optimizer.state.values() for each in state.values())]
-    copies, times = [torch.empty_like(each) for each in tensors], []
-    for _ in range(4):
-        began = time.perf_counter()
-        for copied, each in zip(copies, tensors, strict=True):
+    def copy(self, tensors: list[Tensor]) -> None:
+        self.copies = self.copies or [torch.empty_like(each) for each in tensors]
+        for copied, each in zip(self.copies, tensors, strict=True):
             copied.copy_(each)
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[1:])
+
+
+def states(optimizer: Any) -> list[Tensor]:
+    return [each for state in optimizer.state.values() for each in state.values()]
+
+
+def timed(function: Any, *args: Any) -> tuple[float, float]:
+    began = time.perf_counter(), time.thread_time()
+    function(*args)
+    return time.perf_counter() - began[0], time.thread_time() - began[1]
 
 
 def measure(background: bool, megabytes: int, ranks: int, strategy: str) -> None:
@@ -76,13 +84,14 @@ def measure(background: bool, megabytes: int, ranks: int, strategy: str) -> None
         if not trainer.is_global_zero:
             return
         steps = [later - earlier for earlier, later in zip(times.ends, times.ends[1:], strict=False)]
-        one = copy_s(module, trainer.optimizers[0])
         at = range(BETWEEN, len(steps) - 10, BETWEEN)
-        stall = statistics.median(times.stalls[1:])
+        saves = times.saves[2:]  # in the first two the system hands out the memory
+        wall, cpu = (statistics.median(each[2 + at] / each[at] for each in saves) for at in (0, 1))
+        stall, one = (statistics.median(each[at] for each in saves) for at in (2, 0))
         after = [sum(steps[each : each + 10]) / sum(steps[each - 11 : each - 1]) for each in at]
         print(
             f"{'background' if background else 'at once':>10}, {ranks} x {strategy}: "
-            f"stall {stall:.3f} s, {stall / one:.2f} copies (each {one:.3f} s); "
+            f"stall {stall:.3f} s, {wall:.2f} copies (each {one:.3f} s; in processor time {cpu:.2f}); "
             f"ten steps after {statistics.median(after[1:]):.3f} of ten before "
             f"({10 * statistics.median(steps):.2f} s)"
         )

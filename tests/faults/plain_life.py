@@ -260,7 +260,9 @@ class Life:
                 resumes = False
                 self._close_epoch()
             self._save_last_at_end()
-            if self.term:  # no batch has ended since: nothing more is saved
+            if self.term:  # no batch has ended since
+                if not self.program.saves_on_exception:
+                    self._write(f"{FOLDER}/stopped.ckpt", self._point_to_save())
                 raise Planned("sigterm")
         except Planned as planned:
             if self.program.saves_on_exception:

@@ -308,15 +308,21 @@ def test_outside_of_the_batches_a_signal_ends_the_run_at_once(tmp_path: Path, st
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_signal_at_the_end_of_training_ends_the_run_too(tmp_path: Path) -> None:
+def test_a_signal_after_the_last_batch_saves_too_and_the_next_run_trains_nothing_again(tmp_path: Path) -> None:
     class Late(Hears):
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
             signal.raise_signal(signal.SIGTERM)
 
-    hears = Late()
+    hears, model = Late(), Model()
+    saves = ModelCheckpoint(tmp_path / "own", every_n_train_steps=BATCHES - 1)  # not after the last step
     with pytest.raises(SIGTERMException):
-        fit(tmp_path, Model(), callbacks=hears)
+        fit(tmp_path, model, callbacks=[hears, saves])
     assert hears.heard == ["SIGTERMException"]
+    assert found(tmp_path) == ["own/stopped.ckpt"]
+    rest = Model()
+    weights = fit(tmp_path, rest, ckpt_path="last", callbacks=saves)
+    assert rest.trained == 0
+    assert torch.equal(weights, torch.cat([each.detach().flatten() for each in model.parameters()]))
 
 
 def test_a_time_limit_saves_and_fit_returns(tmp_path: Path) -> None:

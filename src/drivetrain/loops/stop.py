@@ -112,6 +112,8 @@ class Stop:
                 self._leave()
         for reason in (self._reason, self._wanted, self._next):
             if reason in _SIGNALS.values():
+                if self._size == 1:  # several ranks have no batch left after which they could agree to save
+                    self._save(reason)
                 raise _exception(reason)
         if not self._time_over:
             return
