@@ -292,8 +292,7 @@ def _example_state(
             inspect.unwrap(kind.step)(example)
     except (TypeError, ValueError, RuntimeError) as error:
         raise WrongForm(place, f"has options that {kind.__name__} refuses: {shown_error(error)}") from error
-    state: dict[str, Tensor] = example.state[parameter]
-    return state
+    return example.state[parameter]
 
 
 def _check_parameter_state(

@@ -121,8 +121,7 @@ class TorchCheckpointIO(CheckpointIO):
         if isinstance(source, Path) and self.is_sharded(source):
             from drivetrain.checkpoints import sharded
 
-            read: dict[str, Any] = move_to(sharded.read(source), map_location)
-            return read
+            return move_to(sharded.read(source), map_location)
         # unlike Path.is_file, os.path.isfile accepts any name
         if isinstance(source, Path) and not os.path.isfile(source):
             if not name:
@@ -287,10 +286,8 @@ def entries(path: str | Path) -> dict[str, Any]:
     if os.path.isdir(path):
         from drivetrain.checkpoints import sharded
 
-        folder: dict[str, Any] = sharded.read(sharded.place(path), lazy=("",))
-        return folder
-    loaded: dict[str, Any] = torch.load(files.spelled(path), map_location="cpu", mmap=True, weights_only=True)
-    return loaded
+        return sharded.read(sharded.place(path), lazy=("",))
+    return torch.load(files.spelled(path), map_location="cpu", mmap=True, weights_only=True)
 
 
 def writes_files(store: CheckpointIO) -> bool:

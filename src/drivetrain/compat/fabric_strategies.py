@@ -221,8 +221,7 @@ class _HeldBackByDDP(_BackwardSyncControl):
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
         if not (enabled and isinstance(module, DistributedDataParallel)):
             return nullcontext()
-        held: AbstractContextManager[None] = module.no_sync()
-        return held
+        return module.no_sync()
 
 
 @contextmanager

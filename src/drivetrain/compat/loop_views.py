@@ -311,8 +311,7 @@ def _checkpoint_view(trainer: Trainer) -> connector_views.CheckpointView:
     kept = vars(trainer)
     if "_checkpoint_view" not in kept:
         kept["_checkpoint_view"] = connector_views.CheckpointView(trainer)
-    view: connector_views.CheckpointView = kept["_checkpoint_view"]
-    return view
+    return kept["_checkpoint_view"]
 
 
 class ViewsOfTrainer:

@@ -115,8 +115,7 @@ def verbs_of(strategy: Strategy) -> Verbs:
     """Return the object that calls the strategy's methods."""
     from drivetrain.engine.verbs import Verbs
 
-    verbs: Verbs = (strategy.facts.engine_verbs or Verbs)(strategy)
-    return verbs
+    return (strategy.facts.engine_verbs or Verbs)(strategy)
 
 
 def strategy_of(plan: Plan) -> Strategy:

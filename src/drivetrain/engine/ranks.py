@@ -88,8 +88,7 @@ class Ranks(RankFacts):
                 "Write def main(engine): ..., and engine.launch(main)."
             )
         if function is not None:
-            result: R = self.start(_begun, self, function, args, kwargs)
-            return result
+            return self.start(_begun, self, function, args, kwargs)
         if self.launcher.reruns_program:
             self.launcher.launch(type(self).launch)  # does not return
         if not self.launcher.is_external:

@@ -119,8 +119,7 @@ class OptimizerHandle:
 
 def unwrapped(optimizer: Any) -> Optimizer:
     """Return the optimizer itself, which may be wrapped."""
-    plain: Optimizer = optimizer.optimizer if issubclass(type(optimizer), OptimizerHandle) else optimizer
-    return plain
+    return optimizer.optimizer if issubclass(type(optimizer), OptimizerHandle) else optimizer
 
 
 def requires_closure(optimizer: Optimizer) -> bool:
@@ -162,20 +161,17 @@ class EngineModule(nn.Module):
     @property
     def module(self) -> nn.Module:
         """The module as the user wrote it."""
-        original: nn.Module = self._original
-        return original
+        return self._original
 
     @property
     def device(self) -> torch.device:
         """The original's own ``device``, otherwise the device of its first parameter or buffer."""
-        device: torch.device = self._of_first_tensor("device", torch.device("cpu"))
-        return device
+        return self._of_first_tensor("device", torch.device("cpu"))
 
     @property
     def dtype(self) -> torch.dtype:
         """The original's own ``dtype``, otherwise the dtype of its first parameter or buffer."""
-        dtype: torch.dtype = self._of_first_tensor("dtype", torch.get_default_dtype())
-        return dtype
+        return self._of_first_tensor("dtype", torch.get_default_dtype())
 
     def _of_first_tensor(self, name: str, default: Any) -> Any:
         if hasattr(self._original, name):
@@ -281,8 +277,7 @@ class EngineModule(nn.Module):
     @property
     def training(self) -> bool:
         """Whether the original is in training mode."""
-        mode: bool = self._original.training
-        return mode
+        return self._original.training
 
     @training.setter
     def training(self, mode: bool) -> None:

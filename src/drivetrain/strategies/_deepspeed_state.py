@@ -268,8 +268,7 @@ def weights_in(folder: Path, resumes: bool, weights_only: bool | None) -> dict[s
         )
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-    found: dict[str, Any] = get_fp32_state_dict_from_zero_checkpoint(str(folder))
-    return found
+    return get_fp32_state_dict_from_zero_checkpoint(str(folder))
 
 
 def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int, **options: Any) -> dict[str, Any]:

@@ -320,8 +320,7 @@ class FullySharded(Strategy):
         if self.checkpoint_io.is_sharded(checkpoint_path):
             from drivetrain.checkpoints.sharded import place, read
 
-            found: dict[str, Any] = read(place(checkpoint_path), lazy=self.large)
-            return found
+            return read(place(checkpoint_path), lazy=self.large)
         return super().load_checkpoint(checkpoint_path, weights_only, into)
 
 

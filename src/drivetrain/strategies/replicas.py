@@ -159,7 +159,7 @@ def _end_of(module: nn.Module, name: str) -> Callable[[Any], Any] | None:
         inspect.signature(end).bind(None)
     except TypeError:  # a user's own method with the same name
         return None
-    return end  # type: ignore[no-any-return]
+    return end
 
 
 def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.Module:

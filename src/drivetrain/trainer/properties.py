@@ -108,8 +108,7 @@ class TrainerView(LimitsView, RankFacts):
     @property
     def precision(self) -> str:
         """The name of the numeric precision, for example "32-true"."""
-        name: str = self.strategy.precision_plugin.name
-        return name
+        return self.strategy.precision_plugin.name
 
     @property
     def callbacks(self) -> list[Callback]:

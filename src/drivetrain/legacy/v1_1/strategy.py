@@ -119,8 +119,7 @@ class Driven(Stepped):
         return self.source.batch_to_device(batch, device or self.root_device)  # type: ignore[attr-defined]
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        loss: Tensor = self.source.backward(closure_loss, optimizer, self.index_of(optimizer), *args, **kwargs)
-        return loss
+        return self.source.backward(closure_loss, optimizer, self.index_of(optimizer), *args, **kwargs)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         self.source.optimizer_zero_grad(self.trainer.progress.batch_idx, optimizer, self.index_of(optimizer))

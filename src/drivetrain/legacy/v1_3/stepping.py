@@ -95,8 +95,7 @@ class Stepped(Adapted):
             by_hand = asks and not module.automatic_optimization and len(self.optimizers) > 1
             # the module's step is called once, for all optimizers
             self.further_arguments = {"optimizer_idx": 0} if by_hand else {}
-        step: Callable[..., Any] = self.usual.bind(name)
-        return step
+        return self.usual.bind(name)
 
     training_step = _asks_for("training_step")
     validation_step = _asks_for("validation_step")
@@ -173,8 +172,7 @@ class Stepped(Adapted):
         usual = self.usual
         if usual.facts.is_distributed and self.world_size == 1 and dist.is_initialized():
             return tensor.unsqueeze(0)
-        gathered: Tensor = usual.all_gather(tensor, group, sync_grads)
-        return gathered
+        return usual.all_gather(tensor, group, sync_grads)
 
     def on_fit_start(self) -> None:
         call_all(self.trainer, "on_pretrain_routine_start")

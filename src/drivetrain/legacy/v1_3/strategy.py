@@ -93,8 +93,7 @@ class Composed(Stepped):
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         index = self.index_of(optimizer)
-        loss: Tensor = self.source.backward(closure_loss, optimizer, index, self.accumulates, *args, **kwargs)
-        return loss
+        return self.source.backward(closure_loss, optimizer, index, self.accumulates, *args, **kwargs)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         progress = self.trainer.progress
