@@ -69,6 +69,15 @@ def naming(path: Any) -> Iterator[None]:
         raise
 
 
+def problem_of(call: Callable[..., Any], *args: Any) -> str | None:
+    """Return the message of the CheckpointError that ``call(*args)`` raises, or ``None``."""
+    try:
+        call(*args)
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
 def shown_error(error: BaseException) -> str:
     """Return the text of ``error``, in one line and shortened if it is long."""
     text = " ".join(str(error).split()).removesuffix(".")

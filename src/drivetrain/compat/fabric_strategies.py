@@ -22,12 +22,12 @@ from torch.optim import Optimizer
 
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.delegates import reads
 from drivetrain.base.introspect import overrides
 from drivetrain.base.members import Members, overridden_members
 from drivetrain.base.no_init import NoInit
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.compat.delegates import reads
 from drivetrain.compat.members import TRAINER_ONLY
 from drivetrain.engine import snapshots
 from drivetrain.engine.verbs import Verbs, reading

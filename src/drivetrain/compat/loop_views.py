@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from drivetrain.base.delegates import reads
 from drivetrain.base.files import encodable
 from drivetrain.compat import connector_views
-from drivetrain.compat.delegates import reads
 from drivetrain.errors import NotSupportedError
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.results import results_table

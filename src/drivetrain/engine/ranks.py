@@ -6,11 +6,11 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from torch import Tensor
 
+from drivetrain.base.delegates import reads
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import WrongTypeError, described
 from drivetrain.launchers.launcher import Launcher, LaunchError
@@ -22,21 +22,16 @@ from drivetrain.strategies.strategy import Strategy
 R = TypeVar("R")
 
 
-def view(path: str, doc: str) -> Any:  # a property; the class body that calls this declares its type
-    """Return a read-only property: the attribute at ``path`` of the object, such as "strategy.global_rank"."""
-    return property(attrgetter(path), doc=doc)
-
-
 class RankFacts:
     """Ranks and sizes of the job as properties, for classes with a ``strategy``: the Engine and the Trainer."""
 
     strategy: Strategy
 
-    global_rank: int = view("strategy.global_rank", "Index of this process in the job.")
-    local_rank: int = view("strategy.local_rank", "Index of this process on its machine.")
-    node_rank: int = view("strategy.node_rank", "Index of this machine in the job.")
-    world_size: int = view("strategy.world_size", "Number of processes in the job.")
-    is_global_zero: bool = view("strategy.is_global_zero", "Whether this process is global rank 0.")
+    global_rank: int = reads("strategy.global_rank", "Index of this process in the job.")
+    local_rank: int = reads("strategy.local_rank", "Index of this process on its machine.")
+    node_rank: int = reads("strategy.node_rank", "Index of this machine in the job.")
+    world_size: int = reads("strategy.world_size", "Number of processes in the job.")
+    is_global_zero: bool = reads("strategy.is_global_zero", "Whether this process is global rank 0.")
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """``print`` on global rank 0 only."""

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from drivetrain.base.delegates import reads
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import COUNT, entry
 from drivetrain.base.tree import move, was_there
@@ -158,10 +159,7 @@ class EngineModule(nn.Module):
         if own["_watch"] is not None and original._compiled_call_impl is None:  # hooks would be compiled too
             own["_watch"].begin(self, original)
 
-    @property
-    def module(self) -> nn.Module:
-        """The module as the user wrote it."""
-        return self._original
+    module: nn.Module = reads("_original", "The module as the user wrote it.")
 
     @property
     def device(self) -> torch.device:

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.base.delegates import calls, reads
 from drivetrain.base.introspect import is_own_class
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.compat.delegates import calls, reads
 from drivetrain.legacy.parts import AsksStrategy, OfAccelerator
 
 NEVER_USED = frozenset({
