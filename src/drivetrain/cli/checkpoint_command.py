@@ -109,9 +109,9 @@ def _run(given: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str], int]
     if given.action == "convert":
         given.max_file_size = _bytes(given.max_file_size)
     name, options = _ACTIONS[given.action]
-    module = importlib.import_module(f"drivetrain.cli.{name}")
+    module, exit_code = importlib.import_module(f"drivetrain.cli.{name}"), _CODES.get(given.action)
     result = getattr(module, given.action)(*(getattr(given, option) for option in options))
-    return result, module.text(result), _CODES.get(given.action, lambda result: 0)(result)
+    return result, module.text(result), exit_code(result) if exit_code else 0
 
 
 def _bytes(gigabytes: float) -> int:
