@@ -28,7 +28,6 @@ TESTS_OF = {
     "advice/schedules.py": "advice/test_oversights.py advice/test_watch.py",
     "advice/steps.py": "advice/test_watch.py",
     "base/compile_options.py": "trainer/test_compiling.py",
-    "base/delegates.py": "compat/test_model_summary.py trainer/test_properties.py legacy/v1_3/test_accelerators.py",
     "base/digest.py": "proof/test_recorder.py proof/test_outputs.py",
     "base/configs.py": "familiar/test_configs.py",
     "base/memory.py": "advice/test_memory_note.py loops/test_split.py",

@@ -21,8 +21,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast, overload
 
-from drivetrain.base.delegates import reads
-from drivetrain.base.introspect import is_own_class, missing_methods, near_misses
+from drivetrain.base.introspect import is_own_class, missing_methods, near_misses, reads
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, UnknownNameError, WrongTypeError, described, did_you_mean, shown
 

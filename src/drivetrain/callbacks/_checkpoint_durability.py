@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.base import files
-from drivetrain.base.delegates import reads
+from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.callbacks._checkpoint_arguments import acts_at_epoch_end
 from drivetrain.callbacks._checkpoint_files import is_below, save_new

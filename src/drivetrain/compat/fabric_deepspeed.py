@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.delegates import reads
+from drivetrain.base.introspect import reads
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.compat.fabric_strategies import FabricParallelStrategy, Strategy, Target
 from drivetrain.engine import snapshots

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place
-from drivetrain.base.delegates import reads
+from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States, Strategy, Target, entered

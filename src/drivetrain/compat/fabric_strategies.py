@@ -22,8 +22,7 @@ from torch.optim import Optimizer
 
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.delegates import reads
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import overrides, reads
 from drivetrain.base.members import Members, overridden_members
 from drivetrain.base.no_init import NoInit
 from drivetrain.checkpoints.io import CheckpointIO

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from drivetrain.base.delegates import reads
 from drivetrain.base.files import encodable
+from drivetrain.base.introspect import reads
 from drivetrain.compat import connector_views
 from drivetrain.errors import NotSupportedError
 from drivetrain.loops.progress import RunningStage

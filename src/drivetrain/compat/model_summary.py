@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from drivetrain.base.delegates import reads
+from drivetrain.base.introspect import reads
 from drivetrain.callbacks.model_summary import UNKNOWN, Summary, human_count
 from drivetrain.callbacks.model_summary import summarize as _summarize
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from drivetrain.base.delegates import reads
+from drivetrain.base.introspect import reads
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.data.batched import Order, as_list, drawn_order, draws_each_once
 from drivetrain.data.combined import without_restart

@@ -13,8 +13,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.compiled import compiled_in_place
-from drivetrain.base.delegates import reads
-from drivetrain.base.introspect import defined_by_user, overrides, taken
+from drivetrain.base.introspect import defined_by_user, overrides, reads, taken
 from drivetrain.base.rank_zero import log, rank_from_environ
 from drivetrain.base.seed import Generators, seed_everything
 from drivetrain.base.tree import move

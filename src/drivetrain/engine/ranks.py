@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from drivetrain.base.delegates import reads
+from drivetrain.base.introspect import reads
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import WrongTypeError, described
 from drivetrain.launchers.launcher import Launcher, LaunchError

@@ -75,18 +75,11 @@ class PartBook:
 
 
 @contextmanager
-def logging_into(module: nn.Module, book: Any, outside_of_runs: bool = False) -> Iterator[None]:
-    """Context in which ``module`` and its submodules log into ``book``.
-
-    Args:
-        module: the module.
-        book: replaces the logbook of the run.
-        outside_of_runs: also for modules that have no logbook, because nothing of them is logged.
-    """
-    own = {each: each.__dict__["_book"] for each in module.modules() if "_book" in each.__dict__}
+def logging_into(module: nn.Module, book: PartBook) -> Iterator[None]:
+    """Context in which ``module`` and its submodules log into ``book``, unless they log nothing."""
+    own = {each: each.__dict__["_book"] for each in module.modules() if each.__dict__.get("_book") is not None}
     for each in own:
-        if outside_of_runs or own[each] is not None:
-            each.__dict__["_book"] = book
+        each.__dict__["_book"] = book
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from drivetrain.base import files
-from drivetrain.base.delegates import reads
+from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info, rank_zero_only, rank_zero_warn
 from drivetrain.errors import ConfigurationError, WrongTypeError, check_installed, wrong_value
 from drivetrain.loggers.dummy import Nothing

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from drivetrain.base.delegates import reads
+from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_only
 from drivetrain.loggers._run import RunLogger, array_of, flat, mapping_of
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import HOST
-from drivetrain.base.delegates import reads
+from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.tree import detach, map_leaves

@@ -11,7 +11,7 @@ import os
 import tempfile
 import types
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -23,7 +23,6 @@ from drivetrain.base.rank_zero import lightning_deprecation
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.tree import map_leaves, move
 from drivetrain.errors import ConfigurationError, MissingPackageError
-from drivetrain.logbook.parts import logging_into
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of ``forward``."""
@@ -232,9 +231,17 @@ def undisturbed(module: nn.Module, draws: bool = False) -> Iterator[None]:
                 part.training = mode
 
 
-def without_logging(module: nn.Module) -> AbstractContextManager[None]:
-    """Return a context in which logging by ``module`` and its submodules is discarded."""
-    return logging_into(module, _NoBook(), outside_of_runs=True)
+@contextmanager
+def without_logging(module: nn.Module) -> Iterator[None]:
+    """Context in which logging by ``module`` and its submodules is discarded."""
+    books = {part: part.__dict__["_book"] for part in module.modules() if "_book" in part.__dict__}
+    for part in books:
+        part.__dict__["_book"] = _NoBook()
+    try:
+        yield
+    finally:
+        for part, book in books.items():
+            part.__dict__["_book"] = book
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compat_door import FromCompat
-from drivetrain.base.delegates import reads
+from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.callback import Callback, Checkpoint, connect_module

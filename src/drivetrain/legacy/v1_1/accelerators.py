@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.delegates import calls, reads
+from drivetrain.base.introspect import calls, reads
 from drivetrain.legacy.adapted import adapted
 from drivetrain.legacy.parts import AsksStrategy, EarlierAccelerator
 from drivetrain.legacy.v1_1.plugins import DDPPlugin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from drivetrain.base.delegates import calls
+from drivetrain.base.introspect import calls
 from drivetrain.legacy.parts import OfAccelerator
 from drivetrain.legacy.v1_3.training_type_plugins import shard_optimizers
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.delegates import calls
-from drivetrain.base.introspect import defined_by_user
+from drivetrain.base.introspect import calls, defined_by_user
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.errors import ConfigurationError
 from drivetrain.legacy.v1_1.results import Result

@@ -11,8 +11,7 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch import Tensor
 
-from drivetrain.base.delegates import calls
-from drivetrain.base.introspect import positional_arity
+from drivetrain.base.introspect import calls, positional_arity
 from drivetrain.engine.engine import Engine
 from drivetrain.legacy.adapted import Adapted
 from drivetrain.legacy.v1_3 import hooks

@@ -13,8 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.delegates import calls, reads
-from drivetrain.base.introspect import defined_by_user
+from drivetrain.base.introspect import calls, defined_by_user, reads
 from drivetrain.legacy.v1_3.defaults import hook_of
 from drivetrain.legacy.v1_3.stepping import Stepped, named
 

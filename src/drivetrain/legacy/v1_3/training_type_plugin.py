@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.delegates import calls, reads
-from drivetrain.base.introspect import is_own_class
+from drivetrain.base.introspect import calls, is_own_class, reads
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.legacy.parts import AsksStrategy, OfAccelerator
 
