@@ -45,7 +45,6 @@ TESTS_OF = {
     "compat/__main__.py": "compat/test_command.py",
     "compat/collectives.py": "familiar/test_engine.py familiar/test_engine_on_ranks.py",
     "compat/connector_views.py": "trainer/test_connector_views.py",
-    "compat/delegates.py": "compat/test_model_summary.py trainer/test_properties.py legacy/v1_3/test_accelerators.py",
     "compat/fabric_deepspeed.py": "extras/test_deepspeed_fabric.py",
     "compat/fabric_loggers.py": "familiar/test_engine.py",
     "compat/fabric_xla.py": "xla/test_fabric.py",

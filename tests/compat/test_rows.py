@@ -26,6 +26,13 @@ def test_a_row_in_braces_is_one_for_each_file_with_the_names_that_the_folder_has
     }
 
 
+def test_a_row_in_braces_may_say_the_one_name_of_each_file() -> None:
+    assert table_of("c.{spike:Size tuned:Stop=Timer} .callbacks") == {
+        "c.spike": ("drivetrain.callbacks: Size",),
+        "c.tuned": ("drivetrain.callbacks: Stop=Timer",),
+    }
+
+
 def test_a_row_may_name_others() -> None:
     later = {"core": ("torch: Tensor",), "core.saving": ("torch: save",)}
     text = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 from drivetrain.errors import LoggingError
 from drivetrain.logbook.entry import LogRule, Options
 from drivetrain.logbook.logbook import Logbook
-from drivetrain.logbook.parts import PartBook, merge
+from drivetrain.logbook.parts import PartBook, logging_into, merge
+from drivetrain.module.module import LightningModule
 
 CPU = torch.device("cpu")
 
@@ -93,3 +95,24 @@ def test_one_metric_object_is_logged_and_several_are_refused() -> None:
         logged([(Metric(), None)], [(Metric(), None)], on_step=False)
     with pytest.raises(LoggingError, match="metric object with compute"):
         logged([(nn.Linear(1, 1), None)], [])
+
+
+class TestLoggingInto:
+    def books(self, module: nn.Module) -> list[Any]:
+        return [each.__dict__["_book"] for each in module.modules() if "_book" in each.__dict__]
+
+    def nested(self, *books: Any) -> nn.Module:
+        module = nn.Sequential(nn.Linear(1, 1), *(LightningModule() for _ in books))
+        for each, book in zip(list(module)[1:], books, strict=True):
+            each.__dict__["_book"] = book
+        return module
+
+    def test_modules_of_a_run_log_into_it_until_the_end(self) -> None:
+        own, other = object(), PartBook(Logbook(), 1)
+        module = self.nested(own, None)
+        found: list[Any] = []
+        with contextlib.suppress(ZeroDivisionError), logging_into(module, other):
+            found += self.books(module)
+            raise ZeroDivisionError
+        assert found == [other, None]
+        assert self.books(module) == [own, None]

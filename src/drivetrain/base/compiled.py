@@ -105,8 +105,7 @@ def compiled_method(module: nn.Module, name: str) -> Callable[..., Any]:
     by_hand = name == "training_step" and not getattr(module, "automatic_optimization", True)
     if context is None or context.fullgraph or by_hand:
         return method
-    compiled: Callable[..., Any] = context(method)
-    return compiled
+    return context(method)
 
 
 # Read by user code in forward, inside a graph: these values do not change from step to step.
@@ -184,5 +183,4 @@ def _renamed(state: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str
     metadata = getattr(state, "_metadata", None)  # versions of the modules, by their names
     if metadata is not None:
         renamed._metadata = {rename(f"{name}.")[:-1]: value for name, value in metadata.items()}
-    result: dict[str, Any] = renamed
-    return result
+    return renamed

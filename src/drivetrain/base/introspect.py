@@ -1,4 +1,6 @@
-"""Inspect users' classes, and describe arguments of drivetrain's classes for ``help()``."""
+"""Inspect users' classes, describe arguments of drivetrain's classes for ``help()``, and make members that are those of
+another object.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from drivetrain.errors import ConfigurationError
@@ -237,3 +240,24 @@ def describe_arguments(cls: type[T], docs: Mapping[str, str]) -> type[T]:
     ]  # fmt: skip
     cls.__doc__ = "\n".join([before, "    Args:", *entries, own + raises + after])
     return cls
+
+
+def reads(path: str, doc: str | None = None, writable: bool = False) -> Any:
+    """Return a property with the value at ``path`` of the object, such as "trainer.progress.batch_idx"."""
+    *owners, name = path.split(".")
+
+    def write(this: Any, value: Any) -> None:
+        setattr(attrgetter(".".join(owners))(this) if owners else this, name, value)
+
+    return property(attrgetter(path), write if writable else None, doc=doc)
+
+
+def calls(path: str) -> Any:
+    """Return a method that calls the method at ``path`` of the object with its arguments."""
+    find = attrgetter(path)
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return find(self)(*args, **kwargs)
+
+    method.__name__ = method.__qualname__ = path.rpartition(".")[2]  # for tracebacks
+    return method

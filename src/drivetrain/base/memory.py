@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 
 import torch
@@ -18,6 +19,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in text_of(error) for text in _TEXTS)
+
+
+def free_memory() -> None:
+    """Collect garbage, and return the device's unused memory to the system."""
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.get_device_module(torch.accelerator.current_accelerator()).empty_cache()
 
 
 def bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:

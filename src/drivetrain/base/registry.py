@@ -21,7 +21,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast, overload
 
-from drivetrain.base.introspect import is_own_class, missing_methods, near_misses
+from drivetrain.base.introspect import is_own_class, missing_methods, near_misses, reads
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, UnknownNameError, WrongTypeError, described, did_you_mean, shown
 
@@ -73,10 +73,7 @@ class Registry(Generic[T]):
         self._read: dict[str, metadata.EntryPoint] = {}
         self._read_from: tuple[Any, ...] = ()
 
-    @property
-    def kind(self) -> str:
-        """The word for an entry in messages."""
-        return self._kind
+    kind: str = reads("_kind", "The word for an entry in messages.")
 
     # ---- names ---------------------------------------------------------------------------------------------------
 

@@ -69,6 +69,15 @@ def naming(path: Any) -> Iterator[None]:
         raise
 
 
+def problem_of(call: Callable[..., Any], *args: Any) -> str | None:
+    """Return the message of the CheckpointError that ``call(*args)`` raises, or ``None``."""
+    try:
+        call(*args)
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
 def shown_error(error: BaseException) -> str:
     """Return the text of ``error``, in one line and shortened if it is long."""
     text = " ".join(str(error).split()).removesuffix(".")
@@ -292,8 +301,7 @@ def _example_state(
             inspect.unwrap(kind.step)(example)
     except (TypeError, ValueError, RuntimeError) as error:
         raise WrongForm(place, f"has options that {kind.__name__} refuses: {shown_error(error)}") from error
-    state: dict[str, Tensor] = example.state[parameter]
-    return state
+    return example.state[parameter]
 
 
 def _check_parameter_state(

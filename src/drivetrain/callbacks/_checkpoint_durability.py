@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.base import files
+from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.callbacks._checkpoint_arguments import acts_at_epoch_end
 from drivetrain.callbacks._checkpoint_files import is_below, save_new
@@ -80,16 +81,11 @@ class StoredCheckpoint(NamedCheckpoint):
         self._saved_at_step = self._written_at_step = -1
         self._dropped: list[str] = []  # files that the current save has replaced
 
-    @property
-    def _save_on_train_epoch_end(self) -> bool | None:  # public to libraries, which read and set this name
-        return self.save_on_train_epoch_end
-
-    @_save_on_train_epoch_end.setter
-    def _save_on_train_epoch_end(self, value: bool | None) -> None:
-        self.save_on_train_epoch_end = value
+    # public to libraries, which read and set these names
+    _save_on_train_epoch_end: Any = reads("save_on_train_epoch_end", writable=True)
 
     @property
-    def _last_global_step_saved(self) -> int:  # as above
+    def _last_global_step_saved(self) -> int:
         return max(self._saved_at_step, 0)
 
     @_last_global_step_saved.setter

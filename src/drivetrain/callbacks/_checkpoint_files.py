@@ -23,8 +23,7 @@ def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:
     """
     with trainer.strategy.checkpoint_io.new_files() as refused:
         trainer.save_checkpoint(path, weights_only)
-    saved: bool = trainer.strategy.broadcast(not refused)
-    return saved
+    return trainer.strategy.broadcast(not refused)
 
 
 def is_below(path: str, folder: str | None, resolve: Callable[[str], str] = files.resolved) -> bool:

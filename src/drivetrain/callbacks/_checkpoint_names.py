@@ -186,8 +186,7 @@ class NamedCheckpoint(Checkpoint):
         found = trainer.is_global_zero and (  # only one request to the store, because the store may be remote
             store.exists(filepath) or store.link_target(filepath) is not None or not store.is_durable(filepath)
         )
-        exists: bool = trainer.strategy.broadcast(found)
-        return exists
+        return trainer.strategy.broadcast(found)
 
     def format_checkpoint_name(
         self,

@@ -394,8 +394,7 @@ class ModelCheckpoint(StoredCheckpoint):
             "step": torch.tensor(trainer.global_step),
         }
         # A metric may differ between ranks, but all must make the same decisions.
-        shared: dict[str, Any] = trainer.strategy.broadcast(found)
-        return shared
+        return trainer.strategy.broadcast(found)
 
     def _score(self, trainer: Trainer, metrics: dict[str, Any]) -> Tensor | None:
         """Return the score of this checkpoint; ``None`` if there is none yet.

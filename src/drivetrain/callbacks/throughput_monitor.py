@@ -180,5 +180,4 @@ class ThroughputMonitor(Callback):
 
 def _stage(trainer: Any) -> str:
     """Return the running stage, as in the logged names."""
-    stage: str = trainer.progress.loop_stage.value
-    return stage
+    return trainer.progress.loop_stage.value

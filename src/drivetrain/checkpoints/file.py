@@ -123,8 +123,7 @@ class TorchCheckpointIO(CheckpointIO):
         self, source: Path | IO[bytes], name: str, map_location: Any, weights_only: bool | None
     ) -> dict[str, Any]:
         if isinstance(source, Path) and self.is_sharded(source):
-            read: dict[str, Any] = move_to(sharded.read(source), map_location)
-            return read
+            return move_to(sharded.read(source), map_location)
         # unlike Path.is_file, os.path.isfile accepts any name
         if isinstance(source, Path) and not os.path.isfile(source):
             if not name:
@@ -275,10 +274,8 @@ def entries(path: str | Path) -> dict[str, Any]:
     raised.
     """
     if os.path.isdir(path):
-        folder: dict[str, Any] = sharded.read(sharded.place(path), lazy=("",))
-        return folder
-    loaded: dict[str, Any] = torch.load(files.spelled(path), map_location="cpu", mmap=True, weights_only=True)
-    return loaded
+        return sharded.read(sharded.place(path), lazy=("",))
+    return torch.load(files.spelled(path), map_location="cpu", mmap=True, weights_only=True)
 
 
 def writes_files(store: CheckpointIO) -> bool:

@@ -18,8 +18,7 @@ class UnreadTensor(Tensor):
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype, *_: Any) -> UnreadTensor:
-        made: UnreadTensor = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=HOST)
-        return made
+        return Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=HOST)
 
     def __init__(self, *_: Any) -> None:
         """Do nothing: a subclass sets its attributes."""

@@ -119,8 +119,7 @@ class Writer:
             message = None
         if message is None:
             raise self._ended()
-        found: dict[str, Any] = message[0]
-        return found
+        return message[0]
 
     def _ended(self) -> WriterEndedError:
         self._process.kill()

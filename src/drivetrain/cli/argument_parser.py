@@ -105,8 +105,7 @@ class LightningArgumentParser(ArgumentParser):
         if issubclass(cls, Trainer):
             return self._add_trainer(cls, nested_key)
         # an argument without type and default is optional, with the default None
-        added: list[str] = self.add_class_arguments(cls, nested_key, fail_untyped=False, sub_configs=True)
-        return added
+        return self.add_class_arguments(cls, nested_key, fail_untyped=False, sub_configs=True)
 
     def add_optimizer_args(
         self,

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain checkpoint") -> int:
     given = _parser(prog).parse_args(arguments)
 
     try:
-        result, lines, code = _ACTIONS[given.action](given)
+        result, lines, code = _run(given)
         said = _json(result) if given.json else "\n".join(map(_escaped, lines))
     except Exception as error:  # any: Python's exit code 1 would say "different" or "damaged"
         text = str(error) if isinstance(error, DrivetrainError) else f"{type(error).__name__}: {error}"
@@ -95,43 +95,34 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-_Result = tuple[dict[str, Any], Iterable[str], int]
+_ACTIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "inspect": (checkpoint_inspect, ("path", "tensors")),
+    "verify": (checkpoint_verify, ("path",)),
+    "diff": (checkpoint_diff, ("path", "other", "weights")),
+    "convert": (checkpoint_convert, ("path", "out", "to", "strip_prefix", "add_prefix", "max_file_size")),
+    "consolidate": (checkpoint_convert, ("path", "out")),
+    "prune": (checkpoint_prune, ("dir", "keep", "delete")),
+}
+"""The module in which each subcommand is a function of the same name, and the options that it takes."""
+
+_CODES: dict[str, Callable[[dict[str, Any]], int]] = {
+    "verify": lambda result: 0 if result["ok"] else 1,
+    "diff": lambda result: 0 if result["equal"] else 1,
+    "prune": lambda result: 2 if result["failed"] else 0,
+}
+"""The exit codes of subcommands; the others' is 0."""
 
 
-def _inspect(given: argparse.Namespace) -> _Result:
-    result = checkpoint_inspect.inspect(given.path, given.tensors)
-    return result, checkpoint_inspect.text(result), 0
+def _run(given: argparse.Namespace) -> tuple[dict[str, Any], Iterable[str], int]:
+    """Return the result of a subcommand, its text and the exit code."""
+    if given.action == "convert":
+        given.max_file_size = _bytes(given.max_file_size)
+    (module, options), exit_code = _ACTIONS[given.action], _CODES.get(given.action)
+    result = getattr(module, given.action)(*(getattr(given, option) for option in options))
+    return result, module.text(result), exit_code(result) if exit_code else 0
 
 
-def _verify(given: argparse.Namespace) -> _Result:
-    result = checkpoint_verify.verify(given.path)
-    return result, checkpoint_verify.text(result), 0 if result["ok"] else 1
-
-
-def _diff(given: argparse.Namespace) -> _Result:
-    result = checkpoint_diff.diff(given.path, given.other, given.weights)
-    return result, checkpoint_diff.text(result), 0 if result["equal"] else 1
-
-
-def _convert(given: argparse.Namespace) -> _Result:
-    if not 0 < given.max_file_size < math.inf:
-        raise ConfigurationError(f"--max-file-size is a number of GB above 0, not {given.max_file_size}. Use 5.")
-    size = int(given.max_file_size * 1e9)
-    result = checkpoint_convert.convert(given.path, given.out, given.to, given.strip_prefix, given.add_prefix, size)
-    return result, checkpoint_convert.text(result), 0
-
-
-def _consolidate(given: argparse.Namespace) -> _Result:
-    result = checkpoint_convert.consolidate(given.path, given.out)
-    return result, checkpoint_convert.text(result), 0
-
-
-def _prune(given: argparse.Namespace) -> _Result:
-    result = checkpoint_prune.prune(given.dir, given.keep, given.delete)
-    return result, checkpoint_prune.text(result), 2 if result["failed"] else 0
-
-
-_ACTIONS: dict[str, Callable[[argparse.Namespace], _Result]] = {
-    "inspect": _inspect, "verify": _verify, "diff": _diff, "convert": _convert, "consolidate": _consolidate,
-    "prune": _prune,
-}  # fmt: skip
+def _bytes(gigabytes: float) -> int:
+    if not 0 < gigabytes < math.inf:
+        raise ConfigurationError(f"--max-file-size is a number of GB above 0, not {gigabytes}. Use 5.")
+    return int(gigabytes * 1e9)

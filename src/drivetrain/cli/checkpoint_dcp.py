@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.base.packages import dcp, dcp_api, dcp_files, dcp_saver
-from drivetrain.base.restoring import restoring
+from drivetrain.base.restoring import problem_of, restoring
 from drivetrain.checkpoints import json_tree
 from drivetrain.checkpoints.foreign import read_objects, read_pickle
 from drivetrain.checkpoints.part_lists import Piece, Stored
@@ -212,7 +212,5 @@ def problems(path: Path) -> Iterator[tuple[Path, str]]:
     with restoring(f"{path.name}/{_METADATA}"):
         metadata = _metadata(path)
     for index, info in metadata.storage_data.items():
-        try:
-            _load(path / info.relative_path, info.offset, info.length, index.fqn)
-        except CheckpointError as error:
-            yield path / info.relative_path, str(error)
+        if problem := problem_of(_load, path / info.relative_path, info.offset, info.length, index.fqn):
+            yield path / info.relative_path, problem

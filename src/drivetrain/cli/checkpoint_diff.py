@@ -63,7 +63,7 @@ def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
             unread.append(name)  # objects that are no plain data
         elif isinstance(first, Tensor) or isinstance(second, Tensor) or not _same(first, second):
             values.append({"name": name, "a": shown(first), "b": shown(second)})
-    result: dict[str, Any] = {
+    return {
         "a": path, "b": other,
         "equal": not (tensors or values or one.keys() ^ two.keys()),
         "not_compared": sorted(unread) if weights else sorted({*unread} | keys - compared - _IGNORED - VERSIONS),
@@ -74,7 +74,6 @@ def diff(path: str, other: str, weights: bool = False) -> dict[str, Any]:
         "tensors_compared": count,
         "values_compared": len(one.keys() & two.keys()) - count - len(unread),
     }  # fmt: skip
-    return result
 
 
 def _leaves(found: Opened, keys: Iterable[str], common: bool) -> Iterable[tuple[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from drivetrain.base.packages import safetensors, safetensors_torch
-from drivetrain.base.restoring import entry, restoring
+from drivetrain.base.restoring import entry, problem_of, restoring
 from drivetrain.checkpoints.unread import UnreadTensor
 from drivetrain.errors import CheckpointError, check_installed
 
@@ -165,7 +165,5 @@ def _packed(tensor: Tensor) -> Tensor:
 
 def problems(path: Path) -> Iterator[tuple[Path, str]]:
     """Yield what is wrong with a file: its header and its size; the format has no checksums."""
-    try:
-        read(path)
-    except CheckpointError as error:
-        yield path, str(error)
+    if problem := problem_of(read, path):
+        yield path, problem

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.base import files
-from drivetrain.base.restoring import restoring
+from drivetrain.base.restoring import problem_of, restoring
 from drivetrain.checkpoints import sharded
 from drivetrain.checkpoints.file import check_records
 from drivetrain.checkpoints.foreign import is_legacy
@@ -90,30 +90,17 @@ def _problems(found: Opened) -> Iterator[tuple[Path, str]]:
 
 
 def _records(file: Path) -> Iterator[tuple[Path, str]]:
-    try:
-        if not is_legacy(file):
-            check_records(file, str(file))
-    except CheckpointError as error:
-        yield file, str(error)
+    if not is_legacy(file) and (problem := problem_of(check_records, file, str(file))):
+        yield file, problem
 
 
 def _of_shards(found: Opened) -> Iterator[tuple[Path, str]]:
     """Yield each tensor that is damaged or incomplete; or, if none is, the file that is damaged elsewhere."""
     tensors = [each for _, each in leaves(found.tree) if isinstance(each, sharded.StoredTensor)]
-    try:
-        sharded.verify(found.path)
-    except CheckpointError as error:
-        problems = [problem for each in tensors if (problem := _of_tensor(each)) is not None]
-        yield from ((found.path, problem) for problem in problems or [str(error)])
+    if damage := problem_of(sharded.verify, found.path):
+        problems = [problem for each in tensors if (problem := problem_of(each.whole))]
+        yield from ((found.path, problem) for problem in problems or [damage])
         return
     for each in tensors:
         if each.numel() != sum(math.prod(piece.shape) for piece in each.stored.pieces):
             yield found.path, f"{found.path}: a part of {each.called} was not saved. Use another checkpoint."
-
-
-def _of_tensor(tensor: sharded.StoredTensor) -> str | None:
-    try:
-        tensor.whole()
-    except CheckpointError as error:
-        return str(error)
-    return None

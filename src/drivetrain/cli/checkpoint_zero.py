@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drivetrain.base.restoring import restoring
+from drivetrain.base.restoring import problem_of, restoring
 from drivetrain.checkpoints.file import check_records
 from drivetrain.checkpoints.foreign import Placeholder, read_objects
 from drivetrain.checkpoints.unread import UnreadTensor
@@ -180,7 +180,5 @@ def _check_size(needed: int, there: int, padding: int) -> None:
 def problems(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield each damaged file, and what is wrong with it."""
     for file in files_of(folder):
-        try:
-            check_records(file, str(file))
-        except CheckpointError as error:
-            yield file, str(error)
+        if problem := problem_of(check_records, file, str(file)):
+            yield file, problem

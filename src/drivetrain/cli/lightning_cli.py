@@ -319,8 +319,7 @@ class LightningCLI:
 
     def _own(self, config: Namespace) -> Namespace:
         """Return the part of ``config`` that belongs to the subcommand."""
-        own: Namespace = config if self.subcommand is None else config[self.subcommand]
-        return own
+        return config if self.subcommand is None else config[self.subcommand]
 
     def _parser(self, subcommand: str | None) -> LightningArgumentParser:
         """Return the parser of a subcommand, under Lightning's private name."""

@@ -64,8 +64,7 @@ class BoringModel(LightningModule):
         self.layer = nn.Linear(_FEATURES, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.layer(x)
-        return result
+        return self.layer(x)
 
     def loss(self, preds: Tensor, labels: Tensor | None = None) -> Tensor:
         """Return the mean squared distance from ``labels``, or from 1."""

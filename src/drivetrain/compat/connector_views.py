@@ -11,11 +11,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.base import files
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import overrides, reads
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import Entry
 from drivetrain.callback import Callback
-from drivetrain.compat.delegates import reads
 from drivetrain.errors import ConfigurationError, NotSupportedError, shown
 from drivetrain.logbook.entry import Logged
 from drivetrain.logbook.logbook import Logbook

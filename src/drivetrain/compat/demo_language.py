@@ -144,8 +144,7 @@ class PositionalEncoding(nn.Module):
         if self.pe is None:
             self.pe = self._encodings(x.device)
         # The vector of the length is used for all positions, as in the original, so that trained numbers are the same.
-        result: Tensor = self.dropout(x + self.pe[:, x.size(1)])
-        return result
+        return self.dropout(x + self.pe[:, x.size(1)])
 
     def _encodings(self, device: torch.device) -> Tensor:
         """Return the encoding of every position, of shape ``(1, max_len, dim)``."""
@@ -222,8 +221,7 @@ class LightningTransformer(_Reads):
         self.model = Transformer(vocab_size=vocab_size)
 
     def forward(self, inputs: Tensor, target: Tensor) -> Tensor:
-        result: Tensor = self.model(inputs, target)
-        return result
+        return self.model(inputs, target)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         inputs, target = batch

@@ -80,8 +80,7 @@ def MNIST(*args: Any, **kwargs: Any) -> Dataset[Any]:
     except OSError as error:
         rank_zero_warn(f"torchvision could not download MNIST: {error}. It is downloaded from {_HOST}.")
         return _HostedMNIST(*args, **kwargs)
-    dataset: Dataset[Any] = datasets.MNIST(*args, **kwargs)
-    return dataset
+    return datasets.MNIST(*args, **kwargs)
 
 
 class MNISTDataModule(LightningDataModule):
@@ -125,8 +124,7 @@ class MNISTDataModule(LightningDataModule):
         as_tensor: Callable[[Any], Tensor] = transforms.ToTensor()
         if not self.normalize:
             return as_tensor
-        both: Callable[[Any], Tensor] = transforms.Compose([as_tensor, transforms.Normalize((0.5,), (0.5,))])
-        return both
+        return transforms.Compose([as_tensor, transforms.Normalize((0.5,), (0.5,))])
 
     def prepare_data(self) -> None:
         for train in (True, False):

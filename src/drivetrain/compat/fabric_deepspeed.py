@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.introspect import reads
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.compat.delegates import reads
 from drivetrain.compat.fabric_strategies import FabricParallelStrategy, Strategy, Target
 from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import requires_closure
@@ -208,10 +208,7 @@ class FabricDeepSpeedStrategy(FabricParallelStrategy, plain.DeepSpeedStrategy):
         """Context in which, with stage 3, layers are partitioned as soon as each is created."""
         if not self.zero_stage_3 or self.remote_device is None:
             return self.model_sharded_context()
-        context: AbstractContextManager[Any] = self._deepspeed().zero.Init(
-            config_dict_or_path=self.engine_config(), remote_device=self.remote_device
-        )
-        return context
+        return self._deepspeed().zero.Init(config_dict_or_path=self.engine_config(), remote_device=self.remote_device)
 
     def _started(self, module: nn.Module, optimizer: Optimizer | None) -> nn.Module:
         """Return a new engine of ``module``."""

@@ -20,8 +20,7 @@ class _RootDir(FolderLogger):
 
     @property
     def _runs_dir(self) -> str:
-        folder: str = FolderLogger.root_dir.fget(self)  # type: ignore[attr-defined]
-        return folder
+        return FolderLogger.root_dir.fget(self)  # type: ignore[attr-defined]
 
 
 class FabricCSVLogger(_RootDir, csv.CSVLogger):

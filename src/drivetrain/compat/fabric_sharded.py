@@ -20,10 +20,10 @@ from torch.optim import Optimizer
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_in_place
+from drivetrain.base.introspect import reads
 from drivetrain.base.packages import fsdp, fsdp_wrap
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.compat.delegates import reads
 from drivetrain.compat.fabric_strategies import FabricParallelStrategy, States, Strategy, Target, entered
 from drivetrain.errors import CheckpointNameError, described
 from drivetrain.precision.precision import Precision

@@ -22,12 +22,11 @@ from torch.optim import Optimizer
 
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import overrides, reads
 from drivetrain.base.members import Members, overridden_members
 from drivetrain.base.no_init import NoInit
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.compat.delegates import reads
 from drivetrain.compat.members import TRAINER_ONLY
 from drivetrain.engine import snapshots
 from drivetrain.engine.verbs import Verbs, reading
@@ -221,8 +220,7 @@ class _HeldBackByDDP(_BackwardSyncControl):
     def no_backward_sync(self, module: nn.Module, enabled: bool) -> AbstractContextManager[None]:
         if not (enabled and isinstance(module, DistributedDataParallel)):
             return nullcontext()
-        held: AbstractContextManager[None] = module.no_sync()
-        return held
+        return module.no_sync()
 
 
 @contextmanager

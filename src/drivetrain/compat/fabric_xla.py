@@ -161,8 +161,7 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
         if self._checkpointed:
             arguments["auto_wrapper_callable"] = partial(_computed_again, self._checkpointed)
         # torch_xla shards only float32 parameters
-        wrapped: nn.Module = xla_fsdp.XlaFullyShardedDataParallel(module.float(), **arguments)
-        return wrapped
+        return xla_fsdp.XlaFullyShardedDataParallel(module.float(), **arguments)
 
     def setup_module_and_optimizers(
         self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
@@ -204,8 +203,7 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
     ) -> Tensor | None:
         """Clip the gradients of all shards by their total norm, and return it; ``error_if_nonfinite`` is ignored."""
         self.precision_plugin.unscale_gradients(optimizer)
-        norm: Tensor = module.clip_grad_norm_(max_norm=max_norm, norm_type=norm_type)
-        return norm
+        return module.clip_grad_norm_(max_norm=max_norm, norm_type=norm_type)
 
     def clip_gradients_value(self, module: nn.Module, optimizer: Optimizer, clip_val: float) -> None:
         raise NotImplementedError(
@@ -217,8 +215,7 @@ class FabricXLAFSDPStrategy(_Replicas, fabric.FabricParallelStrategy, plain.XLAS
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """Return the shards of this rank."""
-        state: dict[str, Any] = module.state_dict()
-        return state
+        return module.state_dict()
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True) -> None:
         module.load_state_dict(state_dict, strict=strict)

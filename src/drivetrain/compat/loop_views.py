@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from drivetrain.base.files import encodable
+from drivetrain.base.introspect import reads
 from drivetrain.compat import connector_views
-from drivetrain.compat.delegates import reads
 from drivetrain.errors import NotSupportedError
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.results import results_table
@@ -311,8 +311,7 @@ def _checkpoint_view(trainer: Trainer) -> connector_views.CheckpointView:
     kept = vars(trainer)
     if "_checkpoint_view" not in kept:
         kept["_checkpoint_view"] = connector_views.CheckpointView(trainer)
-    view: connector_views.CheckpointView = kept["_checkpoint_view"]
-    return view
+    return kept["_checkpoint_view"]
 
 
 class ViewsOfTrainer:

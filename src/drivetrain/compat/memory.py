@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any
 
 import torch
 
+from drivetrain.base.memory import free_memory
 from drivetrain.base.tree import detach, move_to_host
 
 _OF_DEVICE = ("out of memory",)
@@ -36,9 +36,7 @@ def is_out_of_cpu_memory(exception: BaseException) -> bool:
 
 def garbage_collection_cuda() -> None:
     """Collect garbage, and return the device's unused memory to the system."""
-    gc.collect()
-    if torch.accelerator.is_available():
-        torch.get_device_module(torch.accelerator.current_accelerator()).empty_cache()
+    free_memory()
 
 
 def recursive_detach(in_dict: Any, to_cpu: bool = False) -> Any:

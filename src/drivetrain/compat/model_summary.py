@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from drivetrain.base.introspect import reads
 from drivetrain.callbacks.model_summary import UNKNOWN, Summary, human_count
 from drivetrain.callbacks.model_summary import summarize as _summarize
-from drivetrain.compat.delegates import reads
 
 UNKNOWN_SIZE = UNKNOWN
 

@@ -65,8 +65,7 @@ def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
     """
     check_installed("get_torchvision_model", "torchvision")
 
-    found: nn.Module = torchvision_models.get_model(model_name, **kwargs)
-    return found
+    return torchvision_models.get_model(model_name, **kwargs)
 
 
 def get_init_args(frame: types.FrameType) -> dict[str, Any]:

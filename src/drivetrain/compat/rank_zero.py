@@ -35,8 +35,7 @@ class _RankZeroOnly:
     def __call__(self, fn: Callable[P, R], default: Any = None) -> Callable[P, R]:
         @functools.wraps(fn)
         def on_rank_zero(*args: P.args, **kwargs: P.kwargs) -> R:
-            result: R = fn(*args, **kwargs) if self.rank == 0 else default
-            return result
+            return fn(*args, **kwargs) if self.rank == 0 else default
 
         return on_rank_zero
 

@@ -35,8 +35,7 @@ pytorch.callbacks.lr_finder .tuner.lr_finder: LearningRateFinder
 pytorch.callbacks.{device_stats_monitor lambda_function lr_monitor model_checkpoint
     model_summary on_exception_checkpoint rich_model_summary stochastic_weight_avg throughput_monitor spike pruning
     weight_averaging} .callbacks
-pytorch.callbacks.callback .callback: Callback
-pytorch.callbacks.checkpoint .callback: Checkpoint
+pytorch.callbacks.{callback:Callback checkpoint:Checkpoint} .callback
 pytorch.callbacks.early_stopping .callbacks.early_stopping: EarlyStopping EarlyStoppingReason
 pytorch.callbacks.finetuning .callbacks.finetuning: BackboneFinetuning BaseFinetuning multiplicative
 pytorch.callbacks.gradient_accumulation_scheduler .callbacks.gradient_accumulation: GradientAccumulationScheduler
@@ -76,10 +75,9 @@ pytorch.loggers.csv_logs .loggers.csv: CSVLogger ExperimentWriter=CSVExperiment
 pytorch.loggers.logger .loggers: DummyLogger Logger | .compat.loggers: merge_dicts rank_zero_experiment
 pytorch.loggers.utilities .compat.loggers: _scan_checkpoints
 pytorch.loops .compat.loop_views: _EvaluationLoop=EvaluationView _FitLoop=FitView _PredictionLoop=PredictionView
-pytorch.loops.evaluation_loop .compat.loop_views: _EvaluationLoop=EvaluationView
-pytorch.loops.fit_loop .compat.loop_views: _FitLoop=FitView
-pytorch.loops.prediction_loop .compat.loop_views: _PredictionLoop=PredictionView
-pytorch.loops.training_epoch_loop .compat.loop_views: _TrainingEpochLoop=TrainingEpochView
+pytorch.loops.{evaluation_loop:_EvaluationLoop=EvaluationView fit_loop:_FitLoop=FitView
+    prediction_loop:_PredictionLoop=PredictionView training_epoch_loop:_TrainingEpochLoop=TrainingEpochView}
+    .compat.loop_views
 pytorch.overrides
 pytorch.overrides.distributed .compat.samplers: UnrepeatedDistributedSampler UnrepeatedDistributedSamplerWrapper
     prepare_for_backward
@@ -87,10 +85,9 @@ pytorch.plugins .plugins | =*former_precisions | .compat.deprecated: HPUCheckpoi
 pytorch.plugins.environments .clusters: ClusterEnvironment KubeflowEnvironment LSFEnvironment LightningEnvironment
     MPIEnvironment SLURMEnvironment TorchElasticEnvironment XLAEnvironment
 pytorch.plugins.io * | .compat.deprecated: HPUCheckpointIO
-pytorch.plugins.io.async_plugin .checkpoints: AsyncCheckpointIO
+pytorch.plugins.io.{async_plugin:AsyncCheckpointIO xla_plugin:XLACheckpointIO} .checkpoints
 pytorch.plugins.io.checkpoint_plugin .checkpoints.io: CheckpointIO
 pytorch.plugins.io.torch_plugin .checkpoints.file: TorchCheckpointIO
-pytorch.plugins.io.xla_plugin .checkpoints: XLACheckpointIO
 pytorch.plugins.layer_sync .plugins.layer_sync
 pytorch.plugins.precision .precision | =*former_precisions
 pytorch.plugins.precision.amp .precision.mixed: MixedPrecision | .compat.deprecated: MixedPrecisionPlugin
@@ -108,9 +105,8 @@ pytorch.plugins.precision.transformer_engine .precision.transformer_engine: Tran
     .compat.deprecated: TransformerEnginePrecisionPlugin
 pytorch.plugins.precision.xla .precision.xla: XLAPrecision | .compat.deprecated: XLAPrecisionPlugin
 pytorch.plugins.precision.precision_plugin =pytorch.plugins.precision.precision
-pytorch.plugins.precision.tpu .compat.deprecated: TPUPrecisionPlugin
-pytorch.plugins.precision.tpu_bf16 .compat.deprecated: TPUBf16PrecisionPlugin
-pytorch.plugins.precision.xlabf16 .compat.deprecated: XLABf16PrecisionPlugin
+pytorch.plugins.precision.{tpu:TPUPrecisionPlugin tpu_bf16:TPUBf16PrecisionPlugin xlabf16:XLABf16PrecisionPlugin}
+    .compat.deprecated
 pytorch.profilers .profilers
 pytorch.profilers.{advanced pytorch simple xla} .profilers
 pytorch.profilers.base .profilers.passthrough: PassThroughProfiler
@@ -192,8 +188,7 @@ fabric.loggers.tensorboard .compat.fabric_loggers: TensorBoardLogger=FabricTenso
 fabric.plugins .plugins | .clusters: ClusterEnvironment | .compat.deprecated: TPUBf16Precision TPUPrecision
     XLABf16Precision
 fabric.plugins.collectives .compat.collectives: Collective SingleDeviceCollective TorchCollective
-fabric.plugins.collectives.collective .compat.collectives: Collective
-fabric.plugins.collectives.single_device .compat.collectives: SingleDeviceCollective
+fabric.plugins.collectives.{collective:Collective single_device:SingleDeviceCollective} .compat.collectives
 fabric.plugins.collectives.torch_collective .compat.collectives: TorchCollective default_pg_timeout
 fabric.plugins.environments =pytorch.plugins.environments
 fabric.plugins.environments.cluster_environment .clusters: ClusterEnvironment
@@ -204,13 +199,10 @@ fabric.plugins.io.checkpoint_io .checkpoints.io: CheckpointIO
 fabric.plugins.io.torch_io .checkpoints.file: TorchCheckpointIO
 fabric.plugins.io.xla .checkpoints: XLACheckpointIO
 fabric.plugins.precision .precision | .compat.deprecated: TPUBf16Precision TPUPrecision XLABf16Precision
-fabric.plugins.precision.tpu .compat.deprecated: TPUPrecision
-fabric.plugins.precision.tpu_bf16 .compat.deprecated: TPUBf16Precision
-fabric.plugins.precision.xlabf16 .compat.deprecated: XLABf16Precision
+fabric.plugins.precision.{tpu:TPUPrecision tpu_bf16:TPUBf16Precision xlabf16:XLABf16Precision} .compat.deprecated
 fabric.plugins.precision.amp .precision.mixed: MixedPrecision
 fabric.plugins.precision.{bitsandbytes double half transformer_engine xla} .precision
-fabric.plugins.precision.deepspeed .precision.by_strategy: DeepSpeedPrecision
-fabric.plugins.precision.fsdp .precision.by_strategy: FSDPPrecision
+fabric.plugins.precision.{deepspeed:DeepSpeedPrecision fsdp:FSDPPrecision} .precision.by_strategy
 fabric.plugins.precision.precision .precision.precision: Precision | .compat.type_names: _PRECISION_INPUT
     _PRECISION_INPUT_INT _PRECISION_INPUT_STR _PRECISION_INPUT_STR_ALIAS
 fabric.strategies .compat.fabric_strategies: DDPStrategy=FabricDDPStrategy ParallelStrategy=FabricParallelStrategy
@@ -220,20 +212,18 @@ fabric.strategies .compat.fabric_strategies: DDPStrategy=FabricDDPStrategy Paral
     DeepSpeedStrategy=FabricDeepSpeedStrategy | .compat.fabric_xla: XLAStrategy=FabricXLAStrategy
     SingleDeviceXLAStrategy=FabricSingleDeviceXLAStrategy XLAFSDPStrategy=FabricXLAFSDPStrategy | .strategies:
     STRATEGY_REGISTRY=StrategyRegistry | .compat.deprecated: SingleTPUStrategy
-fabric.strategies.ddp .compat.fabric_strategies: DDPStrategy=FabricDDPStrategy
+fabric.strategies.{ddp:DDPStrategy=FabricDDPStrategy parallel:ParallelStrategy=FabricParallelStrategy
+    single_device:SingleDeviceStrategy=FabricSingleDeviceStrategy} .compat.fabric_strategies
 fabric.strategies.deepspeed .compat.fabric_deepspeed: DeepSpeedStrategy=FabricDeepSpeedStrategy
 fabric.strategies.dp .compat.fabric_dp: DataParallelStrategy=FabricDataParallelStrategy
 fabric.strategies.fsdp .compat.fabric_sharded: FSDPStrategy=FabricFSDPStrategy | .compat.connectors:
     _get_full_state_dict_context _setup_activation_checkpointing
 fabric.strategies.model_parallel .compat.fabric_sharded: ModelParallelStrategy=FabricModelParallelStrategy
-fabric.strategies.parallel .compat.fabric_strategies: ParallelStrategy=FabricParallelStrategy
-fabric.strategies.single_device .compat.fabric_strategies: SingleDeviceStrategy=FabricSingleDeviceStrategy
-fabric.strategies.single_xla .compat.fabric_xla: SingleDeviceXLAStrategy=FabricSingleDeviceXLAStrategy
+fabric.strategies.{single_xla:SingleDeviceXLAStrategy=FabricSingleDeviceXLAStrategy xla:XLAStrategy=FabricXLAStrategy
+    xla_fsdp:XLAFSDPStrategy=FabricXLAFSDPStrategy} .compat.fabric_xla
 fabric.strategies.single_tpu .compat.deprecated: SingleTPUStrategy
 fabric.strategies.strategy .compat.fabric_strategies: Strategy _BackwardSyncControl | .compat.type_names: TBroadcast
     TReduce
-fabric.strategies.xla .compat.fabric_xla: XLAStrategy=FabricXLAStrategy
-fabric.strategies.xla_fsdp .compat.fabric_xla: XLAFSDPStrategy=FabricXLAFSDPStrategy
 fabric.utilities =*both | .engine.throughput: Throughput ThroughputMonitor=EngineThroughput
 fabric.utilities.apply_func .compat.batches: convert_tensors_to_scalars convert_to_tensors move_data_to_device
 fabric.utilities.cloud_io .compat.files: _load get_filesystem

@@ -28,8 +28,7 @@ class Table(NamedTuple):
     @property
     def served(self) -> Mapping[str, tuple[str, ...]]:
         """The sources of each module, by path."""
-        found: Mapping[str, tuple[str, ...]] = importlib.import_module(self.rows).SERVED
-        return found
+        return importlib.import_module(self.rows).SERVED
 
 
 LATEST = Table(

@@ -70,8 +70,7 @@ def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
     """
     source = batched(loader, pins)
     if source is loader:
-        started: Iterator[Any] = iter(loader)
-        return started
+        return iter(loader)
     source._iterator = loader._iterator
     iterator = iterate(source)
     loader._iterator = source._iterator

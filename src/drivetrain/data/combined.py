@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from drivetrain.base.introspect import reads
 from drivetrain.base.tree import leaves, map_leaves
 from drivetrain.data.batched import start_pass
 from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeError, described, did_you_mean, whose
@@ -70,15 +71,9 @@ class CombinedLoader:
         )
         self._flattened = _checked(_flatten(self._tree))
 
-    @property
-    def iterables(self) -> Any:
-        """The tree of loaders."""
-        return self._iterables
+    iterables: Any = reads("_iterables", "The tree of loaders.")
 
-    @property
-    def mode(self) -> str:
-        """The mode that combines the loaders."""
-        return self._mode
+    mode: str = reads("_mode", "The mode that combines the loaders.")
 
     @property
     def flattened(self) -> list[Any]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from drivetrain.base.introspect import reads
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.data.batched import Order, as_list, drawn_order, draws_each_once
 from drivetrain.data.combined import without_restart
@@ -299,10 +300,7 @@ class SlicedBatches(RankBatches):
         self.batch_size = size // world_size  # the batch size of one rank
         self.drop_last = drop_last
 
-    @property
-    def sampler(self) -> Any:
-        """The sampler of the common order."""
-        return self._sampler
+    sampler: Any = reads("_sampler", "The sampler of the common order.")
 
     def _total(self) -> int:
         total = len(self._sampler)

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base import missing
 from drivetrain.base.compiled import compiled_in_place
-from drivetrain.base.introspect import defined_by_user, overrides, taken
+from drivetrain.base.introspect import defined_by_user, overrides, reads, taken
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import log, rank_from_environ
 from drivetrain.base.seed import Generators, seed_everything
@@ -36,7 +36,6 @@ from drivetrain.engine.parts import (
     strategy_of,
     verbs_of,
 )
-from drivetrain.engine.ranks import view
 from drivetrain.engine.state_files import StateFiles
 from drivetrain.engine.wrappers import EngineLoader, EngineModule, OptimizerHandle, follow, unwrapped
 from drivetrain.errors import ConfigurationError, MissingAttributeError, WrongTypeError, arguments_checked, described
@@ -156,8 +155,8 @@ class Engine(StateFiles):
         assert self.strategy.accelerator is not None  # set by the constructor
         return self.strategy.accelerator
 
-    precision: Precision = view("strategy.precision_plugin", "The numeric precision.")
-    device: torch.device = view("strategy.root_device", "The device this process computes on.")
+    precision: Precision = reads("strategy.precision_plugin", "The numeric precision.")
+    device: torch.device = reads("strategy.root_device", "The device this process computes on.")
 
     @property
     def rng(self) -> Generators:
@@ -349,7 +348,7 @@ class Engine(StateFiles):
         """
         return self.precision.forward_context() or nullcontext()
 
-    calls_through_forward: bool = view(
+    calls_through_forward: bool = reads(
         "strategy.facts.calls_through_forward",
         "Whether the strategy works in place, through the module's ``__call__``.",
     )

@@ -121,8 +121,7 @@ def check_pair(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
 
 def verbs_of(strategy: Strategy) -> verbs.Verbs:
     """Return the object that calls the strategy's methods."""
-    found: verbs.Verbs = (strategy.facts.engine_verbs or verbs.Verbs)(strategy)
-    return found
+    return (strategy.facts.engine_verbs or verbs.Verbs)(strategy)
 
 
 def strategy_of(plan: Plan) -> Strategy:

@@ -6,11 +6,11 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from torch import Tensor
 
+from drivetrain.base.introspect import reads
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import WrongTypeError, described
@@ -27,21 +27,16 @@ with on_first_use:
 R = TypeVar("R")
 
 
-def view(path: str, doc: str) -> Any:  # a property; the class body that calls this declares its type
-    """Return a read-only property: the attribute at ``path`` of the object, such as "strategy.global_rank"."""
-    return property(attrgetter(path), doc=doc)
-
-
 class RankFacts:
     """Ranks and sizes of the job as properties, for classes with a ``strategy``: the Engine and the Trainer."""
 
     strategy: Strategy
 
-    global_rank: int = view("strategy.global_rank", "Index of this process in the job.")
-    local_rank: int = view("strategy.local_rank", "Index of this process on its machine.")
-    node_rank: int = view("strategy.node_rank", "Index of this machine in the job.")
-    world_size: int = view("strategy.world_size", "Number of processes in the job.")
-    is_global_zero: bool = view("strategy.is_global_zero", "Whether this process is global rank 0.")
+    global_rank: int = reads("strategy.global_rank", "Index of this process in the job.")
+    local_rank: int = reads("strategy.local_rank", "Index of this process on its machine.")
+    node_rank: int = reads("strategy.node_rank", "Index of this machine in the job.")
+    world_size: int = reads("strategy.world_size", "Number of processes in the job.")
+    is_global_zero: bool = reads("strategy.is_global_zero", "Whether this process is global rank 0.")
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         """``print`` on global rank 0 only."""
@@ -93,8 +88,7 @@ class Ranks(RankFacts):
                 "Write def main(engine): ..., and engine.launch(main)."
             )
         if function is not None:
-            result: R = self.start(_begun, self, function, args, kwargs)
-            return result
+            return self.start(_begun, self, function, args, kwargs)
         if self.launcher.reruns_program:
             self.launcher.launch(type(self).launch)  # does not return
         if not self.launcher.is_external:

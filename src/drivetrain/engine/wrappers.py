@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import Optimizer
 
+from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import COUNT, entry
 from drivetrain.base.tree import move, was_there
@@ -120,8 +121,7 @@ class OptimizerHandle:
 
 def unwrapped(optimizer: Any) -> Optimizer:
     """Return the optimizer itself, which may be wrapped."""
-    plain: Optimizer = optimizer.optimizer if issubclass(type(optimizer), OptimizerHandle) else optimizer
-    return plain
+    return optimizer.optimizer if issubclass(type(optimizer), OptimizerHandle) else optimizer
 
 
 def requires_closure(optimizer: Optimizer) -> bool:
@@ -160,23 +160,17 @@ class EngineModule(nn.Module):
         if own["_watch"] is not None and original._compiled_call_impl is None:  # hooks would be compiled too
             own["_watch"].begin(self, original)
 
-    @property
-    def module(self) -> nn.Module:
-        """The module as the user wrote it."""
-        original: nn.Module = self._original
-        return original
+    module: nn.Module = reads("_original", "The module as the user wrote it.")
 
     @property
     def device(self) -> torch.device:
         """The original's own ``device``, otherwise the device of its first parameter or buffer."""
-        device: torch.device = self._of_first_tensor("device", torch.device("cpu"))
-        return device
+        return self._of_first_tensor("device", torch.device("cpu"))
 
     @property
     def dtype(self) -> torch.dtype:
         """The original's own ``dtype``, otherwise the dtype of its first parameter or buffer."""
-        dtype: torch.dtype = self._of_first_tensor("dtype", torch.get_default_dtype())
-        return dtype
+        return self._of_first_tensor("dtype", torch.get_default_dtype())
 
     def _of_first_tensor(self, name: str, default: Any) -> Any:
         if hasattr(self._original, name):
@@ -282,8 +276,7 @@ class EngineModule(nn.Module):
     @property
     def training(self) -> bool:
         """Whether the original is in training mode."""
-        mode: bool = self._original.training
-        return mode
+        return self._original.training
 
     @training.setter
     def training(self, mode: bool) -> None:

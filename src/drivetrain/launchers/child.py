@@ -59,8 +59,7 @@ class Sealed(Generic[T]):
         """Return the value; this may import user code."""
         if not self._pickled:
             return self._value
-        value: T = pickle.loads(self._pickled)
-        return value
+        return pickle.loads(self._pickled)
 
     def __getstate__(self) -> dict[str, Any]:
         stream = io.BytesIO()

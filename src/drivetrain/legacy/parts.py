@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from drivetrain.accelerators.choice import choose
-from drivetrain.compat.delegates import calls, reads
+from drivetrain.base.introspect import calls, reads
 from drivetrain.errors import ConfigurationError
 from drivetrain.legacy.v1_3.epoch_ends import EpochEnds
 

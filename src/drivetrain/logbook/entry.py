@@ -240,8 +240,7 @@ class Entry:
 
     def _as_number(self, value: Any) -> Value:
         if hasattr(value, "item") and getattr(value, "size", 1) == 1:  # a numpy scalar or array of one element
-            number: float = value.item()
-            return number
+            return value.item()
         raise UnloggableError(
             f"self.log({self.name!r}, ...) got {described(value)}. "
             "Log a number, a tensor with one element, or a metric object."

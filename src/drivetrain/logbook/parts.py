@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +72,19 @@ class PartBook:
         if known is None:
             known = self.scope.entries[name] = PartEntry(entry, options, self._samples)
         return known
+
+
+@contextmanager
+def logging_into(module: nn.Module, book: PartBook) -> Iterator[None]:
+    """Context in which ``module`` and its submodules log into ``book``, unless they log nothing."""
+    own = {each: each.__dict__["_book"] for each in module.modules() if each.__dict__.get("_book") is not None}
+    for each in own:
+        each.__dict__["_book"] = book
+    try:
+        yield
+    finally:
+        for each in own:
+            each.__dict__["_book"] = own[each]
 
 
 def merge(books: Sequence[PartBook], device: torch.device) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from drivetrain.base import files
+from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info, rank_zero_only, rank_zero_warn
 from drivetrain.errors import ConfigurationError, WrongTypeError, check_installed, wrong_value
 from drivetrain.loggers.dummy import Nothing
@@ -52,10 +53,7 @@ class RunLogger(Logger):
     def _begin(self) -> Any:
         """Begin the run, or continue the run ``_run_id``; return the service's object, and set ``_run_id``."""
 
-    @property
-    def version(self) -> str | None:
-        """The run's id; ``None`` until it has begun."""
-        return self._run_id
+    version: str | None = reads("_run_id", "The run's id; ``None`` until it has begun.")
 
     @property
     def is_undecided(self) -> bool:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from drivetrain.base.introspect import reads
 from drivetrain.base.packages import neptune, neptune_types
 from drivetrain.base.rank_zero import rank_zero_only
 from drivetrain.loggers._run import RunLogger, array_of, flat, mapping_of
@@ -60,15 +61,9 @@ class NeptuneLogger(RunLogger):
         self._run_id = self._run_id or _id_of(run)
         return run
 
-    @property
-    def run(self) -> Any:
-        """The run, an alias of :attr:`experiment`."""
-        return self.experiment
+    run: Any = reads("experiment", "The run, an alias of :attr:`experiment`.")
 
-    @property
-    def name(self) -> str | None:
-        """The run's name."""
-        return self._name
+    name: str | None = reads("_name", "The run's name.")
 
     @property
     def save_dir(self) -> str:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from drivetrain.base.introspect import reads
 from drivetrain.base.packages import wandb
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_only
 from drivetrain.errors import ConfigurationError, check_choice
@@ -137,15 +138,9 @@ class WandbLogger(Tables):
             run.define_metric(_STEP)
             run.define_metric("*", step_metric=_STEP, step_sync=True)
 
-    @property
-    def save_dir(self) -> str:
-        """The folder for wandb's files."""
-        return self._save_dir
+    save_dir: str = reads("_save_dir", "The folder for wandb's files.")
 
-    @property
-    def name(self) -> str | None:
-        """The project."""
-        return self._project
+    name: str | None = reads("_project", "The project.")
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:

@@ -194,8 +194,7 @@ def _name(part: object) -> str:
 
 def _comm_hooks(model: nn.Module | None) -> list[Any]:
     """Return the list to which DistributedDataParallel adds its communication hooks."""
-    hooks: list[Any] = model._comm_hooks if type(model) is DistributedDataParallel else []
-    return hooks
+    return model._comm_hooks if type(model) is DistributedDataParallel else []
 
 
 def _is_schedulers(step: Any, optimizer: Optimizer) -> bool:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import HOST
+from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.tree import detach, map_leaves
@@ -190,9 +191,7 @@ class GraphedSteps:
         self._watched = Watched(self._run.module, self._rates.optimizer)
         return self._watched
 
-    @property
-    def _device(self) -> torch.device:
-        return self._run.engine.strategy.root_device
+    _device: torch.device = reads("_run.engine.strategy.root_device")
 
     def _run_step(self, batch: Any, batch_idx: Any) -> Any:
         """Run a step without a graph; detach its output, so that its autograd graph does not outlive the step."""

@@ -210,8 +210,7 @@ def _at_epoch_start(run: Run) -> State:
 
 def _position(run: Run) -> State | None:
     if run.restart is not None:  # the loader is not created yet
-        data: State | None = run.restart.get("data")
-        return data
+        return run.restart.get("data")
     passes = run.loaders.made_passes
     if passes is None:
         return None

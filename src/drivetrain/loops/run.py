@@ -100,8 +100,7 @@ class Limits:
 
     def batches(self, stage: str) -> int | float:
         """Return the number of batches for "fit", "validate", "test" or "predict"."""
-        count: int | float = getattr(self, f"{LOADER_WORDS[stage]}_batches")
-        return count
+        return getattr(self, f"{LOADER_WORDS[stage]}_batches")
 
 
 @dataclass

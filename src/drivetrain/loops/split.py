@@ -8,9 +8,7 @@ exchange gradients once.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from drivetrain.base.memory import is_out_of_memory
+from drivetrain.base.memory import free_memory, is_out_of_memory
 from drivetrain.base.rank_zero import log
 from drivetrain.base.registry import load
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.tree import detach
 from drivetrain.errors import ConfigurationError
-from drivetrain.logbook.parts import PartBook, merge
+from drivetrain.logbook.parts import PartBook, logging_into, merge
 from drivetrain.loops import pieces
 from drivetrain.loops.metrics import copied_states, set_states
 from drivetrain.loops.progress import Phase
@@ -104,7 +102,7 @@ class SplitWindow:
             self.passes.forget()
             self._drop_gradients()
             self._restore_module(metrics, buffers)
-            _release()
+            free_memory()
             begins, self._again = 0, True
         if last:
             if self._shared:
@@ -134,7 +132,7 @@ class SplitWindow:
         total, outputs, books = sum(sizes), [], []
         for index, (part, size) in enumerate(zip(parts, sizes, strict=True)):
             book = PartBook(run.book, size)
-            with _logging_into(run, book):
+            with logging_into(run.module, book):  # a failed attempt leaves no value
                 output = self._training_step(part, kept.batch_idx)
             loss, weight = loss_of(output, self._shared)
             if weight is not None:
@@ -244,7 +242,7 @@ class SplitWindow:
         if stepped is None:
             for parameter in set(self._optimizer.state) - known:
                 del self._optimizer.state[parameter]  # the state may be incomplete
-            _release()
+            free_memory()
             stepped = self._step_optimizer()
         return stepped
 
@@ -264,24 +262,3 @@ class SplitWindow:
         for parameter in state if known is None else [each for each in state if each in known]:
             found += [each for each in state[parameter].values() if isinstance(each, Tensor)]
         return [each._version for each in found]
-
-
-@contextmanager
-def _logging_into(run: Run, book: PartBook) -> Iterator[None]:
-    """Context in which the module logs into ``book``, so that a failed attempt leaves no value."""
-    modules = [each for each in run.module.modules() if each.__dict__.get("_book") is not None]
-    before = [each.__dict__["_book"] for each in modules]
-    for each in modules:
-        each.__dict__["_book"] = book
-    try:
-        yield
-    finally:
-        for each, own in zip(modules, before, strict=True):
-            each.__dict__["_book"] = own
-
-
-def _release() -> None:
-    """Free the memory that no tensor uses."""
-    gc.collect()
-    if torch.accelerator.is_available():
-        torch.get_device_module(torch.accelerator.current_accelerator()).empty_cache()

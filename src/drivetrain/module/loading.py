@@ -146,8 +146,7 @@ class LoadableMixin:
         elif (state := checkpoint.get(cls.__qualname__)) is not None:
             with naming(source), restoring(f"the datamodule {cls.__name__}"):
                 loaded.load_state_dict(state)
-        built: Self = loaded
-        return built
+        return loaded
 
 
 def raw_hparams(obj: Any, prefix: str = "") -> dict[str, Any]:

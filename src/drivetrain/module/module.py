@@ -226,8 +226,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
                 f"{type(self).__name__} is not attached to a Trainer. Call trainer.fit(module) first. In __init__ "
                 "there is no Trainer yet: use self.trainer in setup, configure_optimizers or a later hook."
             )
-        attached: Trainer = trainer
-        return attached
+        return trainer
 
     @trainer.setter
     def trainer(self, trainer: Trainer | None) -> None:
@@ -303,8 +302,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
     @property
     def loggers(self) -> list[Logger]:
         """All loggers."""
-        found: list[Logger] = [] if self._driver is None else self._driver.loggers
-        return found
+        return [] if self._driver is None else self._driver.loggers
 
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
         """Return the optimizer, or the list of them if there are several.

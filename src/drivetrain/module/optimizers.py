@@ -52,8 +52,7 @@ class LightningOptimizer(OptimizerHandle):
         Args:
             sync_grad: whether gradients computed inside are averaged over the processes; no effect with one process.
         """
-        toggled: AbstractContextManager[None] = self._module.toggled_optimizer(self)
-        return toggled
+        return self._module.toggled_optimizer(self)
 
 
 def parameters_of(optimizer: Any) -> list[nn.Parameter]:

@@ -98,7 +98,7 @@ class BitsandbytesPrecision(Autocast):
             new.pack(_as_on_first_rank(layer.weight.detach()), device)
         else:
             new.weight = layer.weight
-        return new  # type: ignore[no-any-return]
+        return new
 
 
 def _as_on_first_rank(weight: Tensor) -> Tensor:

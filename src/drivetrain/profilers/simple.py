@@ -8,6 +8,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import Any
 
+from drivetrain.base.introspect import reads
 from drivetrain.profilers.profiler import Profiler, already_running, not_running, table
 
 _RECENT = 10_000
@@ -114,10 +115,7 @@ class SimpleProfiler(Profiler):
         """The running actions, with their start times."""
         return {each.action: each.began for each in self._open}
 
-    @property
-    def start_time(self) -> float:
-        """The start time of the table."""
-        return self._began
+    start_time: float = reads("_began", "The start time of the table.")
 
     def summary(self) -> str:
         """Return the table, with the longest actions first."""

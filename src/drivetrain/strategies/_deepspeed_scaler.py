@@ -38,8 +38,7 @@ class EngineScaler:
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """Return the loss to differentiate in place of ``loss``."""
-        scaled: Tensor = self._scaler.scale(loss)
-        return scaled
+        return self._scaler.scale(loss)
 
     def update_scale(self, overflow: bool) -> None:
         """Change the scale after a step, as torch's scaler does."""

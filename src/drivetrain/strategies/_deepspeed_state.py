@@ -260,8 +260,7 @@ def weights_in(folder: Path, resumes: bool, weights_only: bool | None) -> dict[s
             "you trust them, pass weights_only=False."
         )
 
-    found: dict[str, Any] = zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(folder))
-    return found
+    return zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(str(folder))
 
 
 def load_folder(engine: Any, folder: Path, tag: str | None, world_size: int, **options: Any) -> dict[str, Any]:

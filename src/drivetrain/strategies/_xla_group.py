@@ -44,8 +44,7 @@ class XLAGroup(Group):
 
     def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
         if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
-            gathered: Tensor = _Gather.apply(tensor, self)  # type: ignore[no-untyped-call]
-            return gathered
+            return _Gather.apply(tensor, self)  # type: ignore[no-untyped-call]
         return self._stacked(tensor.detach())
 
     def _stacked(self, tensor: Tensor) -> Tensor:

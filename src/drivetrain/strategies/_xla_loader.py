@@ -58,8 +58,7 @@ def _device_loader() -> Any:
             self._parallel_loader = xla_parallel_loader.ParallelLoader(
                 chain([first], source), [self._device], **self._parallel_loader_kwargs
             )
-            batches: Iterator[Any] = self._parallel_loader.per_device_loader(self._device)
-            return batches
+            return self._parallel_loader.per_device_loader(self._device)
 
         def close(self) -> None:
             """Stop the upload threads if the loop left a pass early."""

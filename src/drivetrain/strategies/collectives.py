@@ -74,7 +74,7 @@ def all_gather(
     with_gradients = problem is None and sync_grads and tensor.requires_grad and torch.is_grad_enabled()
     peers.agree_on_tensor("" if problem else f"{_kind(tensor)}{', with gradients' * with_gradients}", problem)
     if with_gradients:
-        return _Gather.apply(tensor, peers)  # type: ignore[no-any-return, no-untyped-call]
+        return _Gather.apply(tensor, peers)  # type: ignore[no-untyped-call]
     return _stacked(tensor.detach(), peers)
 
 
@@ -307,7 +307,7 @@ class _OwnSlice(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, stack: Tensor, peers: Peers) -> Tensor:
         ctx.peers = peers
-        return _reduced(stack, "sum", peers)[peers.ranks.index(peers.rank)].clone()  # type: ignore[no-any-return]
+        return _reduced(stack, "sum", peers)[peers.ranks.index(peers.rank)].clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -118,8 +118,7 @@ def attention(
     if attn_mask is not None:
         attn_mask = _own_heads(attn_mask, heads, (query.shape[2], key.shape[2]), context.group)
     found = F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
-    back: Tensor = _Exchange.apply(found, handle, 2, 1)  # type: ignore[no-untyped-call]
-    return back
+    return _Exchange.apply(found, handle, 2, 1)  # type: ignore[no-untyped-call]
 
 
 def positions(length: int, device: torch.device | None = None) -> Tensor:

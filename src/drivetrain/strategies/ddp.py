@@ -307,8 +307,7 @@ class DDPStrategy(ParallelStrategy):
     def optimizers(self) -> list[Optimizer]:
         """The optimizers of the run. Setting them also registers the hooks that DDP needs at their steps."""
         # stored in the instance's dictionary, where a copy in another process looks for it
-        mine: list[Optimizer] = self.__dict__["optimizers"]
-        return mine
+        return self.__dict__["optimizers"]
 
     @optimizers.setter
     def optimizers(self, optimizers: list[Optimizer]) -> None:

@@ -164,7 +164,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         """With stage 3, layers that ``configure_model`` creates are partitioned as soon as each is created."""
         if self.stage < 3:
             return super().model_sharded_context()
-        return self._deepspeed().zero.Init(config_dict_or_path=self.engine_config())  # type: ignore[no-any-return]
+        return self._deepspeed().zero.Init(config_dict_or_path=self.engine_config())
 
     def setup(self, trainer: Any) -> None:
         fitting = trainer.progress.fn == "fit"

@@ -259,7 +259,7 @@ def own_collectives(strategy: Strategy, world: Group) -> Group:
     asks: Any = copy.copy(world)  # a copy keeps the class of ``world`` and its other exchanges
     asks.barrier, asks.reduce_boolean_decision = strategy.barrier, strategy.reduce_boolean_decision
     asks.broadcast = lambda obj, src=None: strategy.broadcast(obj, world.ranks[0] if src is None else src)
-    return asks  # type: ignore[no-any-return]
+    return asks
 
 
 def own_reduce(strategy: Strategy) -> Callable[..., Any] | None:

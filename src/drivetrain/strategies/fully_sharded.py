@@ -318,8 +318,7 @@ class FullySharded(Strategy):
         self, checkpoint_path: str | Path, weights_only: bool | None = None, into: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         if self.checkpoint_io.is_sharded(checkpoint_path):
-            found: dict[str, Any] = read(place_of(checkpoint_path), lazy=self.large)
-            return found
+            return read(place_of(checkpoint_path), lazy=self.large)
         return super().load_checkpoint(checkpoint_path, weights_only, into)
 
 

@@ -214,8 +214,7 @@ class TorchGroup(Group):
         return self._exchange(collectives.all_gather, tensor, sync_grads=sync_grads, checks=self.checks)
 
     def all_reduce(self, tensor: Tensor, op: Any = "mean") -> Tensor:
-        reduced: Tensor = self._exchange(collectives.reduce, tensor, reduce_op=op, checks=self.checks)
-        return reduced
+        return self._exchange(collectives.reduce, tensor, reduce_op=op, checks=self.checks)
 
     def broadcast(self, obj: Any, src: int | None = None) -> Any:
         return self._exchange(collectives.broadcast, obj, self.ranks[0] if src is None else src)

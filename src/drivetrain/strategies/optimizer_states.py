@@ -80,8 +80,7 @@ def describe(module: nn.Module, optimizer: Optimizer) -> State:
 
 def _class_of(optimizer: Optimizer) -> str:
     """Return the class's name; for torch's ZeroRedundancyOptimizer, the name of the class that it shards."""
-    name: str = getattr(optimizer, "_optim_constructor", type(optimizer)).__name__
-    return name
+    return getattr(optimizer, "_optim_constructor", type(optimizer)).__name__
 
 
 def restore(strategy: Any, module: nn.Module, checkpoint: Mapping[str, Any]) -> None:

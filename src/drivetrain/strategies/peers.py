@@ -91,7 +91,7 @@ class Checks:
 def _name_of(group: Any) -> str:
     """Return the group's name, which is the same on all members."""
     handle: Any = dist.group.WORLD if group is None else group
-    return handle.group_name  # type: ignore[no-any-return]
+    return handle.group_name
 
 
 @dataclass(frozen=True)

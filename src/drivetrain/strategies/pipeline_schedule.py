@@ -108,7 +108,7 @@ class Schedule:
         loss, weight = value
         self.weights.append(weight)
         self.form = type(value)
-        return loss * weight  # type: ignore[no-any-return]
+        return loss * weight
 
 
 def plain_loss(loss: Tensor, weight: Tensor) -> Tensor:

@@ -287,7 +287,7 @@ def read(strategy: Strategy, listed: Entry, path: str | Path, weights_only: bool
     """
     file = checked(listed, path)
     options = {} if weights_only is None else {"weights_only": weights_only}
-    return expect(strategy.checkpoint_io.load_checkpoint(file, **options), Mapping)  # type: ignore[no-any-return]
+    return expect(strategy.checkpoint_io.load_checkpoint(file, **options), Mapping)
 
 
 def checked(listed: Entry, path: str | Path) -> str:

@@ -25,8 +25,7 @@ def redirected(
     if wrapped is module and not always:
         return method
     if (runs := getattr(type(wrapped), "runs", None)) is not None:
-        through_it: Callable[..., Any] = runs(wrapped, method)
-        return through_it
+        return runs(wrapped, method)
 
     attributes = module.__dict__
 

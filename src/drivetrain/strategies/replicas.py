@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.introspect import defined_by_user
 from drivetrain.errors import NotSupportedError
-from drivetrain.logbook.parts import PartBook, merge
+from drivetrain.logbook.parts import PartBook, logging_into, merge
 from drivetrain.strategies.batch_parts import Joiner, split_batch
 
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
@@ -159,7 +159,7 @@ def _end_of(module: nn.Module, name: str) -> Callable[[Any], Any] | None:
         inspect.signature(end).bind(None)
     except TypeError:  # a user's own method with the same name
         return None
-    return end  # type: ignore[no-any-return]
+    return end
 
 
 def replica(module: nn.Module, device: torch.device, moves: bool = True) -> nn.Module:
@@ -239,17 +239,10 @@ def _part_books(replicas: Sequence[nn.Module], sizes: Sequence[int], device: tor
         yield
         return
     books = [PartBook(book, size) for size in sizes]
-    own = [module for module in replicas[0].modules() if "_book" in module.__dict__]
-    before = [module.__dict__["_book"] for module in own]
-    for copy, part in zip(replicas, books, strict=True):
-        for module in copy.modules():
-            if module.__dict__.get("_book") is not None:
-                module.__dict__["_book"] = part
-    try:
+    with ExitStack() as stack:
+        for copy, part in zip(replicas, books, strict=True):
+            stack.enter_context(logging_into(copy, part))
         yield
-    finally:
-        for module, its_book in zip(own, before, strict=True):
-            module.__dict__["_book"] = its_book
     merge(books, device)
 
 

@@ -31,8 +31,7 @@ def total_norm(gradients: Sequence[Tensor], norm_type: float = 2.0) -> Tensor:
     norms = [_norm_over(over, shards, norm_type) for over, shards in by_mesh.items()]
     if len(norms) == 1:
         return norms[0]
-    together: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]), norm_type)
-    return together
+    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]), norm_type)
 
 
 def _sharded_over(gradient: Any) -> Any:

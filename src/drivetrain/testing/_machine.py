@@ -82,8 +82,7 @@ class Machine:
     def move(self, tensor: Tensor, target: Place, blocking: bool = True) -> Tensor:
         """Return a copy at ``target``, through which gradients flow back."""
         if torch.is_grad_enabled() and tensor.requires_grad:
-            moved: Tensor = _Moved.apply(tensor, self, target, blocking)  # type: ignore[no-untyped-call]
-            return moved
+            return _Moved.apply(tensor, self, target, blocking)  # type: ignore[no-untyped-call]
         return self.copy(tensor, target, blocking)
 
     def copy(self, tensor: Tensor, target: Place, blocking: bool) -> Tensor:

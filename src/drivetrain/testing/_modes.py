@@ -64,8 +64,7 @@ def _to(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -> Tenso
     non_blocking, copy, memory_format = take("non_blocking"), take("copy"), named.pop("memory_format", None)
     device = None if device is None else torch.device(device)
     if named or positional or (device is not None and device.type != "cpu"):
-        result: Tensor = func(*args, **kwargs)  # the device is not simulated, or the call is invalid
-        return result
+        return func(*args, **kwargs)  # the device is not simulated, or the call is invalid
     converted: Tensor = func(
         tensor, dtype or tensor.dtype, False, bool(copy), memory_format=memory_format or torch.preserve_format
     )
@@ -121,8 +120,7 @@ def _from_data(machine: Machine, func: Any, args: Any, kwargs: dict[str, Any]) -
         *args, device = args  # as_tensor(data, dtype, device)
     device = None if device is None else torch.device(device)
     if device is not None and device.type != "cpu":
-        result: Tensor = func(*args, **kwargs, device=device)
-        return result
+        return func(*args, **kwargs, device=device)
     data = args[1:2] if method else args[:1]
     if not isinstance((data or [None])[0], Tensor):
         for element in tensors_in([*data, kwargs.get("data")]):

@@ -41,7 +41,7 @@ class Small(LightningModule):
         self.called: set[str] = set()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.net(x) * self.scale)  # type: ignore[no-any-return]
+        return self.head(self.net(x) * self.scale)
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if self.kind == "failing" and self.losses:
@@ -71,7 +71,7 @@ class Small(LightningModule):
     test_step = validation_step
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return self.head(self.net(batch[0]) * self.scale)  # type: ignore[no-any-return]
+        return self.head(self.net(batch[0]) * self.scale)
 
     def configure_optimizers(self) -> Any:
         return torch.optim.AdamW(self.parameters(), lr=0.05)

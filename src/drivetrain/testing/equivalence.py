@@ -205,7 +205,7 @@ def program_module(program: Program) -> LightningModule:
     if not program.passed:
         names |= {"train_dataloader", "val_dataloader"} if program.val_samples else {"train_dataloader"}
     overridden = {name: vars(_Overridden)[name] for name in names}
-    return type("ProgramModule", (_ProgramModule,), overridden)(program)  # type: ignore[no-any-return]
+    return type("ProgramModule", (_ProgramModule,), overridden)(program)
 
 
 class _Rows(DummyLogger):

@@ -463,5 +463,4 @@ def hooked(hook: str) -> Small:
         return getattr(super(own, self), hook)(*args, **kwargs)
 
     own = type("Hooked", (Small,), {hook: override})
-    module: Small = own()
-    return module
+    return own()

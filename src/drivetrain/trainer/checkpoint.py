@@ -380,8 +380,7 @@ def expect_states(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "callbacks" not in checkpoint and "drivetrain_version" in checkpoint and "loops" in checkpoint:
         raise CheckpointError("The checkpoint has no 'callbacks'. Use another one, or load only its weights.")
-    states: dict[str, Any] = checkpoint.get("callbacks", {})
-    return states
+    return checkpoint.get("callbacks", {})
 
 
 def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -> None:

@@ -231,8 +231,7 @@ class Remains:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state."""
-        state: dict[str, Any] = self._state
-        return state
+        return self._state
 
 
 def _travels(scheduler: Any) -> bool:

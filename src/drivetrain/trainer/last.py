@@ -138,8 +138,7 @@ def newest_of_fit(trainer: Trainer) -> str | None:
         own |= {getattr(callback, "last_model_path", ""), *getattr(callback, "best_k_models", ())}
     there = {path for path in own if path and store.exists(path)} if trainer.is_global_zero else ()
     paths = newest_first(store, there)
-    answer: str | None = trainer.strategy.broadcast(next(filter(found.can_be_used, paths), None))
-    return answer
+    return trainer.strategy.broadcast(next(filter(found.can_be_used, paths), None))
 
 
 def _in_folders_of_runs(trainer: Trainer) -> set[str]:

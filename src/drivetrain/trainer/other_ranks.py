@@ -63,7 +63,7 @@ def why_as_many(checkpoint: Mapping[str, Any], now: int) -> str:
 
 def _common(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
     first = checkpoint["ranks"][0] if checkpoint.get("ranks") else {}
-    return expect({**expect(first, Mapping), **checkpoint}.get("restart", {}), Mapping, "['restart']")  # type: ignore[no-any-return]
+    return expect({**expect(first, Mapping), **checkpoint}.get("restart", {}), Mapping, "['restart']")
 
 
 def of_this_rank(trainer: Any, checkpoint: Mapping[str, Any], inside: bool) -> Mapping[str, Any]:

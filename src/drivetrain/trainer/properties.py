@@ -13,12 +13,13 @@ import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compat_door import FromCompat
+from drivetrain.base.introspect import reads
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.engine.engine import Engine
-from drivetrain.engine.ranks import RankFacts, view
+from drivetrain.engine.ranks import RankFacts
 from drivetrain.engine.wrappers import unwrapped
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions, validation_follows
@@ -95,12 +96,12 @@ class TrainerView(LimitsView, RankFacts):
         assert self._hooks is not None  # a run has begun
         return self._hooks
 
-    plan: Plan = view("engine.plan", "What was decided for this Trainer, with the reasons: ``print(trainer.plan)``.")
-    strategy: Strategy = view("engine.strategy", "The strategy.")
-    precision_plugin: Any = view("strategy.precision_plugin", "The numeric precision.")
-    lightning_module: Any = view("strategy.lightning_module", "The user's module, or ``None`` before the first run.")
-    model: torch.nn.Module | None = view("strategy.model", "The module as wrapped by the strategy.")
-    current_run: Run | None = view(
+    plan: Plan = reads("engine.plan", "What was decided for this Trainer, with the reasons: ``print(trainer.plan)``.")
+    strategy: Strategy = reads("engine.strategy", "The strategy.")
+    precision_plugin: Any = reads("strategy.precision_plugin", "The numeric precision.")
+    lightning_module: Any = reads("strategy.lightning_module", "The user's module, or ``None`` before the first run.")
+    model: torch.nn.Module | None = reads("strategy.model", "The module as wrapped by the strategy.")
+    current_run: Run | None = reads(
         "_run_parts", "The parts of the current run, or of the last; ``None`` before the first."
     )
 
@@ -112,8 +113,7 @@ class TrainerView(LimitsView, RankFacts):
     @property
     def precision(self) -> str:
         """The name of the numeric precision, for example "32-true"."""
-        name: str = self.strategy.precision_plugin.name
-        return name
+        return self.strategy.precision_plugin.name
 
     @property
     def callbacks(self) -> list[Callback]:
@@ -168,14 +168,14 @@ class TrainerView(LimitsView, RankFacts):
         self._set_ckpt_path = value
         self._ckpt_path = None if value is None else str(value)
 
-    scaler: Any = view("strategy.precision_plugin.scaler", 'The gradient scaler of "16-mixed"; ``None`` otherwise.')
+    scaler: Any = reads("strategy.precision_plugin.scaler", 'The gradient scaler of "16-mixed"; ``None`` otherwise.')
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any] | None:
         """Arguments of a DistributedSampler for this process; ``None`` with one process."""
         return self.strategy.distributed_sampler_kwargs if self.strategy.facts.is_distributed else None
 
-    num_nodes: int = view("settings.num_nodes", "The number of machines in the job.")
+    num_nodes: int = reads("settings.num_nodes", "The number of machines in the job.")
 
     @property
     def num_devices(self) -> int:
@@ -274,7 +274,7 @@ class TrainerView(LimitsView, RankFacts):
         self.logbook.refresh()
         return self.logbook.logged_metrics
 
-    progress_bar_metrics: dict[str, float] = view(
+    progress_bar_metrics: dict[str, float] = reads(
         "logbook.bar_metrics", "Values logged with ``prog_bar=True``, from the last flush."
     )
 
@@ -319,7 +319,9 @@ class TrainerView(LimitsView, RankFacts):
             )
         self.progress.ask_to_stop(value)
 
-    is_last_batch: bool = view("progress.is_last_batch", "Whether the current training batch is the last of its epoch.")
+    is_last_batch: bool = reads(
+        "progress.is_last_batch", "Whether the current training batch is the last of its epoch."
+    )
 
     @property
     def num_training_batches(self) -> float:
@@ -421,7 +423,7 @@ class TrainerView(LimitsView, RankFacts):
             steps = sum(ceil(batches / schedule.get_accumulate_grad_batches(epoch)) for epoch in epochs)
         return min(steps, self.limits.max_steps)
 
-    state: Progress = view("progress", "The run's ``fn``, ``status`` and ``stage``, and its counters.")
+    state: Progress = reads("progress", "The run's ``fn``, ``status`` and ``stage``, and its counters.")
     training: bool = _is_running(RunningStage.TRAINING, "Whether a training epoch is running.")
     validating: bool = _is_running(RunningStage.VALIDATING, "Whether validation is running; False in the sanity check.")
     testing: bool = _is_running(RunningStage.TESTING, "Whether testing is running.")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from drivetrain.base.memory import is_out_of_memory
+from drivetrain.base.memory import free_memory, is_out_of_memory
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.data.feed import sized_length
@@ -176,9 +173,7 @@ class _Trials:
             dataset = sized_length(getattr(loader, "dataset", None))
             self._samples = self._samples if dataset is None else dataset
         if failed:
-            gc.collect()
-            if torch.accelerator.is_available():
-                torch.get_device_module(torch.accelerator.current_accelerator()).empty_cache()
+            free_memory()
         rank_zero_info(f"BatchSizeFinder: {self._name}={size} {'does not fit' if failed else 'fits'}.")
         return not failed
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.compat.delegates import calls, reads
+from drivetrain.base.introspect import calls, reads
 from drivetrain.legacy.adapted import adapted
 from drivetrain.legacy.parts import AsksStrategy, EarlierAccelerator
 from drivetrain.legacy.v1_1.plugins import DDPPlugin
@@ -234,8 +234,7 @@ class Accelerator(EarlierAccelerator, AsksStrategy, metaclass=_LateBound):
 
     def sync_tensor(self, tensor: Tensor, group: Any = None, reduce_op: Any = None) -> Tensor:
         """Reduce a tensor over all ranks: their sum, or ``reduce_op``."""
-        reduced: Tensor = self.strategy.usual.reduce(tensor, group, "sum" if reduce_op is None else reduce_op)
-        return reduced
+        return self.strategy.usual.reduce(tensor, group, "sum" if reduce_op is None else reduce_op)
 
     def early_stopping_should_stop(self, pl_module: nn.Module) -> bool:
         """Whether the run ends because any rank was asked to stop."""

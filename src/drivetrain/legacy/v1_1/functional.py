@@ -23,8 +23,7 @@ def accuracy(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any
     """Return the fraction of correct predictions, from labels or from scores of shape (N, C, ...)."""
     metric: Any = Accuracy().to(pred.device)  # type: ignore[call-arg]
     metric.update(pred, target)
-    fraction: torch.Tensor = metric.compute()
-    return fraction
+    return metric.compute()
 
 
 def _classified(today: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -70,8 +69,7 @@ roc = _scored(functional.roc)
 
 def multiclass_auroc(pred: torch.Tensor, target: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     """Return the mean over the classes of the area under their ROC curves; ``pred`` has a column for each class."""
-    area: torch.Tensor = auroc(pred, target, **kwargs)
-    return area
+    return auroc(pred, target, **kwargs)
 
 
 def precision_recall(pred: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from drivetrain.base.introspect import calls
 from drivetrain.base.lazy import on_first_use
-from drivetrain.compat.delegates import calls
 from drivetrain.legacy.parts import OfAccelerator
 from drivetrain.legacy.v1_3.training_type_plugins import shard_optimizers
 

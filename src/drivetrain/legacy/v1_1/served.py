@@ -13,31 +13,21 @@ SERVED = table_of(
 - .legacy.v1_1: Callback LightningDataModule LightningModule Trainer | .legacy.v1_1.results: EvalResult TrainResult |
     .compat.seed: seed_everything | .base.rank_zero: _logger=log
 accelerators *
-accelerators.accelerator .legacy.v1_1: Accelerator
-accelerators.cpu_accelerator .legacy.v1_1: CPUAccelerator
-accelerators.ddp2_accelerator .legacy.v1_1: DDP2Accelerator
-accelerators.ddp_accelerator .legacy.v1_1: DDPAccelerator
-accelerators.ddp_cpu_hpc_accelerator .legacy.v1_1: DDPCPUHPCAccelerator
-accelerators.ddp_cpu_spawn_accelerator .legacy.v1_1: DDPCPUSpawnAccelerator
-accelerators.ddp_hpc_accelerator .legacy.v1_1: DDPHPCAccelerator
-accelerators.ddp_spawn_accelerator .legacy.v1_1: DDPSpawnAccelerator
-accelerators.dp_accelerator .legacy.v1_1: DataParallelAccelerator
-accelerators.gpu_accelerator .legacy.v1_1: GPUAccelerator
-accelerators.horovod_accelerator .legacy.v1_1: HorovodAccelerator
-accelerators.tpu_accelerator .legacy.v1_1: TPUAccelerator
+accelerators.{accelerator:Accelerator cpu_accelerator:CPUAccelerator ddp2_accelerator:DDP2Accelerator
+    ddp_accelerator:DDPAccelerator ddp_cpu_hpc_accelerator:DDPCPUHPCAccelerator
+    ddp_cpu_spawn_accelerator:DDPCPUSpawnAccelerator ddp_hpc_accelerator:DDPHPCAccelerator
+    ddp_spawn_accelerator:DDPSpawnAccelerator dp_accelerator:DataParallelAccelerator gpu_accelerator:GPUAccelerator
+    horovod_accelerator:HorovodAccelerator tpu_accelerator:TPUAccelerator} .legacy.v1_1
 callbacks *
 callbacks.base .legacy.v1_1: Callback
-callbacks.early_stopping .legacy.v1_1._callbacks: EarlyStopping
+callbacks.{early_stopping:EarlyStopping model_checkpoint:ModelCheckpoint} .legacy.v1_1._callbacks
 callbacks.{gpu_stats_monitor gradient_accumulation_scheduler lr_monitor progress} =
-callbacks.model_checkpoint .legacy.v1_1._callbacks: ModelCheckpoint
 cluster_environments *
-cluster_environments.cluster_environment .clusters: ClusterEnvironment
-cluster_environments.slurm_environment .clusters: SLURMEnvironment
-cluster_environments.torchelastic_environment .clusters: TorchElasticEnvironment
+cluster_environments.{cluster_environment:ClusterEnvironment slurm_environment:SLURMEnvironment
+    torchelastic_environment:TorchElasticEnvironment} .clusters
 core .legacy.v1_1: LightningDataModule LightningModule
-core.datamodule .legacy.v1_1: LightningDataModule
+core.{datamodule:LightningDataModule lightning:LightningModule} .legacy.v1_1
 core.{decorators hooks memory optimizer saving} =
-core.lightning .legacy.v1_1: LightningModule
 core.step_result .legacy.v1_1.results: EvalResult Result TrainResult
 loggers =
 loggers.{base comet csv_logs mlflow neptune tensorboard test_tube wandb} =
@@ -48,11 +38,8 @@ metrics.functional.{average_precision confusion_matrix precision_recall_curve ro
 overrides
 overrides.data_parallel torch.nn.parallel: LightningDistributedDataParallel=DistributedDataParallel
 plugins *
-plugins.apex .legacy.v1_1: ApexPlugin
-plugins.ddp_plugin .legacy.v1_1: DDPPlugin
+plugins.{apex:ApexPlugin ddp_plugin:DDPPlugin native_amp:NativeAMPPlugin sharded_plugin:DDPShardedPlugin} .legacy.v1_1
 plugins.ddp_sequential_plugin .legacy.absent: DDPSequentialPlugin
-plugins.native_amp .legacy.v1_1: NativeAMPPlugin
-plugins.sharded_plugin .legacy.v1_1: DDPShardedPlugin
 profiler =profiler.profilers
 profiler.{profilers} =
 trainer .legacy.v1_1: Trainer | .compat.seed: seed_everything

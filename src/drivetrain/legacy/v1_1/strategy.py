@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import defined_by_user
+from drivetrain.base.introspect import calls, defined_by_user
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.compat.delegates import calls
 from drivetrain.errors import ConfigurationError
 from drivetrain.legacy.v1_1.results import Result
 from drivetrain.legacy.v1_1.synced_log import log_through
@@ -119,8 +118,7 @@ class Driven(Stepped):
         return self.source.batch_to_device(batch, device or self.root_device)  # type: ignore[attr-defined]
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        loss: Tensor = self.source.backward(closure_loss, optimizer, self.index_of(optimizer), *args, **kwargs)
-        return loss
+        return self.source.backward(closure_loss, optimizer, self.index_of(optimizer), *args, **kwargs)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         self.source.optimizer_zero_grad(self.trainer.progress.batch_idx, optimizer, self.index_of(optimizer))

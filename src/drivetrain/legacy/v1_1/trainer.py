@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from drivetrain.compat.delegates import reads
+from drivetrain.base.introspect import reads
 from drivetrain.legacy.v1_1 import flags
 from drivetrain.legacy.v1_1._callbacks import ModelCheckpoint
 from drivetrain.legacy.v1_3.trainer import FlaggedTrainer, signature_of

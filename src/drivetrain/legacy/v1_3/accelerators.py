@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import HOST
-from drivetrain.compat.delegates import calls, reads
+from drivetrain.base.introspect import calls, reads
 from drivetrain.legacy.adapted import adapted
 from drivetrain.legacy.deprecated import warn_deprecated
 from drivetrain.legacy.parts import EarlierAccelerator

@@ -122,8 +122,7 @@ class LightningModule(drivetrain.module.module.LightningModule):
     @property
     def hparams(self) -> AttributeDict:
         """The hyperparameters; setting them saves them for checkpoints and loggers, like ``save_hyperparameters``."""
-        found: AttributeDict = self.__dict__.setdefault("_hparams", AttributeDict())
-        return found
+        return self.__dict__.setdefault("_hparams", AttributeDict())
 
     @hparams.setter
     def hparams(self, given: Any) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import defined_by_user, is_own_class
-from drivetrain.compat.delegates import calls, reads
+from drivetrain.base.introspect import calls, defined_by_user, is_own_class, reads
 from drivetrain.errors import ConfigurationError, described, unknown_value
 from drivetrain.precision.precision import Precision, PrecisionRegistry
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import drivetrain.callback
 import drivetrain.callbacks
-from drivetrain.compat.delegates import reads
+from drivetrain.base.introspect import reads
 from drivetrain.legacy.v1_3 import hooks
 from drivetrain.legacy.v1_3.defaults import set_defaults
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import drivetrain.trainer.trainer
-from drivetrain.compat.delegates import reads
+from drivetrain.base.introspect import reads
 from drivetrain.loops.progress import Phase, TrainerFn
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.ddp2 import DDP2Strategy

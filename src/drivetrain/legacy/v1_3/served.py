@@ -11,27 +11,20 @@ SERVED = table_of("""
 - .legacy.v1_3: Callback LightningDataModule LightningModule Trainer | .compat.seed: seed_everything | .base.rank_zero:
     _logger=log
 accelerators .legacy.v1_3: Accelerator CPUAccelerator GPUAccelerator TPUAccelerator
-accelerators.accelerator .legacy.v1_3: Accelerator
-accelerators.cpu .legacy.v1_3: CPUAccelerator
-accelerators.gpu .legacy.v1_3: GPUAccelerator
-accelerators.tpu .legacy.v1_3: TPUAccelerator
+accelerators.{accelerator:Accelerator cpu:CPUAccelerator gpu:GPUAccelerator tpu:TPUAccelerator} .legacy.v1_3
 callbacks *
 callbacks.base .legacy.v1_3: Callback
-callbacks.early_stopping .legacy.v1_3._callbacks: EarlyStopping
-callbacks.gpu_stats_monitor .legacy.v1_3._callbacks: GPUStatsMonitor
+callbacks.{early_stopping:EarlyStopping gpu_stats_monitor:GPUStatsMonitor lambda_function:LambdaCallback
+    model_checkpoint:ModelCheckpoint stochastic_weight_avg:StochasticWeightAveraging} .legacy.v1_3._callbacks
 callbacks.gradient_accumulation_scheduler .callbacks.gradient_accumulation: GradientAccumulationScheduler
-callbacks.lambda_function .legacy.v1_3._callbacks: LambdaCallback
 callbacks.{lr_monitor pruning timer} .callbacks
-callbacks.model_checkpoint .legacy.v1_3._callbacks: ModelCheckpoint
 callbacks.prediction_writer .callbacks.prediction_writer: BasePredictionWriter WriteInterval
 callbacks.progress .legacy.v1_3.progress: ProgressBar ProgressBarBase
 callbacks.finetuning .callbacks.finetuning: BackboneFinetuning BaseFinetuning multiplicative
-callbacks.stochastic_weight_avg .legacy.v1_3._callbacks: StochasticWeightAveraging
 core .legacy.v1_3: LightningDataModule LightningModule
-core.datamodule .legacy.v1_3: LightningDataModule
+core.{datamodule:LightningDataModule lightning:LightningModule} .legacy.v1_3
 core.decorators .legacy.v1_3.module: auto_move_data
 core.hooks .module.hooks: CheckpointHooks=ModelHooks DataHooks ModelHooks
-core.lightning .legacy.v1_3: LightningModule
 core.memory .legacy.v1_3.helpers: ModelSummary | .compat.model_summary: UNKNOWN_SIZE get_formatted_model_size
     get_human_readable_count parse_batch_shape
 core.optimizer .module.optimizers: LightningOptimizer
@@ -49,46 +42,29 @@ tuner.tuning .legacy.v1_3.tuner: Tuner
 metrics .legacy.v1_3.metrics | =*torchmetrics
 metrics.classification =*torchmetrics | .legacy.v1_3.metrics: Accuracy ConfusionMatrix F1 FBeta Precision Recall
 metrics.functional * | torchmetrics.functional: image_gradients
-metrics.functional.average_precision .legacy.v1_1.functional: average_precision
-metrics.functional.confusion_matrix .legacy.v1_1.functional: confusion_matrix
-metrics.functional.precision_recall_curve .legacy.v1_1.functional: precision_recall_curve
-metrics.functional.roc .legacy.v1_1.functional: roc
-metrics.functional.explained_variance torchmetrics.functional: explained_variance
-metrics.functional.mean_absolute_error torchmetrics.functional: mean_absolute_error
-metrics.functional.mean_squared_error torchmetrics.functional: mean_squared_error
-metrics.functional.mean_squared_log_error torchmetrics.functional: mean_squared_log_error
+metrics.functional.{average_precision:average_precision confusion_matrix:confusion_matrix
+    precision_recall_curve:precision_recall_curve roc:roc} .legacy.v1_1.functional
+metrics.functional.{explained_variance:explained_variance mean_absolute_error:mean_absolute_error
+    mean_squared_error:mean_squared_error mean_squared_log_error:mean_squared_log_error nlp:bleu_score
+    psnr:psnr=peak_signal_noise_ratio ssim:ssim=structural_similarity_index_measure} torchmetrics.functional
 metrics.functional.classification .legacy.v1_1.functional
 metrics.functional.f_beta .legacy.v1_1.functional: f1 fbeta
-metrics.functional.nlp torchmetrics.functional: bleu_score
-metrics.functional.psnr torchmetrics.functional: psnr=peak_signal_noise_ratio
-metrics.functional.ssim torchmetrics.functional: ssim=structural_similarity_index_measure
 metrics.metric torchmetrics: Metric MetricCollection
 metrics.regression =metrics.classification
 plugins.environments .plugins.environments: ClusterEnvironment LightningEnvironment SLURMEnvironment
     TorchElasticEnvironment
 plugins.precision .legacy.v1_3: ApexMixedPrecisionPlugin DoublePrecisionPlugin MixedPrecisionPlugin
     NativeMixedPrecisionPlugin PrecisionPlugin
-plugins.precision.apex_amp .legacy.v1_3: ApexMixedPrecisionPlugin
-plugins.precision.double .legacy.v1_3: DoublePrecisionPlugin
-plugins.precision.mixed .legacy.v1_3: MixedPrecisionPlugin
-plugins.precision.native_amp .legacy.v1_3: NativeMixedPrecisionPlugin
-plugins.precision.precision_plugin .legacy.v1_3: PrecisionPlugin
+plugins.precision.{apex_amp:ApexMixedPrecisionPlugin double:DoublePrecisionPlugin mixed:MixedPrecisionPlugin
+    native_amp:NativeMixedPrecisionPlugin precision_plugin:PrecisionPlugin} .legacy.v1_3
 plugins.training_type .legacy.v1_3: DDP2Plugin DDPPlugin DDPShardedPlugin DDPSpawnPlugin DDPSpawnShardedPlugin
     DataParallelPlugin HorovodPlugin ParallelPlugin SingleDevicePlugin SingleTPUPlugin TPUSpawnPlugin TrainingTypePlugin
     TrainingTypePluginsRegistry
 plugins =plugins.precision | =plugins.training_type | =plugins.environments | .legacy.absent: RPCSequentialPlugin
-plugins.training_type.ddp .legacy.v1_3: DDPPlugin
-plugins.training_type.ddp2 .legacy.v1_3: DDP2Plugin
-plugins.training_type.ddp_spawn .legacy.v1_3: DDPSpawnPlugin
-plugins.training_type.dp .legacy.v1_3: DataParallelPlugin
-plugins.training_type.horovod .legacy.v1_3: HorovodPlugin
-plugins.training_type.parallel .legacy.v1_3: ParallelPlugin
+plugins.training_type.{ddp:DDPPlugin ddp2:DDP2Plugin ddp_spawn:DDPSpawnPlugin dp:DataParallelPlugin
+    horovod:HorovodPlugin parallel:ParallelPlugin sharded:DDPShardedPlugin single_device:SingleDevicePlugin
+    single_tpu:SingleTPUPlugin tpu_spawn:TPUSpawnPlugin training_type_plugin:TrainingTypePlugin} .legacy.v1_3
 plugins.training_type.rpc_sequential .legacy.absent: RPCSequentialPlugin
-plugins.training_type.sharded .legacy.v1_3: DDPShardedPlugin
-plugins.training_type.single_device .legacy.v1_3: SingleDevicePlugin
-plugins.training_type.single_tpu .legacy.v1_3: SingleTPUPlugin
-plugins.training_type.tpu_spawn .legacy.v1_3: TPUSpawnPlugin
-plugins.training_type.training_type_plugin .legacy.v1_3: TrainingTypePlugin
 profiler .profilers: AdvancedProfiler BaseProfiler=Profiler PassThroughProfiler PyTorchProfiler SimpleProfiler
 profiler.{advanced pytorch simple} .profilers
 profiler.base .profilers: BaseProfiler=Profiler PassThroughProfiler
@@ -115,11 +91,10 @@ utilities.imports .legacy.v1_3.availability: _BOLTS_AVAILABLE _FAIRSCALE_PIPE_AV
     _TORCHTEXT_AVAILABLE _TORCHVISION_AVAILABLE _module_available
 utilities.memory .compat.memory: garbage_collection_cuda is_cuda_out_of_memory is_cudnn_snafu is_oom_error
     is_out_of_cpu_memory recursive_detach
-utilities.model_helpers .compat.parsing: is_overridden
+utilities.{model_helpers:is_overridden signature_utils:is_param_in_hook_signature} .compat.parsing
 utilities.parsing .module.hparams: AttributeDict | .compat.parsing: clean_namespace collect_init_args get_init_args
     is_picklable lightning_getattr lightning_hasattr lightning_setattr parse_class_init_keys save_hyperparameters
 utilities.seed .compat.seed: seed_everything
-utilities.signature_utils .compat.parsing: is_param_in_hook_signature
 utilities.types .compat.type_names: STEP_OUTPUT
 utilities.warnings .compat.user_warnings: PossibleUserWarning | .base.rank_zero: rank_zero_warn | .compat.rank_zero:
     LightningDeprecationWarning WarningCache rank_zero_deprecation

@@ -11,8 +11,7 @@ from typing import Any, cast
 import torch.distributed as dist
 from torch import Tensor
 
-from drivetrain.base.introspect import positional_arity
-from drivetrain.compat.delegates import calls
+from drivetrain.base.introspect import calls, positional_arity
 from drivetrain.engine.engine import Engine
 from drivetrain.legacy.adapted import Adapted
 from drivetrain.legacy.v1_3 import hooks
@@ -95,8 +94,7 @@ class Stepped(Adapted):
             by_hand = asks and not module.automatic_optimization and len(self.optimizers) > 1
             # the module's step is called once, for all optimizers
             self.further_arguments = {"optimizer_idx": 0} if by_hand else {}
-        step: Callable[..., Any] = self.usual.bind(name)
-        return step
+        return self.usual.bind(name)
 
     training_step = _asks_for("training_step")
     validation_step = _asks_for("validation_step")
@@ -173,8 +171,7 @@ class Stepped(Adapted):
         usual = self.usual
         if usual.facts.is_distributed and self.world_size == 1 and dist.is_initialized():
             return tensor.unsqueeze(0)
-        gathered: Tensor = usual.all_gather(tensor, group, sync_grads)
-        return gathered
+        return usual.all_gather(tensor, group, sync_grads)
 
     def on_fit_start(self) -> None:
         call_all(self.trainer, "on_pretrain_routine_start")

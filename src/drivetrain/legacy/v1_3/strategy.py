@@ -13,8 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import defined_by_user
-from drivetrain.compat.delegates import calls, reads
+from drivetrain.base.introspect import calls, defined_by_user, reads
 from drivetrain.legacy.v1_3.defaults import hook_of
 from drivetrain.legacy.v1_3.stepping import Stepped, named
 
@@ -93,8 +92,7 @@ class Composed(Stepped):
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         index = self.index_of(optimizer)
-        loss: Tensor = self.source.backward(closure_loss, optimizer, index, self.accumulates, *args, **kwargs)
-        return loss
+        return self.source.backward(closure_loss, optimizer, index, self.accumulates, *args, **kwargs)
 
     def zero_grad(self, optimizer: Optimizer) -> None:
         progress = self.trainer.progress

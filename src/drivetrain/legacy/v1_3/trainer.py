@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import drivetrain.callbacks
-from drivetrain.base.introspect import near_misses, overrides
+from drivetrain.base.introspect import near_misses, overrides, reads
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.compat.delegates import reads
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.legacy.deprecated import warn_deprecated
 from drivetrain.legacy.v1_3 import flags

@@ -9,10 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import is_own_class
+from drivetrain.base.introspect import calls, is_own_class, reads
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.compat.delegates import calls, reads
 from drivetrain.legacy.parts import AsksStrategy, OfAccelerator
 from drivetrain.legacy.v1_3.precision_plugins import PrecisionPlugin
 

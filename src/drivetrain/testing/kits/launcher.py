@@ -112,8 +112,7 @@ class _Ended:
 def _ended(part: Part, scenario: str) -> _Ended:
     """Run the program, once for all checks about the scenario."""
     if scenario in part.memory:
-        found: _Ended = part.memory[scenario]
-        return found
+        return part.memory[scenario]
     spec = part.folder / "spec"
     spec.write_bytes(pickle.dumps((part.for_other_process(), scenario, str(part.folder))))
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
