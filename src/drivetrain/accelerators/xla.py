@@ -72,7 +72,7 @@ class XLAAccelerator(Accelerator):
         if os.environ.get("PJRT_DEVICE") == "CPU":
             return False  # without a TPU, torch_xla need not be imported
         try:
-            return bool(xla_runtime.device_type() != "CPU")
+            return bool(torch_xla.runtime.device_type() != "CPU")
         except (ImportError, OSError, RuntimeError):
             return True  # is_available then reports what is missing
 

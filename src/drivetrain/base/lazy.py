@@ -25,15 +25,11 @@ class Later:
     def __init__(self, name: str) -> None:
         self.__dict__["__name__"] = name
 
-    def _module(self) -> Any:
-        package, _, name = self.__name__.rpartition(".")
-        return getattr(__import__(package, fromlist=[name]), name) if package else importlib.import_module(name)
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._module(), name)
+        return getattr(importlib.import_module(self.__name__), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._module(), name, value)
+        setattr(importlib.import_module(self.__name__), name, value)
 
 
 class OnFirstUse:

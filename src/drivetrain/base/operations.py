@@ -55,7 +55,7 @@ def innermost_line(places: Iterable[tuple[str, int]]) -> str | None:
     """
     here, outside = os.path.join(os.getcwd(), ""), None
     for name, number in places:
-        # of an operation inside of another one, or of torch, which may be installed below the working directory
+        # a frame of this file or of torch, which may be installed below the working directory
         if name == __file__ or name.startswith((_TORCH, "<")):
             continue
         path = os.path.abspath(name)

@@ -62,8 +62,7 @@ _MODULES = {
     "xla_parallel_loader": "torch_xla.distributed.parallel_loader", "xla_spmd": "torch_xla.distributed.spmd",
     "xla_tpu": "torch_xla._internal.tpu",
     "torchao_float8": "torchao.float8", "torchao_float8_linear": "torchao.float8.float8_linear",
-    "torchvision_datasets": "torchvision.datasets", "torchvision_models": "torchvision.models",
-    "torchvision_transforms": "torchvision.transforms", "tqdm_auto": "tqdm.auto", "wandb": "wandb", "yaml": "yaml",
+    "torchvision": "torchvision", "tqdm_auto": "tqdm.auto", "wandb": "wandb", "yaml": "yaml",
 }  # fmt: skip
 
 

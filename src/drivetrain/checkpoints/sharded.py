@@ -347,7 +347,7 @@ def _tensors(path: Folder, manifest: Mapping[str, Any]) -> dict[str, Stored]:
 
 @contextlib.contextmanager
 def _reading(file: Path | str, missing: str = "") -> Iterator[None]:
-    """Context that reads ``file``; ``missing`` describes the checkpoint without it.
+    """Context around reading ``file``; ``missing`` is the message if the file does not exist.
 
     Raises:
         CheckpointError: there is no such file, or the server of an address cannot be reached.

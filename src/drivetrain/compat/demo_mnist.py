@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, random_split
 
-from drivetrain.base.packages import torchvision_datasets as datasets
-from drivetrain.base.packages import torchvision_transforms as transforms
+from drivetrain.base.packages import torchvision
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import check_installed
 from drivetrain.module.datamodule import LightningDataModule
@@ -76,11 +75,11 @@ def MNIST(*args: Any, **kwargs: Any) -> Dataset[Any]:
     check_installed("MNIST", "torchvision", "the variable PL_USE_MOCKED_MNIST=1")
 
     try:
-        datasets.MNIST(_FOLDER, download=True)
+        torchvision.datasets.MNIST(_FOLDER, download=True)
     except OSError as error:
         rank_zero_warn(f"torchvision could not download MNIST: {error}. It is downloaded from {_HOST}.")
         return _HostedMNIST(*args, **kwargs)
-    return datasets.MNIST(*args, **kwargs)
+    return torchvision.datasets.MNIST(*args, **kwargs)
 
 
 class MNISTDataModule(LightningDataModule):
@@ -121,6 +120,7 @@ class MNISTDataModule(LightningDataModule):
         if find_spec("torchvision") is None:
             return None
 
+        transforms = torchvision.transforms
         as_tensor: Callable[[Any], Tensor] = transforms.ToTensor()
         if not self.normalize:
             return as_tensor

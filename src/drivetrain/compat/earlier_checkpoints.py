@@ -219,7 +219,7 @@ def _progress_of_epochs(checkpoint: State) -> State:
 
 
 def _fresh_progress() -> State:
-    """Return the counters of a fit that has not begun, which is not inside a window.
+    """Return the counters of a fit that has not begun.
 
     No epoch is marked as cut: an epoch that a limit or a request has cut short counts as complete, and its other
     batches are never run.

@@ -13,16 +13,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.base.lazy import on_first_use
 from drivetrain.compat import table
 from drivetrain.errors import did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import Distribution, DistributionFinder
-
-with on_first_use:
-    from drivetrain.base import rank_zero
-    from drivetrain.compat import distribution
 
 _CURE = "Leave it out of the program, or run the program with Lightning itself: without drivetrain.compat."
 _TOLD_THE_RANK = "lightning_utilities.core.rank_zero"
@@ -98,7 +93,9 @@ class CompatFinder:
 
     def find_distributions(self, context: DistributionFinder.Context | None = None) -> Iterator[Distribution]:
         """Return the original's distributions for ``importlib.metadata``, instead of installed ones."""
-        return distribution.distributions(None if context is None else context.name)
+        from drivetrain.compat.distribution import distributions
+
+        return distributions(None if context is None else context.name)
 
 
 def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
@@ -109,8 +106,10 @@ def _telling_rank(fullname: str, path: Sequence[str] | None) -> ModuleSpec | Non
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            from drivetrain.base.rank_zero import tell_rank
+
             execute(module)
-            rank_zero.tell_rank()
+            tell_rank()
 
         loader.exec_module = exec_module
     return spec
@@ -128,7 +127,9 @@ class _TableLoader:
         warnings, also in imported modules.
         """
         if module.__name__ in table.in_use().roots:
-            warnings.simplefilter("default", category=rank_zero.LightningDeprecationWarning)
+            from drivetrain.base.rank_zero import LightningDeprecationWarning
+
+            warnings.simplefilter("default", category=LightningDeprecationWarning)
 
 
 class _ProgramLoader:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from drivetrain.base.introspect import overrides
-from drivetrain.base.packages import torchvision_models
+from drivetrain.base.packages import torchvision
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.errors import check_installed
@@ -65,7 +65,7 @@ def get_torchvision_model(model_name: str, **kwargs: Any) -> nn.Module:
     """
     check_installed("get_torchvision_model", "torchvision")
 
-    return torchvision_models.get_model(model_name, **kwargs)
+    return torchvision.models.get_model(model_name, **kwargs)
 
 
 def get_init_args(frame: types.FrameType) -> dict[str, Any]:

@@ -237,7 +237,7 @@ class StatefulPasses(Passes):
     def _carry_over(self, position: Position) -> None:
         if position.get("loader") is None:
             return
-        # A file saved before the next pass begins contains this position of the previous pass again.
+        # kept, because a checkpoint that is saved before the next pass begins must contain this position too
         self._given, self._ended, self._before = position["given"], position["ended"], position["before"]
         given, ended = self._given, self._ended
         whole = given >= length_of(self.loader) or (ended and given < self.limit)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from types import GeneratorType
 from typing import Any
 
-_END = object()  # the default of next(): None may be a batch
+_END = object()  # what next() returns at the end of a loader, because None may be a batch
 
 
 def is_stateful(loader: Any) -> bool:

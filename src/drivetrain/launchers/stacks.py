@@ -2,10 +2,10 @@
 
 A rank can answer by either of two methods. When a file name arrives through a named pipe, a thread of the rank writes
 the stacks and the trace of its collectives to a file of that name. The thread needs the interpreter's lock, which a
-rank that waits in a collective has released; while no name arrives, the thread costs nothing. If other code holds the
-lock, the thread cannot answer. The rank then gets a signal, on which Python's faulthandler writes the stacks without
-the lock. The signal is only the second method, because it may crash a process in which other threads run Python; if one
-thread holds the lock, no other does.
+rank that waits in a collective has released. Until a name arrives, the thread sleeps and costs nothing. If other code
+holds the lock, the thread cannot answer. The rank then gets a signal, on which Python's faulthandler writes the stacks
+without the lock. The signal is only the second method, because it may crash a process in which other threads run
+Python; if one thread holds the lock, no other does.
 
 This file is imported without torch.
 """

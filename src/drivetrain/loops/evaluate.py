@@ -277,7 +277,7 @@ def _evaluate_loaders(run: Run, stage: Stage, loaders: list[EvalLoader], predict
         step = progress.stepped_batches if between_steps else progress.logger_step
         rows = run.publish(book.epoch_values(group), step, read_all=not in_fit)
     book.reset(group)
-    progress.enter(Phase(start + 3))  # a checkpoint saved from here on does not run it again
+    progress.enter(Phase(start + 3))  # a fit resumed from a checkpoint saved after this line does not repeat the stage
     hooks.call(f"on_{word}_end")
     return rows
 

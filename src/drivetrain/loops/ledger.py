@@ -101,7 +101,7 @@ class Ledger:
         self._id, self._handle, self._failure, self._warned = uuid.uuid4().hex[:8], -1, "", False
         self._over = threading.Event()
         self._begin: Record = {}  # the record of when the training began
-        self._report = Report()  # of the ledger until then
+        self._report = Report()  # the report of the ledger up to that time
         self._saves = 0
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)

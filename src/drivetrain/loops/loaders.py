@@ -122,7 +122,7 @@ def _chosen(dataset: Any) -> str:
 
 
 def check_orders(orders: Sequence[str], ranks: Sequence[int], word: str) -> None:
-    """Check that all ranks distribute the same order; ``orders`` are those of each rank's ``word`` loader.
+    """Check that all ranks distribute the same ``orders``, one for each rank; ``word`` is the kind of the loader.
 
     Raises:
         ConfigurationError: the ranks' orders differ, so samples would be left out or seen twice.

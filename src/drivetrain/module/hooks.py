@@ -260,7 +260,7 @@ class HookTable:
             step to run in its place).
 
     Args:
-        trainer, module, callbacks, strategy: the parties; callbacks get ``(trainer, module)`` first.
+        trainer, module, callbacks, strategy: objects with hooks; those of callbacks get ``(trainer, module)`` first.
         bases: the classes whose methods do not count as overrides: those of the module and of callbacks; and the class
             of the callbacks that save.
         book: the logbook, which is told the running hook; the hook determines the defaults of ``self.log``.

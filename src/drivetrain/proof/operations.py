@@ -108,8 +108,9 @@ def first_difference(one: Path, other: Path, has_same_start: bool, has_same_torc
     Args:
         one: the file with the operations of the first run.
         other: that of the second run.
-        has_same_start: whether both begin with the step before. Else what only one process did at its start, such as
-            loading a checkpoint, is left out: operations are compared as far as the last ones have equal names.
+        has_same_start: whether both records begin with the step before. If False, one process may have done more at
+            its start, such as loading a checkpoint. The records are then compared backwards from their ends, as long as
+            the operations have equal names.
         has_same_torch: whether both runs had the same version of torch. Another version calls other operations in
             between: those that only one run has are then passed over, unless all others have equal results.
     """

@@ -45,7 +45,7 @@ LARGE = ("model.", "optimizers.")
 
 
 class FullySharded(Strategy):
-    """Base, beside :class:`ParallelStrategy`, of strategies that shard a model; they say over which mesh."""
+    """Base class of strategies that shard a model with ``fully_shard``; a subclass makes the mesh of ranks for it."""
 
     _check_met: Callable[[], None]
     share_from_rank_zero: Callable[..., None]

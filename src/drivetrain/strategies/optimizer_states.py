@@ -68,7 +68,7 @@ def by_number(state: Mapping[str, Any], names: Names) -> State:
 
 
 def _keyed(state: Mapping[str, Any], keys: Mapping[Any, Any], lists: Sequence[Sequence[Any]]) -> State:
-    """Return an optimizer's state dict with its parameters' ``keys`` replaced, which ``lists`` has for each group."""
+    """Return an optimizer's state dict with other parameter keys: ``keys`` by their old ones, ``lists`` by group."""
     groups = [{**group, "params": list(own)} for group, own in zip(state["param_groups"], lists, strict=True)]
     return {"state": {keys.get(key, key): each for key, each in state["state"].items()}, "param_groups": groups}
 

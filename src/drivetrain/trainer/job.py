@@ -164,7 +164,7 @@ class Outcome:
         return any(name not in there or there[name].shape != value.shape for name, value in trained.items())
 
     def _fill(self, module: nn.Module) -> None:
-        """Copy the values by name; load the state dict, which user code may have reduced, only if they do not fit.
+        """Copy the values by name. If they do not fit, load the state dict, which user code may have reduced.
 
         Raises:
             CheckpointError: the state dict does not fit either.

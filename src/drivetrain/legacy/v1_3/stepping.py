@@ -29,7 +29,7 @@ def _asks_for(step: str) -> Any:
 
 
 class Stepped(Adapted):
-    """A mixin with gradients, exchange, and other calls that both generations' accelerators have in common."""
+    """Mixin: the calls that accelerators of both generations get for gradients, collectives and the end of a step."""
 
     trainer: Any = None
     engine: Engine | None = None
