@@ -25,6 +25,31 @@ def test_a_file_appears_when_the_block_ends(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes no advice about files")
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_disk_begins_to_write_a_large_durable_file_before_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    calls, sync = list[object](), os.fsync
+
+    def advise(descriptor: int, *advice: int) -> None:
+        calls.append(advice)
+        if refused:
+            raise OSError(errno.EINVAL, "refused")
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (calls.append("fsync"), sync(descriptor)))
+    monkeypatch.setattr(files, "_EARLY", 2 * files._BUFFER)
+    part = bytes(range(256)) * (files._BUFFER // 256)
+    for durable, parts in ((False, 5), (True, 1), (True, 5)):
+        with files.replacing(tmp_path / "a", durable=durable) as stream:
+            for _ in range(parts):
+                stream.write(part)
+        assert (tmp_path / "a").read_bytes() == parts * part
+    drop, fsyncs = os.POSIX_FADV_DONTNEED, ["fsync", "fsync"]  # of the file, and of its folder
+    assert calls == [*fsyncs, (0, 2 * len(part), drop), (0, 4 * len(part), drop), *fsyncs]
+
+
 def test_an_exception_leaves_the_old_content(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
     target.write_bytes(b"old")

@@ -26,6 +26,7 @@ with on_first_use:
 
 _FULL = frozenset({errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)})
 _BUFFER = 1 << 20  # bytes; large, because torch writes many small pieces
+_EARLY = 1 << 25  # bytes after which the disk begins to write a durable file
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.EACCES, errno.ENOTSUP, errno.EBADF})
 
@@ -161,7 +162,7 @@ def replacing(path: str | os.PathLike[str], durable: bool = False, new: bool = F
     try:
         check_replaceable(target)
         with open(temporary, "xb", buffering=0) as raw:  # "x": never follows a link that another process put there
-            stream = _Stream(raw)
+            stream = _Stream(raw, durable)
             with io.BufferedWriter(stream, _BUFFER) as file:
                 yield cast(BinaryIO, file)
             if durable:
@@ -349,12 +350,17 @@ def impossible_folder(path: str) -> str | None:
 
 
 class _Stream(io.RawIOBase):
-    """Records the first failed write, because torch's writer raises another exception instead."""
+    """Records the first failed write, because torch's writer raises another exception instead.
+
+    With ``durable``, the disk works while the rest is written, and memory of the parts that it has is free for the
+    next ones: the file that is replaced keeps its own until the end.
+    """
 
     failure: OSError | None = None
 
-    def __init__(self, file: io.RawIOBase) -> None:
-        self._file = file
+    def __init__(self, file: io.RawIOBase, durable: bool) -> None:
+        self._file, self._size, self._sent = file, 0, 0
+        self._is_early = durable and hasattr(os, "posix_fadvise")  # Linux
         self.fileno = file.fileno  # type: ignore[method-assign]
 
     def writable(self) -> bool:
@@ -362,10 +368,16 @@ class _Stream(io.RawIOBase):
 
     def write(self, content: Any) -> int | None:
         try:
-            return self._file.write(content)
+            written = self._file.write(content)
         except OSError as error:
             self.failure = self.failure or error
             raise
+        self._size += written or 0
+        if self._is_early and self._size - self._sent >= _EARLY:
+            self._sent = self._size
+            with contextlib.suppress(OSError):  # it is only advice
+                os.posix_fadvise(self.fileno(), 0, self._size, os.POSIX_FADV_DONTNEED)
+        return written
 
 
 def sync_directory(directory: Path) -> None:
