@@ -263,7 +263,7 @@ def test_diff_repeats_the_programs_as_they_were_recorded(program: str, capsys: p
 
 
 @pytest.mark.usefixtures("copies")
-def test_diff_starts_the_python_that_has_recorded_each_run_and_prints_the_command(
+def test_diff_starts_the_python_that_has_recorded_each_run_and_tells_which(
     program: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for folder, words in (("one", []), ("other", ["--other"])):
