@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 import threading
 from pathlib import Path
@@ -19,7 +20,7 @@ from drivetrain.compat.boring_classes import BoringModel
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import CSVLogger
 
-pytest.importorskip("tqdm")
+tqdm = pytest.importorskip("tqdm").tqdm
 
 
 def frames(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -35,6 +36,31 @@ def test_an_epoch_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "5/20" in last
     assert "3.21it/s" in last
     assert "loss=0.5, v=x" in last
+
+
+@pytest.mark.parametrize("metrics", [0, 1, 3, 5, 12])
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_metrics_give_way_before_the_bar(capsys: pytest.CaptureFixture[str], width: int, metrics: int) -> None:
+    class Wide(TQDMProgressBar):
+        def init_train_tqdm(self) -> Any:
+            bar = super().init_train_tqdm()
+            bar.dynamic_ncols, bar.ncols = False, width
+            return bar
+
+    values = {f"metric_{i}": 0.12345 * 10**i for i in range(metrics)}
+    bar = Wide()
+    bar.draw(Snapshot("train", 2, 10, 213, 400, rate=12.34, metrics=values, fit_left_s=14520.0, left_s=15.0))
+    bar.close()
+    line = frames(capsys)[-1]
+    assert len(line) <= width
+    found = re.fullmatch(r"Epoch 3/10:  53%\|.{4,}\| 213/400 \[00:00<00:15, 12\.34it/s(.*)\]", line)
+    assert found
+    shown = re.findall(r"metric_(\d+)=([^,]+)", found.group(1))
+    assert shown == [(str(i), tqdm.format_num(0.12345 * 10**i)) for i in range(len(shown))]
+    left_out = re.search(r", \+(\d+)$", found.group(1))
+    if width > 60:
+        assert ", fit 4h02m" in found.group(1)
+        assert len(shown) + int(left_out.group(1) if left_out else 0) == metrics
 
 
 def test_unknown_length(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,9 +27,9 @@ class ProgressBar(Callback):
     """Base of the progress bars; a subclass shows a :class:`Snapshot` in :meth:`draw`.
 
     The bar has no hook inside an epoch, so it adds no work to a step. A thread wakes every ``tick_s`` seconds and reads
-    counters and the floats of the last flush, never a tensor, so the display may be slightly late. The main thread
-    draws the end of each epoch and each evaluation, even of a short one. If drawing fails, the bar is switched off with
-    a warning and the run continues.
+    counters and the floats of the last flush, never a tensor, so the display may be slightly late. If nothing is logged
+    for the bar, the loop reads its loss every 2 seconds. The main thread draws the end of each epoch and each
+    evaluation, even of a short one. If drawing fails, the bar is switched off with a warning and the run continues.
 
     Args:
         refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
@@ -288,7 +288,10 @@ class ProgressBar(Callback):
         snapshot = replace(snapshot, description=getattr(self, _DESCRIPTIONS[snapshot.stage]))
         title, batch = self._drawn or ("", 0)
         if snapshot.final or title != snapshot.title or not 0 <= snapshot.batch - batch < self.refresh_rate:
-            self.draw(replace(snapshot, metrics=self.get_metrics(trainer, pl_module)))
+            metrics = self.get_metrics(trainer, pl_module)
+            if snapshot.is_training and not trainer.progress_bar_metrics and trainer.progress.loss is not None:
+                metrics = {"loss": trainer.progress.loss, **metrics}
+            self.draw(replace(snapshot, metrics=metrics))
             self._drawn = snapshot.title, snapshot.batch
 
     def _report(self) -> None:

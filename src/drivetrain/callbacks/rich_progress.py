@@ -85,10 +85,14 @@ class RichProgressBar(ProgressBar):
             self._progress = self._open()
         progress, training = self._progress, snapshot.is_training
         task, title = self._tasks.get(training, (None, ""))
+        texts = [each for each in (snapshot.waiting_text,) if each]
+        texts += snapshot.texts_of_metrics(self.theme.metrics_format)
         fields: dict[str, Any] = {
             "count": snapshot.count_text,
             "rate": snapshot.rate_text,
-            "metrics": snapshot.text_of_metrics(self.theme.metrics_format, self.theme.metrics_text_delimiter),
+            "left": snapshot.left_text,
+            "metrics": self.theme.metrics_text_delimiter.join(texts),
+            "texts": texts,
         }
         if task is not None and title != snapshot.title:
             if self.leave:
@@ -120,7 +124,8 @@ class RichProgressBar(ProgressBar):
         from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
         theme = self.theme
-        styles = {"count": theme.batch_progress, "rate": theme.processing_speed, "metrics": theme.metrics}
+        styles = {"count": theme.batch_progress, "rate": theme.processing_speed, "left": theme.time}
+        styles["metrics"] = theme.metrics
         texts = {  # markup=False: a metric may be called "loss[0]"
             name: TextColumn(f"{{task.fields[{name}]}}", markup=False, style=style or "none")
             for name, style in styles.items()
@@ -132,7 +137,7 @@ class RichProgressBar(ProgressBar):
         )
         description = TextColumn("{task.description}", style=theme.description or "none")
         elapsed = TimeElapsedColumn()
-        return [description, bar, texts["count"], texts["rate"], elapsed, texts["metrics"]]
+        return [description, bar, texts["count"], texts["rate"], elapsed, texts["left"], texts["metrics"]]
 
     def refresh(self, hard: bool = False) -> None:
         """Draw changes; ``hard`` is ignored."""
@@ -175,11 +180,13 @@ class RichProgressBar(ProgressBar):
 
     def _open(self) -> Progress:
         from rich.console import Console
-        from rich.progress import Progress
+
+        from drivetrain.callbacks._rich_layout import FittingProgress
 
         trainer: Any = None if self._trainer is None else self._trainer()  # None: draw() is called outside a run
-        progress = Progress(
+        progress = FittingProgress(
             *self.configure_columns(trainer),
+            delimiter=self.theme.metrics_text_delimiter,
             console=None if self._console_kwargs is None else Console(**self._console_kwargs),
             auto_refresh=False,  # otherwise rich would start its own thread
         )

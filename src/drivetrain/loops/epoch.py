@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
+
+from torch import Tensor
 
 from drivetrain.base.introspect import takes_iterator
 from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.loops.evaluate import evaluate, validates_in, validation_due
 from drivetrain.loops.loaders import check_counts, check_orders, order_shared
-from drivetrain.loops.progress import Phase
+from drivetrain.loops.progress import Phase, Progress
 from drivetrain.loops.restart import validation_start, watch_exceptions
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.loops.schedules import Schedules
@@ -74,6 +77,7 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
     """Train on ``batches`` until there are no more, or the run must end."""
     book, progress, limits, window = run.book, run.progress, run.limits, run.window
     slot, transfer, scope = progress.slot, run.transfer[1], run.hooks.scope("training_step")
+    output = None
     book.enter(scope)
     slot[0] = _FETCH
     for batch, is_last in batches:
@@ -129,6 +133,8 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
             hook(outputs_for_hooks(output), batch, batch_idx)
         if run.stop is not None:  # set by another thread
             run.stop.at_batch_end()
+        if progress.loss_wanted:  # set by the thread of a progress bar
+            read_loss(progress, output)
 
         if is_last:
             next(batches, None)  # exhaust the loader before validation, as a plain loop does
@@ -142,6 +148,17 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
         if window.batches_done == 0 and bound.keep_start is not None:
             bound.keep_start()
         slot[0] = _FETCH
+    if progress.shows_loss:
+        read_loss(progress, output)
+
+
+def read_loss(progress: Progress, output: Any) -> None:
+    """Read the loss in ``output``, what a step has returned, for the progress bar."""
+    loss, number = outputs_for_hooks(output).get("loss"), None
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        with suppress(RuntimeError):  # the device may forbid to wait for it
+            number = loss.item()
+    progress.show_loss(number)
 
 
 def after_batch(run: Run, bound: Bound) -> None:
