@@ -134,7 +134,8 @@ def test_max_steps_ends_the_last_epoch_early() -> None:
 @pytest.mark.parametrize(
     ("left_s", "fit_left_s", "epoch", "final", "text"),
     [
-        (14.6, 14520.0, 1, False, "15s left, fit 4h02m"), (14.6, 14.6, 9, False, "15s left"), (None, None, 1, False, ""),
+        (14.6, 14520.0, 1, False, "15s left, fit 4h02m"), (14.6, 14.6, 9, False, "15s left"),
+        (None, None, 1, False, ""),
         (None, 61.0, 1, False, "fit 1m01s left"), (0.0, 61.0, 1, True, "fit 1m01s left"), (0.0, 0.2, 1, True, ""),
     ],
 )  # fmt: skip

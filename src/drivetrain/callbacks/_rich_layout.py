@@ -1,4 +1,4 @@
-"""Bars of rich that fit into the terminal: metrics move below the bar, and are left out, before anything else is cut."""
+"""Bars of rich that fit into the terminal: metrics move below the bar and are left out before anything else."""
 
 from __future__ import annotations
 

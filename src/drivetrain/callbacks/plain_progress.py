@@ -30,7 +30,7 @@ class PlainProgressBar(ProgressBar):
         if interval_s < 0:
             raise wrong_value("PlainProgressBar", "interval_s", interval_s, "0 or more seconds", "interval_s=10")
         self.interval_s = interval_s
-        self.close()
+        self._printed_at_s, self._pause_s = time.monotonic(), interval_s
 
     def draw(self, snapshot: Snapshot) -> None:
         """Print a line if it is due. The end of a sanity check, whose results are discarded, gets none."""

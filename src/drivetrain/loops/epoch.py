@@ -13,7 +13,7 @@ from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.loops.evaluate import evaluate, validates_in, validation_due
 from drivetrain.loops.loaders import check_counts, check_orders, order_shared
-from drivetrain.loops.progress import Phase, Progress
+from drivetrain.loops.progress import Phase
 from drivetrain.loops.restart import validation_start, watch_exceptions
 from drivetrain.loops.run import ENDLESS, Run, val_check_every
 from drivetrain.loops.schedules import Schedules
@@ -134,7 +134,7 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
         if run.stop is not None:  # set by another thread
             run.stop.at_batch_end()
         if progress.loss_wanted:  # set by the thread of a progress bar
-            read_loss(progress, output)
+            read_loss(run, output)
 
         if is_last:
             next(batches, None)  # exhaust the loader before validation, as a plain loop does
@@ -149,16 +149,17 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
             bound.keep_start()
         slot[0] = _FETCH
     if progress.shows_loss:
-        read_loss(progress, output)
+        read_loss(run, output)
 
 
-def read_loss(progress: Progress, output: Any) -> None:
-    """Read the loss in ``output``, what a step has returned, for the progress bar."""
+def read_loss(run: Run, output: Any) -> None:
+    """Read the loss in ``output``, what a step has returned, for a bar for which the module logs no value."""
     loss, number = outputs_for_hooks(output).get("loss"), None
-    if isinstance(loss, Tensor) and loss.numel() == 1:
+    logs = any(each.prog_bar for each in run.book.logged("train"))
+    if isinstance(loss, Tensor) and loss.numel() == 1 and not logs:
         with suppress(RuntimeError):  # the device may forbid to wait for it
             number = loss.item()
-    progress.show_loss(number)
+    run.progress.show_loss(number)
 
 
 def after_batch(run: Run, bound: Bound) -> None:
