@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import time
 import weakref
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
+from drivetrain.callbacks._fit_summary import summary
 from drivetrain.callbacks._progress_thread import DRAWING, ProgressThread, Snapshot
 from drivetrain.errors import WrongTypeError, wrong_value
 from drivetrain.loops.progress import RunningStage, TrainerFn
@@ -49,6 +51,7 @@ class ProgressBar(Callback):
         self.refresh_rate = refresh_rate
         self.leave = leave
         self._enabled = True
+        self._began_s = time.monotonic()
         self._thread: ProgressThread | None = None
         self._ended_epoch: Snapshot | None = None
         self._drawn: tuple[str, int] | None = None
@@ -201,6 +204,7 @@ class ProgressBar(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Store the Trainer."""
         self._trainer = weakref.ref(trainer)
+        self._began_s = time.monotonic()
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the thread."""
@@ -245,9 +249,12 @@ class ProgressBar(Callback):
     on_test_end = on_predict_end = on_validation_end
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Stop the thread."""
+        """Stop the thread, and log how a fit has ended."""
+        fits = trainer.progress.fn is TrainerFn.FITTING and self._thread is not None
         self._stop()
         self._trainer = None
+        for line in summary(trainer, time.monotonic() - self._began_s) if fits else ():
+            rank_zero_info(line)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Stop the thread."""
