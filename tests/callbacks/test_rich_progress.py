@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from rich.progress import TextColumn
+from tests.callbacks.screens import screen_of
 
 from drivetrain import Callback, Trainer
 from drivetrain.callbacks import ModelSummary, PlainProgressBar, RichModelSummary, RichProgressBar
@@ -17,6 +18,7 @@ from drivetrain.callbacks.progress_bar import Snapshot
 from drivetrain.callbacks.rich_progress import RichProgressBarTheme
 from drivetrain.compat.boring_classes import BoringModel
 from drivetrain.errors import ConfigurationError
+from drivetrain.loops.stop import note
 
 
 def make(**kwargs: Any) -> tuple[RichProgressBar, io.StringIO]:
@@ -234,3 +236,23 @@ def test_no_color_draws_without_colours(monkeypatch: pytest.MonkeyPatch) -> None
         found.append(re.findall(r"\x1b\[[0-9;]*m", out.getvalue()))
     assert found[0]
     assert not [each for each in found[1] if re.search(r"\[(?:\d+;)*(?:3\d|4\d|9\d)", each)]
+
+
+# ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metrics", [0, 9])
+@pytest.mark.parametrize("knows", [True, False])
+def test_after_ctrl_c_no_line_stands_twice(metrics: int, knows: bool) -> None:
+    bar, out = make()
+    values = {f"train_metric_{i}": 0.5 for i in range(metrics)}
+    bar.draw(Snapshot("train", 2, 10, 213, 400, metrics=values))
+    bar.draw(Snapshot("validate", 2, 10, 1, 4, metrics=values, transient=True))
+    if not knows:
+        note.stand_above(0)  # negative control: as if nothing were drawn
+    out.write(f"{note.before.decode()}Ctrl-C: it ends.\n{note.after.decode()}")
+    bar.draw(Snapshot("train", 2, 10, 214, 400, metrics=values))
+    bar.close()
+    shown = screen_of(out.getvalue())
+    assert (len(set(line[:15] for line in shown)) == len(shown) and shown[0] == "Ctrl-C: it ends.") is knows
+    assert note.before == b"\n"

@@ -28,6 +28,7 @@ class FittingProgress(Progress):
 
     def __init__(self, *columns: ProgressColumn, delimiter: str, **options: Any) -> None:
         self._columns, self._delimiter = columns, delimiter
+        self.lines = 0  # of what is on the terminal
         super().__init__(*columns, **options)
 
     def get_renderables(self) -> Iterable[RenderableType]:
@@ -43,10 +44,12 @@ class FittingProgress(Progress):
             if room >= fewest:
                 break
         yield self.make_tasks_table(self.tasks)
+        self.lines = len(tasks)
         shown = next((task for task in tasks if task.fields["texts"]), None)
         if shown is not None and metrics and metrics[0] in left_out:
             style = getattr(metrics[0], "style", "none")
             for row in lay_out(shown.fields["texts"], self.console.width, _LINES, self._delimiter):
+                self.lines += 1
                 yield Text(row, style, no_wrap=True)
 
     def _choose(self, left_out: list[ProgressColumn], tasks: list[Task]) -> int:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.callbacks._progress_thread import DRAWING
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
 from drivetrain.errors import check_installed
+from drivetrain.loops.stop import note
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, Task, TaskID
 
+    from drivetrain.callbacks._rich_layout import FittingProgress
     from drivetrain.trainer.trainer import Trainer
 
 
@@ -64,7 +66,7 @@ class RichProgressBar(ProgressBar):
         super().__init__(refresh_rate, leave)
         self.theme = RichProgressBarTheme() if theme is None else theme
         self._console_kwargs = console_kwargs
-        self._progress: Progress | None = None
+        self._progress: FittingProgress | None = None
         # key: whether the stage is training; value: the current bar and its text, "" after an evaluation
         self._tasks: dict[bool, tuple[TaskID, str]] = {}
 
@@ -106,6 +108,7 @@ class RichProgressBar(ProgressBar):
         ended = snapshot.final and not training
         self._tasks[training] = task, "" if ended else snapshot.title
         progress.refresh()
+        note.stand_above(progress.lines if progress.console.is_terminal else 0)
         if ended:
             progress.stop_task(task)
             progress.update(task, visible=self.leave or not snapshot.transient)
@@ -116,6 +119,7 @@ class RichProgressBar(ProgressBar):
         self._tasks = {}
         if progress is not None:
             progress.stop()
+            note.stand_above()
 
     # ---- for subclasses ------------------------------------------------------------------------------------------
 
@@ -178,7 +182,7 @@ class RichProgressBar(ProgressBar):
         tasks = [] if self._progress is None else self._progress.tasks
         return next((task for task in tasks if task.id == task_id), None)
 
-    def _open(self) -> Progress:
+    def _open(self) -> FittingProgress:
         from rich.console import Console
 
         from drivetrain.callbacks._rich_layout import FittingProgress

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from drivetrain.callbacks._progress_thread import DRAWING, lay_out
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
 from drivetrain.errors import WrongTypeError, check_installed
+from drivetrain.loops.stop import note
 
 
 class TQDMProgressBar(ProgressBar):
@@ -107,6 +108,8 @@ class TQDMProgressBar(ProgressBar):
         """Update the bar of this stage, which is created on first use."""
         training = snapshot.is_training
         bar, title = self._bars.get(training, (None, ""))
+        if note.is_written:  # a redrawn bar would be the beginning of the next message's line
+            return
         if bar is not None and title != snapshot.title:
             if self.leave or not training:
                 bar.close()
@@ -121,6 +124,7 @@ class TQDMProgressBar(ProgressBar):
         bar.measured = snapshot.rate
         self._set_postfix(bar, snapshot)
         bar.refresh()
+        note.stand_above(bool(getattr(getattr(bar, "fp", None), "isatty", bool)()))
         ended = snapshot.final and not training
         self._bars[training] = bar, "" if ended else snapshot.title
         if ended:
@@ -136,7 +140,7 @@ class TQDMProgressBar(ProgressBar):
         texts = [*first, *filter(None, str(bar.postfix).split(", "))]
         bar.postfix = ""
         shown = bar.format_dict
-        columns = shown["ncols"] or 10_000  # of a file: as many as are needed
+        columns = shown.get("ncols") or 10_000  # of a file: as many as are needed
         width = columns - disp_len(bar.format_meter(**{**shown, "ncols": None})) - len(", ")
         bar.postfix = "".join(lay_out(texts, width))
 
@@ -145,6 +149,7 @@ class TQDMProgressBar(ProgressBar):
         bars, self._bars = self._bars, {}
         for bar, _ in bars.values():
             bar.close()
+        note.stand_above()
 
 
 _INIT = {
