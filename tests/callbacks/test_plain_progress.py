@@ -21,9 +21,11 @@ def test_one_line_at_each_end(capsys: pytest.CaptureFixture[str]) -> None:
     bar.draw(Snapshot("sanity_check", 0, 2, 2, 2, final=True))
     bar.draw(Snapshot("train", 0, 2, 5, 10))
     bar.draw(Snapshot("validate", 0, 2, 3, None, rate=0.5, final=True))
+    bar.draw(Snapshot("validate", 0, 2, 3, 3, rate=0.5, final=True, transient=True, step=7))
     bar.draw(TRAIN)
     assert capsys.readouterr().out.splitlines() == [
         "2026-01-02 03:04:05 Validation: 3 batches, 0.500 it/s",
+        "2026-01-02 03:04:05 Validation in epoch 1/2: 3/3 batches, step 7, 0.500 it/s",
         "2026-01-02 03:04:05 Epoch 1/2: 10/10 batches, step 0, 12.3 it/s, loss=0.1235, name=x",
     ]
 

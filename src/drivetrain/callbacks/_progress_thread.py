@@ -75,8 +75,12 @@ class Snapshot:
         """The name of the stage, with the epoch counted from 1."""
         if not self.is_training:
             return self.description or _TITLES[self.stage]
-        epochs = f"{self.epoch + 1}" + ("" if self.max_epochs is None else f"/{self.max_epochs}")
-        return f"{self.description or 'Epoch'} {epochs}"
+        return f"{self.description or 'Epoch'} {self.epoch_text}"
+
+    @property
+    def epoch_text(self) -> str:
+        """The epoch, counted from 1, and the number of epochs."""
+        return f"{self.epoch + 1}" + ("" if self.max_epochs is None else f"/{self.max_epochs}")
 
     @property
     def count_text(self) -> str:
@@ -248,12 +252,13 @@ class ProgressThread(threading.Thread):
         progress, max_epochs = self._trainer.progress, self._trainer.max_epochs
         rate, training = self._meters[stage].measure(batch), stage is RunningStage.TRAINING
         fit_left_s = None
-        if training:
+        if RunningStage.TRAINING in self._stages:
+            done, size = self._counts(RunningStage.TRAINING)
             left = self._rest.batches()
-            fit_left_s = self._rest.seconds(left, rate)
-            if left < math.inf and total < math.inf and total > 0:
-                max_epochs = progress.current_epoch + max(math.ceil((batch + left) / total), 1)
-            total = min(total, batch + left)
+            if left < math.inf and 0 < size < math.inf:
+                max_epochs = progress.current_epoch + max(math.ceil((done + left) / size), 1)
+            if training:
+                fit_left_s, total = self._rest.seconds(left, rate), min(total, done + left)
         left_s = (total - batch) / rate if rate and total < math.inf else None
         return Snapshot(
             stage=stage.value,

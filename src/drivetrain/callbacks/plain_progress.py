@@ -37,11 +37,15 @@ class PlainProgressBar(ProgressBar):
         now_s = time.monotonic()
         due = snapshot.stage != "sanity_check" if snapshot.final else now_s - self._printed_at_s >= self._pause_s
         if due:
-            step = f"step {snapshot.step}" if snapshot.is_training else ""
+            in_fit = snapshot.is_training or snapshot.transient
+            step = f"step {snapshot.step}" if in_fit else ""
+            title = snapshot.title
+            if snapshot.transient and snapshot.stage != "sanity_check":
+                title += f" in epoch {snapshot.epoch_text}"
             parts = [f"{snapshot.count_text} batches", step, snapshot.rate_text, snapshot.left_text]
             parts += [snapshot.waiting_text, snapshot.metrics_text]
             text = ", ".join(part for part in parts if part)
-            print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {snapshot.title}: {text}", flush=True)
+            print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {title}: {text}", flush=True)
             self._printed_at_s = now_s
             if not snapshot.final:
                 self._pause_s = min(2 * self._pause_s, max(self.interval_s, _LONGEST_S))
