@@ -20,11 +20,13 @@ def summary(trainer: Trainer, seconds: float) -> list[str]:
         trainer: the Trainer of the fit.
         seconds: how long it took.
     """
+    from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
+
     progress, (why, limit) = trainer.progress, _reason(trainer)
     epochs, steps = progress.current_epoch, progress.global_step
     counts = f"{epochs} {'epoch' if epochs == 1 else 'epochs'}, {steps} {'step' if steps == 1 else 'steps'}"
     lines = [f"The fit took {duration_text(seconds)} and ended after {counts}: {why}."]
-    savers = [each for each in trainer.checkpoint_callbacks if getattr(each, "best_model_path", "")]
+    savers = [each for each in trainer.callbacks if isinstance(each, ModelCheckpoint) and each.best_model_path]
     for saver in savers[:1]:
         path, monitor, score = _short(saver.best_model_path), saver.monitor, saver.best_model_score
         lines.append(
