@@ -37,6 +37,7 @@ TESTS_OF = {
     "callbacks/_checkpoint_arguments.py": "callbacks/test_model_checkpoint.py",
     "callbacks/_checkpoint_names.py": "callbacks/test_model_checkpoint.py",
     "callbacks/_progress_thread.py": "callbacks/test_progress_bar.py",
+    "callbacks/_rich_layout.py": "callbacks/test_rich_progress.py",
     "callbacks/defaults.py": "trainer/test_trainer.py callbacks/test_timer.py test_bad_input.py",
     "checkpoints/part_lists.py": "checkpoints/test_sharded.py",
     "checkpoints/writer_process.py": "checkpoints/test_writer.py",

@@ -27,7 +27,8 @@ class FakeTrainer:
     def __init__(self, max_epochs: int | None = 3) -> None:
         self.progress = Progress(num_training_batches=10)
         self.progress_bar_metrics: dict[str, float] = {}
-        self.max_epochs = max_epochs
+        self.max_epochs, self.max_steps, self.accumulate_grad_batches = max_epochs, -1, 1
+        self.callbacks: list[Callback] = []
         self.is_global_zero = True
         self.sanity_checking = False
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from rich.progress import TextColumn
+from tests.callbacks.screens import screen_of
 
 from drivetrain import Callback, Trainer
 from drivetrain.callbacks import ModelSummary, PlainProgressBar, RichModelSummary, RichProgressBar
@@ -17,6 +18,7 @@ from drivetrain.callbacks.progress_bar import Snapshot
 from drivetrain.callbacks.rich_progress import RichProgressBarTheme
 from drivetrain.compat.boring_classes import BoringModel
 from drivetrain.errors import ConfigurationError
+from drivetrain.loops.stop import note
 
 
 def make(**kwargs: Any) -> tuple[RichProgressBar, io.StringIO]:
@@ -180,3 +182,77 @@ def test_the_bar_brings_the_summary_of_rich() -> None:
 def trainer(**arguments: Any) -> Trainer:
     quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 1}
     return Trainer(accelerator="cpu", max_epochs=1, limit_train_batches=2, **quiet, **arguments)
+
+
+# ---- the width of the terminal ---------------------------------------------------------------------------------------
+
+
+def lines(width: int, metrics: int, *, digits: str = "", **more: Any) -> list[str]:
+    """What a terminal of this width shows of an epoch."""
+    values = {f"train_metric_{i}{digits}": 0.12345 * 10**i for i in range(metrics)}
+    out = io.StringIO()
+    bar = RichProgressBar(console_kwargs={"file": out, "width": width, "force_terminal": True})
+    given = {"rate": 12.34, "left_s": 15.0, "fit_left_s": 14520.0, "waiting": 0.43, **more}
+    bar.draw(Snapshot("train", 2, 10, 213, 400, metrics=values, **given))
+    shown = screen(out)
+    bar.close()
+    assert all(len(line) <= width for line in shown)
+    return shown
+
+
+@pytest.mark.parametrize("metrics", [0, 1, 3, 5, 12, 40])
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_metrics_give_way_before_the_bar(width: int, metrics: int) -> None:
+    first, *below = lines(width, metrics)
+    pattern = r"^Epoch 3/10 [━╸╺]{4,40} *213/400 12\.3 it/s( 0:00:00)? 15s left, fit 4h02m"
+    assert re.match(pattern, first)
+    text = ", ".join([first, *below])
+    shown = re.findall(r"train_metric_(\d+)=(\S+?)(?:,|$)", text)
+    assert shown == [(str(i), format(0.12345 * 10**i, ".4g")) for i in range(len(shown))]  # no number is cut
+    left_out = re.search(r", \+(\d+)$", text)
+    assert len(shown) + int(left_out.group(1) if left_out else 0) == metrics
+    assert "waits for data 43%" in text
+    assert len(below) <= 3
+
+
+def test_metrics_stand_beside_the_bar_if_there_is_room() -> None:
+    (line,) = lines(200, 3)
+    assert line.endswith("waits for data 43%, train_metric_0=0.1235, train_metric_1=1.235, train_metric_2=12.35")
+
+
+def test_a_long_name_is_shortened_at_60_columns() -> None:
+    _, *below = lines(60, 1, digits="x" * 80, waiting=0.0)
+    assert below == ["train_metric_0" + "x" * 37 + "..=0.1235"]
+
+
+def test_no_color_draws_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for value in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", value)
+        out = io.StringIO()
+        bar = RichProgressBar(console_kwargs={"file": out, "width": 80, "force_terminal": True, "color_system": "256"})
+        bar.draw(Snapshot("train", 2, 10, 5, 20))
+        bar.close()
+        found.append(re.findall(r"\x1b\[[0-9;]*m", out.getvalue()))
+    assert found[0]
+    assert not [each for each in found[1] if re.search(r"\[(?:\d+;)*(?:3\d|4\d|9\d)", each)]
+
+
+# ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metrics", [0, 9])
+@pytest.mark.parametrize("knows", [True, False])
+def test_after_ctrl_c_no_line_stands_twice(metrics: int, knows: bool) -> None:
+    bar, out = make()
+    values = {f"train_metric_{i}": 0.5 for i in range(metrics)}
+    bar.draw(Snapshot("train", 2, 10, 213, 400, metrics=values))
+    bar.draw(Snapshot("validate", 2, 10, 1, 4, metrics=values, transient=True))
+    if not knows:
+        note.stand_above(0)  # negative control: as if nothing were drawn
+    out.write(f"{note.before.decode()}Ctrl-C: it ends.\n{note.after.decode()}")
+    bar.draw(Snapshot("train", 2, 10, 214, 400, metrics=values))
+    bar.close()
+    shown = screen_of(out.getvalue())
+    assert (len(set(line[:15] for line in shown)) == len(shown) and shown[0] == "Ctrl-C: it ends.") is knows
+    assert note.before == b"\n"

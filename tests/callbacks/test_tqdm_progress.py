@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 import threading
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.callbacks.screens import screen_of
 from torch.utils.data import DataLoader
 
 from drivetrain import Callback, LightningModule, Trainer
@@ -18,8 +20,9 @@ from drivetrain.callbacks.progress_bar import Snapshot
 from drivetrain.compat.boring_classes import BoringModel
 from drivetrain.errors import ConfigurationError
 from drivetrain.loggers import CSVLogger
+from drivetrain.loops.stop import note
 
-pytest.importorskip("tqdm")
+tqdm = pytest.importorskip("tqdm").tqdm
 
 
 def frames(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -35,6 +38,60 @@ def test_an_epoch_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "5/20" in last
     assert "3.21it/s" in last
     assert "loss=0.5, v=x" in last
+
+
+@pytest.mark.parametrize("metrics", [0, 1, 3, 5, 12])
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_metrics_give_way_before_the_bar(capsys: pytest.CaptureFixture[str], width: int, metrics: int) -> None:
+    class Wide(TQDMProgressBar):
+        def init_train_tqdm(self) -> Any:
+            bar = super().init_train_tqdm()
+            bar.dynamic_ncols, bar.ncols = False, width
+            return bar
+
+    values = {f"metric_{i}": 0.12345 * 10**i for i in range(metrics)}
+    bar = Wide()
+    bar.draw(Snapshot("train", 2, 10, 213, 400, rate=12.34, metrics=values, fit_left_s=14520.0, left_s=15.0))
+    bar.close()
+    line = frames(capsys)[-1]
+    assert len(line) <= width
+    found = re.fullmatch(r"Epoch 3/10:  53%\|.{4,}\| 213/400 \[00:00<00:15, 12\.34it/s(.*)\]", line)
+    assert found
+    shown = re.findall(r"metric_(\d+)=([^,]+)", found.group(1))
+    assert shown == [(str(i), tqdm.format_num(0.12345 * 10**i)) for i in range(len(shown))]
+    left_out = re.search(r", \+(\d+)$", found.group(1))
+    if width > 60:
+        assert ", fit 4h02m" in found.group(1)
+        assert len(shown) + int(left_out.group(1) if left_out else 0) == metrics
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_after_ctrl_c_no_line_stands_twice(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, knows: bool
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    bar = TQDMProgressBar()
+    bar.draw(Snapshot("train", 2, 10, 213, 400))
+    if not knows:
+        note.stand_above(0)  # negative control: as if nothing were drawn
+    sys.stderr.write(f"{note.before.decode()}Ctrl-C: it ends.\n{note.after.decode()}")
+    monkeypatch.setattr(note, "is_written", True)
+    bar.draw(Snapshot("train", 2, 10, 214, 400))
+    sys.stderr.write("It has ended.\n")
+    bar.close()
+    shown = screen_of(capsys.readouterr().err)
+    assert [line[:9] for line in shown] == ["Epoch 3/1"] * (not knows) + ["Ctrl-C: i", "It has en", "Epoch 3/1"]
+
+
+def test_a_bar_that_a_subclass_disables_is_drawn_without_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    class Own(TQDMProgressBar):
+        def init_train_tqdm(self) -> Any:
+            return tqdm(disable=True)
+
+    bar = Own()
+    bar.draw(Snapshot("train", 2, 10, 213, 400, metrics={"loss": 0.5}))
+    bar.close()
+    assert capsys.readouterr().err == ""
 
 
 def test_unknown_length(capsys: pytest.CaptureFixture[str]) -> None:

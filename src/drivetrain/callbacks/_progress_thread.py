@@ -1,17 +1,18 @@
-"""The thread of a progress bar: its snapshots, when the thread draws them, and the rate."""
+"""The thread of a progress bar: its snapshots, and when the thread draws them."""
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from drivetrain.base.files import encodable
+from drivetrain.callbacks._progress_estimate import Meter, Rest, Waiting
 from drivetrain.loops.progress import RunningStage
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 # DataLoader workers are forked from the main thread. If the bar's thread were inside print() at that moment, the child
 # would inherit the locked stream and hang at its first print. So a fork waits until nothing is being drawn.
 DRAWING = threading.RLock()
+
+_LOSS_EACH_S = 2.0
+"""Seconds between two losses that the loop reads for the bar: each waits for the device."""
 
 _TITLES = {"sanity_check": "Sanity check", "validate": "Validation", "test": "Test", "predict": "Prediction"}
 
@@ -32,14 +36,18 @@ class Snapshot:
     Attributes:
         stage: "train", "sanity_check", "validate", "test" or "predict".
         epoch: index from 0.
-        max_epochs: the maximum number of epochs; ``None`` if it is unlimited.
+        max_epochs: the number of epochs that the limits of the fit allow; ``None`` if it is unknown.
         batch: number of finished batches in this epoch or evaluation.
-        num_batches: their total number; ``None`` if the loader has no length.
+        num_batches: their total number, less if ``max_steps`` ends the fit before; ``None`` if it is unknown.
         rate: the recent number of batches per second.
         metrics: the values for the bar.
         final: the epoch or the evaluation has ended; each is drawn exactly once with this flag.
         transient: whether this is an evaluation inside training, whose bar is removed afterwards.
         description: a subclass's name for the stage; empty for the default.
+        step: number of optimizer steps of the fit.
+        left_s: seconds until this epoch or evaluation ends; ``None`` if it is unknown.
+        fit_left_s: seconds until the fit ends, validation included; ``None`` if it is unknown.
+        waiting: the share of the last minute in which the loop waited for data; ``None`` if it is unknown.
     """
 
     stage: str
@@ -52,6 +60,10 @@ class Snapshot:
     final: bool = False
     transient: bool = False
     description: str = ""
+    step: int = 0
+    left_s: float | None = None
+    fit_left_s: float | None = None
+    waiting: float | None = None
 
     @property
     def is_training(self) -> bool:
@@ -63,8 +75,12 @@ class Snapshot:
         """The name of the stage, with the epoch counted from 1."""
         if not self.is_training:
             return self.description or _TITLES[self.stage]
-        epochs = f"{self.epoch + 1}" + ("" if self.max_epochs is None else f"/{self.max_epochs}")
-        return f"{self.description or 'Epoch'} {epochs}"
+        return f"{self.description or 'Epoch'} {self.epoch_text}"
+
+    @property
+    def epoch_text(self) -> str:
+        """The epoch, counted from 1, and the number of epochs."""
+        return f"{self.epoch + 1}" + ("" if self.max_epochs is None else f"/{self.max_epochs}")
 
     @property
     def count_text(self) -> str:
@@ -77,14 +93,68 @@ class Snapshot:
         return f"{self.rate:.1f} it/s" if self.rate >= 1 else f"{self.rate:.3f} it/s"
 
     @property
+    def left_text(self) -> str:
+        """The remaining time of the epoch, and of the fit if the epoch is not its last."""
+        last = not self.is_training or self.epoch + 1 == self.max_epochs
+        epoch = "" if self.left_s is None or self.final else duration_text(self.left_s)
+        fit = (
+            "" if last or self.fit_left_s is None or self.fit_left_s < 0.5 else f"fit {duration_text(self.fit_left_s)}"
+        )
+        return f"{epoch} left, {fit}" if epoch and fit else f"{epoch or fit} left" if epoch or fit else ""
+
+    @property
+    def waiting_text(self) -> str:
+        """The share of the time spent waiting for data, if it is worth a look."""
+        return f"waits for data {self.waiting:.0%}" if self.waiting is not None and self.waiting >= 0.05 else ""
+
+    @property
     def metrics_text(self) -> str:
         """The metrics in one line, floats with four digits."""
         return self.text_of_metrics(".4g", ", ")
 
     def text_of_metrics(self, spec: str, delimiter: str) -> str:
         """Return the metrics in one line, floats formatted with ``spec``."""
+        return delimiter.join(self.texts_of_metrics(spec))
+
+    def texts_of_metrics(self, spec: str = ".4g") -> list[str]:
+        """Return a text for each metric, floats formatted with ``spec``."""
         values = {k: format(value, spec) if isinstance(value, float) else value for k, value in self.metrics.items()}
-        return encodable(delimiter.join(f"{name}={value}" for name, value in values.items()))
+        return [encodable(f"{name}={value}") for name, value in values.items()]
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in at most two units: "15s", "4m02s", "3h05m", "2d04h"."""
+    seconds = round(seconds)
+    units = ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s"))
+    for size, name, lesser, its_name in units:
+        if seconds >= size:
+            return f"{seconds // size}{name}{seconds % size // lesser:02}{its_name}"
+    return f"{seconds}s"
+
+
+def lay_out(texts: Sequence[str], width: int, lines: int = 1, delimiter: str = ", ") -> list[str]:
+    """Return ``texts`` in at most so many lines of ``width`` columns, without cutting one in two.
+
+    If there are too many, the last text is the number of those that are left out, such as "+3". Of a text that is
+    wider than a line, the name before the ``=`` is shortened.
+    """
+    for shown in range(len(texts), -1, -1):
+        left_out = [f"+{len(texts) - shown}"] if shown < len(texts) else []
+        rows: list[str] = []
+        for text in [*(_shortened(each, width) for each in texts[:shown]), *left_out]:
+            if rows and len(rows[-1]) + len(delimiter) + len(text) <= width:
+                rows[-1] += delimiter + text
+            else:
+                rows.append(text)
+        if len(rows) <= lines and all(len(row) <= width for row in rows):
+            return rows
+    return []
+
+
+def _shortened(text: str, width: int) -> str:
+    name, equals, value = text.rpartition("=")
+    room = width - len(value) - len("..=")
+    return text if len(text) <= width or not equals or room < 1 else f"{name[:room]}..={value}"
 
 
 class ProgressThread(threading.Thread):
@@ -105,7 +175,9 @@ class ProgressThread(threading.Thread):
         self._tick_s = tick_s
         self._stopped = threading.Event()
         self._stages: list[RunningStage] = []  # the innermost last; without a stage, nothing is drawn
-        self._meters: dict[RunningStage, _Meter] = {}
+        self._meters: dict[RunningStage, Meter] = {}
+        self._rest, self._waiting = Rest(trainer), Waiting()
+        self._loss_due_s = 0.0  # when the loop should read the next loss
         _hold_forks_while_drawing()
 
     def run(self) -> None:
@@ -113,7 +185,17 @@ class ProgressThread(threading.Thread):
         while self.error is None and not self._stopped.wait(self._tick_s):
             with DRAWING:
                 if self._stages:
+                    self._waiting.look(self._trainer.progress.slot[0])
+                    self._ask_for_loss()
                     self.show(self.snapshot())
+
+    def _ask_for_loss(self) -> None:
+        """Let the training loop read its loss now and then, if it flushes no other value for the bar."""
+        now_s = time.monotonic()
+        trains = self._stages[-1] is RunningStage.TRAINING
+        if trains and now_s >= self._loss_due_s and not self._trainer.progress_bar_metrics:
+            self._trainer.progress.want_loss()
+            self._loss_due_s = now_s + _LOSS_EACH_S
 
     def stop(self) -> None:
         """End immediately; returns when the thread has ended."""
@@ -147,8 +229,9 @@ class ProgressThread(threading.Thread):
             if self._stages:
                 self.snapshot()  # measures the rate before the time of another stage passes
             self._stages = [*(self._stages if stage is not RunningStage.TRAINING else ()), stage]
+            self._ask_for_loss()
             training = stage is RunningStage.TRAINING  # an evaluation's counters still belong to the previous one
-            self._meters.setdefault(stage, _Meter()).restart(self._counts(stage)[0] if training else 0)
+            self._meters.setdefault(stage, Meter()).restart(self._counts(stage)[0] if training else 0)
 
     def exit(self) -> Snapshot | None:
         """End the innermost stage; return its last snapshot, or ``None`` if none was entered."""
@@ -166,16 +249,30 @@ class ProgressThread(threading.Thread):
         """Return a snapshot of ``stage``; ``None``: of the innermost stage."""
         stage = stage or self._stages[-1]
         batch, total = self._counts(stage, final)
-        max_epochs = self._trainer.max_epochs
+        progress, max_epochs = self._trainer.progress, self._trainer.max_epochs
+        rate, training = self._meters[stage].measure(batch), stage is RunningStage.TRAINING
+        fit_left_s = None
+        if RunningStage.TRAINING in self._stages:
+            done, size = self._counts(RunningStage.TRAINING)
+            left = self._rest.batches()
+            if left < math.inf and 0 < size < math.inf:
+                max_epochs = progress.current_epoch + max(math.ceil((done + left) / size), 1)
+            if training:
+                fit_left_s, total = self._rest.seconds(left, rate), min(total, done + left)
+        left_s = (total - batch) / rate if rate and total < math.inf else None
         return Snapshot(
             stage=stage.value,
-            epoch=self._trainer.progress.current_epoch,
+            epoch=progress.current_epoch,
             max_epochs=None if max_epochs is None or max_epochs < 0 else max_epochs,
             batch=batch,
-            num_batches=None if total == float("inf") else int(total),
-            rate=self._meters[stage].measure(batch, final),
+            num_batches=None if total == math.inf else int(total),
+            rate=rate,
             final=final,
             transient=stage is not self._stages[0] or stage is RunningStage.SANITY_CHECKING,
+            step=progress.global_step,
+            left_s=left_s if fit_left_s is None or left_s is None else min(left_s, fit_left_s),
+            fit_left_s=fit_left_s,
+            waiting=self._waiting.share,
         )
 
     def _counts(self, stage: RunningStage, final: bool = False) -> tuple[int, float]:
@@ -183,33 +280,6 @@ class ProgressThread(threading.Thread):
         if stage is RunningStage.TRAINING:
             return progress.batches_done, progress.num_training_batches
         return max(progress.eval_batch_idx + final, 0), progress.num_eval_batches  # the current batch is not finished
-
-
-class _Meter:
-    """Batches per second over the last 20 ticks."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[float, int]] = deque(maxlen=21)
-        self._rate = 0.0
-
-    def restart(self, count: int) -> None:
-        """Restart the measurement: the time until now does not count for the rate."""
-        self._samples.clear()
-        self._samples.append((time.monotonic(), count))
-
-    def measure(self, count: int, final: bool) -> float:
-        """Return the current rate. If no batch was counted since the last call, return the last known rate at the end
-        of a stage.
-        """
-        if count < self._samples[-1][1]:  # the loop has reset its counter since the stage began
-            begin_s = self._samples[0][0]
-            self._samples.clear()
-            self._samples.append((begin_s, 0))
-        self._samples.append((time.monotonic(), count))
-        (begin_s, first), (end_s, last) = self._samples[0], self._samples[-1]
-        if end_s > begin_s and (last > first or not final):
-            self._rate = (last - first) / (end_s - begin_s)
-        return self._rate
 
 
 @functools.cache

@@ -7,14 +7,19 @@ import time
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
 from drivetrain.errors import wrong_value
 
+_LONGEST_S = 600.0
+
 
 class PlainProgressBar(ProgressBar):
-    """Prints a line when an epoch or an evaluation ends, and at intervals in between.
+    """Prints a line when an epoch or an evaluation ends, and at growing intervals in between.
+
+    Each line has the date, so it can be read alone. A log of days stays short: the interval doubles after each line
+    that is printed in between, up to 10 minutes.
 
     Args:
         refresh_rate: the minimum number of batches between two lines; 0 turns the bar off.
         leave: no effect, because printed lines stay.
-        interval_s: the minimum number of seconds between two lines.
+        interval_s: the number of seconds until the first line in between; it doubles.
 
     Raises:
         ConfigurationError: ``refresh_rate`` or ``interval_s`` is negative.
@@ -25,14 +30,26 @@ class PlainProgressBar(ProgressBar):
         if interval_s < 0:
             raise wrong_value("PlainProgressBar", "interval_s", interval_s, "0 or more seconds", "interval_s=10")
         self.interval_s = interval_s
-        self.tick_s = max(type(self).tick_s, interval_s)  # the bar need not check more often than it may print
-        self._printed_at_s = time.monotonic()
+        self._printed_at_s, self._pause_s = time.monotonic(), interval_s
 
     def draw(self, snapshot: Snapshot) -> None:
         """Print a line if it is due. The end of a sanity check, whose results are discarded, gets none."""
         now_s = time.monotonic()
-        due = snapshot.stage != "sanity_check" if snapshot.final else now_s - self._printed_at_s >= self.interval_s
+        due = snapshot.stage != "sanity_check" if snapshot.final else now_s - self._printed_at_s >= self._pause_s
         if due:
-            parts = [f"{snapshot.count_text} batches", snapshot.rate_text, snapshot.metrics_text]
-            print(f"{snapshot.title}: {', '.join(part for part in parts if part)}", flush=True)
+            in_fit = snapshot.is_training or snapshot.transient
+            step = f"step {snapshot.step}" if in_fit else ""
+            title = snapshot.title
+            if snapshot.transient and snapshot.stage != "sanity_check":
+                title += f" in epoch {snapshot.epoch_text}"
+            parts = [f"{snapshot.count_text} batches", step, snapshot.rate_text, snapshot.left_text]
+            parts += [snapshot.waiting_text, snapshot.metrics_text]
+            text = ", ".join(part for part in parts if part)
+            print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {title}: {text}", flush=True)
             self._printed_at_s = now_s
+            if not snapshot.final:
+                self._pause_s = min(2 * self._pause_s, max(self.interval_s, _LONGEST_S))
+
+    def close(self) -> None:
+        """Begin the next run with the first interval again."""
+        self._printed_at_s, self._pause_s = time.monotonic(), self.interval_s

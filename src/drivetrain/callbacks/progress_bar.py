@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import time
 import weakref
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.base.lazy import on_first_use
-from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks._progress_thread import DRAWING, ProgressThread, Snapshot
 from drivetrain.errors import WrongTypeError, wrong_value
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
 
 with on_first_use:
-    from drivetrain.callbacks import plain_progress, rich_progress
+    from drivetrain.callbacks import _fit_summary, plain_progress, rich_progress
 
 __all__ = ["ProgressBar", "Snapshot", "default_progress_bar"]
 
@@ -31,9 +32,9 @@ class ProgressBar(Callback):
     """Base of the progress bars; a subclass shows a :class:`Snapshot` in :meth:`draw`.
 
     The bar has no hook inside an epoch, so it adds no work to a step. A thread wakes every ``tick_s`` seconds and reads
-    counters and the floats of the last flush, never a tensor, so the display may be slightly late. The main thread
-    draws the end of each epoch and each evaluation, even of a short one. If drawing fails, the bar is switched off with
-    a warning and the run continues.
+    counters and the floats of the last flush, never a tensor, so the display may be slightly late. If nothing is logged
+    for the bar, the loop reads its loss every 2 seconds. The main thread draws the end of each epoch and each
+    evaluation, even of a short one. If drawing fails, the bar is switched off with a warning and the run continues.
 
     Args:
         refresh_rate: the minimum number of batches between two updates; 0 turns the bar off.
@@ -53,6 +54,7 @@ class ProgressBar(Callback):
         self.refresh_rate = refresh_rate
         self.leave = leave
         self._enabled = True
+        self._began_s = time.monotonic()
         self._thread: ProgressThread | None = None
         self._ended_epoch: Snapshot | None = None
         self._drawn: tuple[str, int] | None = None
@@ -205,6 +207,7 @@ class ProgressBar(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Store the Trainer."""
         self._trainer = weakref.ref(trainer)
+        self._began_s = time.monotonic()
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the thread."""
@@ -249,9 +252,12 @@ class ProgressBar(Callback):
     on_test_end = on_predict_end = on_validation_end
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Stop the thread."""
+        """Stop the thread, and log how a fit has ended."""
+        fits = trainer.progress.fn is TrainerFn.FITTING and self._thread is not None
         self._stop()
         self._trainer = None
+        for line in _fit_summary.summary(trainer, time.monotonic() - self._began_s) if fits else ():
+            rank_zero_info(line)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Stop the thread."""
@@ -292,7 +298,10 @@ class ProgressBar(Callback):
         snapshot = replace(snapshot, description=getattr(self, _DESCRIPTIONS[snapshot.stage]))
         title, batch = self._drawn or ("", 0)
         if snapshot.final or title != snapshot.title or not 0 <= snapshot.batch - batch < self.refresh_rate:
-            self.draw(replace(snapshot, metrics=self.get_metrics(trainer, pl_module)))
+            metrics = self.get_metrics(trainer, pl_module)
+            if snapshot.is_training and not trainer.progress_bar_metrics and trainer.progress.loss is not None:
+                metrics = {"loss": trainer.progress.loss, **metrics}
+            self.draw(replace(snapshot, metrics=metrics))
             self._drawn = snapshot.title, snapshot.batch
 
     def _report(self) -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.packages import rich_console, rich_progress
 from drivetrain.callbacks._progress_thread import DRAWING
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
 from drivetrain.errors import check_installed
+from drivetrain.loops.stop import note
+
+with on_first_use:
+    from drivetrain.callbacks import _rich_layout
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, Task, TaskID
@@ -65,7 +70,7 @@ class RichProgressBar(ProgressBar):
         super().__init__(refresh_rate, leave)
         self.theme = RichProgressBarTheme() if theme is None else theme
         self._console_kwargs = console_kwargs
-        self._progress: Progress | None = None
+        self._progress: _rich_layout.FittingProgress | None = None
         # key: whether the stage is training; value: the current bar and its text, "" after an evaluation
         self._tasks: dict[bool, tuple[TaskID, str]] = {}
 
@@ -86,10 +91,14 @@ class RichProgressBar(ProgressBar):
             self._progress = self._open()
         progress, training = self._progress, snapshot.is_training
         task, title = self._tasks.get(training, (None, ""))
+        texts = [each for each in (snapshot.waiting_text,) if each]
+        texts += snapshot.texts_of_metrics(self.theme.metrics_format)
         fields: dict[str, Any] = {
             "count": snapshot.count_text,
             "rate": snapshot.rate_text,
-            "metrics": snapshot.text_of_metrics(self.theme.metrics_format, self.theme.metrics_text_delimiter),
+            "left": snapshot.left_text,
+            "metrics": self.theme.metrics_text_delimiter.join(texts),
+            "texts": texts,
         }
         if task is not None and title != snapshot.title:
             if self.leave:
@@ -103,6 +112,7 @@ class RichProgressBar(ProgressBar):
         ended = snapshot.final and not training
         self._tasks[training] = task, "" if ended else snapshot.title
         progress.refresh()
+        note.stand_above(progress.lines if progress.console.is_terminal else 0)
         if ended:
             progress.stop_task(task)
             progress.update(task, visible=self.leave or not snapshot.transient)
@@ -113,13 +123,15 @@ class RichProgressBar(ProgressBar):
         self._tasks = {}
         if progress is not None:
             progress.stop()
+            note.stand_above()
 
     # ---- for subclasses ------------------------------------------------------------------------------------------
 
     def configure_columns(self, trainer: Trainer) -> list[ProgressColumn]:
         """Return the columns of the bars, for ``rich.progress.Progress``; called when the first bar is drawn."""
         theme = self.theme
-        styles = {"count": theme.batch_progress, "rate": theme.processing_speed, "metrics": theme.metrics}
+        styles = {"count": theme.batch_progress, "rate": theme.processing_speed, "left": theme.time}
+        styles["metrics"] = theme.metrics
         texts = {  # markup=False: a metric may be called "loss[0]"
             name: rich_progress.TextColumn(f"{{task.fields[{name}]}}", markup=False, style=style or "none")
             for name, style in styles.items()
@@ -131,7 +143,7 @@ class RichProgressBar(ProgressBar):
         )
         description = rich_progress.TextColumn("{task.description}", style=theme.description or "none")
         elapsed = rich_progress.TimeElapsedColumn()
-        return [description, bar, texts["count"], texts["rate"], elapsed, texts["metrics"]]
+        return [description, bar, texts["count"], texts["rate"], elapsed, texts["left"], texts["metrics"]]
 
     def refresh(self, hard: bool = False) -> None:
         """Draw changes; ``hard`` is ignored."""
@@ -172,10 +184,11 @@ class RichProgressBar(ProgressBar):
         tasks = [] if self._progress is None else self._progress.tasks
         return next((task for task in tasks if task.id == task_id), None)
 
-    def _open(self) -> rich_progress.Progress:
+    def _open(self) -> _rich_layout.FittingProgress:
         trainer: Any = None if self._trainer is None else self._trainer()  # None: draw() is called outside a run
-        progress = rich_progress.Progress(
+        progress = _rich_layout.FittingProgress(
             *self.configure_columns(trainer),
+            delimiter=self.theme.metrics_text_delimiter,
             console=None if self._console_kwargs is None else rich_console.Console(**self._console_kwargs),
             auto_refresh=False,  # otherwise rich would start its own thread
         )

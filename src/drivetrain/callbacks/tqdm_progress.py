@@ -6,9 +6,10 @@ import os
 from typing import Any, ClassVar
 
 from drivetrain.base.packages import tqdm_auto
-from drivetrain.callbacks._progress_thread import DRAWING
+from drivetrain.callbacks._progress_thread import DRAWING, lay_out
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
 from drivetrain.errors import WrongTypeError, check_installed
+from drivetrain.loops.stop import note
 
 
 class TQDMProgressBar(ProgressBar):
@@ -108,6 +109,8 @@ class TQDMProgressBar(ProgressBar):
         """Update the bar of this stage, which is created on first use."""
         training = snapshot.is_training
         bar, title = self._bars.get(training, (None, ""))
+        if note.is_written:  # a redrawn bar would be the beginning of the next message's line
+            return
         if bar is not None and title != snapshot.title:
             if self.leave or not training:
                 bar.close()
@@ -119,19 +122,35 @@ class TQDMProgressBar(ProgressBar):
             bar = getattr(self, _INIT[snapshot.stage])()
         bar.set_description_str(snapshot.title, refresh=False)
         bar.total, bar.n = snapshot.num_batches, snapshot.batch
-        bar.set_postfix(snapshot.metrics, refresh=False)
         bar.measured = snapshot.rate
+        self._set_postfix(bar, snapshot)
         bar.refresh()
+        note.stand_above(bool(getattr(getattr(bar, "fp", None), "isatty", bool)()))
         ended = snapshot.final and not training
         self._bars[training] = bar, "" if ended else snapshot.title
         if ended:
             bar.close()
+
+    def _set_postfix(self, bar: Any, snapshot: Snapshot) -> None:
+        """Show as many metrics as there is room for behind a bar of 10 columns, and how many are left out."""
+        from tqdm.utils import disp_len
+
+        bar.set_postfix(snapshot.metrics, refresh=False)
+        fit = snapshot.left_text.rpartition(", ")[2]  # tqdm shows the rest of the epoch itself
+        first = [each for each in (fit if fit.startswith("fit") else "", snapshot.waiting_text) if each]
+        texts = [*first, *filter(None, str(bar.postfix).split(", "))]
+        bar.postfix = ""
+        shown = bar.format_dict
+        columns = shown.get("ncols") or 10_000  # of a file: as many as are needed
+        width = columns - disp_len(bar.format_meter(**{**shown, "ncols": None})) - len(", ")
+        bar.postfix = "".join(lay_out(texts, width))
 
     def close(self) -> None:
         """Leave the last state on the screen."""
         bars, self._bars = self._bars, {}
         for bar, _ in bars.values():
             bar.close()
+        note.stand_above()
 
 
 _INIT = {

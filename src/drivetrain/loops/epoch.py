@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
+
+from torch import Tensor
 
 from drivetrain.base.introspect import takes_iterator
 from drivetrain.data.feed import BatchIterator, Resumed, feed, fetches_ahead
@@ -73,6 +76,7 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
     """Train on ``batches`` until there are no more, or the run must end."""
     book, progress, limits, window = run.book, run.progress, run.limits, run.window
     slot, transfer, scope = progress.slot, run.transfer[1], run.hooks.scope("training_step")
+    output = None
     book.enter(scope)
     slot[0] = _FETCH
     for batch, is_last in batches:
@@ -128,6 +132,8 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
             hook(outputs_for_hooks(output), batch, batch_idx)
         if run.stop is not None:  # set by another thread
             run.stop.at_batch_end()
+        if progress.loss_wanted:  # set by the thread of a progress bar
+            read_loss(run, output)
 
         if is_last:
             next(batches, None)  # exhaust the loader before validation, as a plain loop does
@@ -141,6 +147,18 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
         if window.batches_done == 0 and bound.keep_start is not None:
             bound.keep_start()
         slot[0] = _FETCH
+    if progress.shows_loss:
+        read_loss(run, output)
+
+
+def read_loss(run: Run, output: Any) -> None:
+    """Read the loss in ``output``, what a step has returned, for a bar for which the module logs no value."""
+    loss, number = outputs_for_hooks(output).get("loss"), None
+    logs = any(each.prog_bar for each in run.book.logged("train"))
+    if isinstance(loss, Tensor) and loss.numel() == 1 and not logs:
+        with suppress(RuntimeError):  # the device may forbid to wait for it
+            number = loss.item()
+    run.progress.show_loss(number)
 
 
 def after_batch(run: Run, bound: Bound) -> None:

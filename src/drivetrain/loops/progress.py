@@ -149,6 +149,8 @@ class Progress:
             evaluation.
         eval_steps: for each stage, the number of batches of each evaluation loader so far: the x axis of their per-step
             values.
+        loss: the last loss that was read for a progress bar; ``None``: none yet. shows_loss: a bar shows it.
+        loss_wanted: the loop reads the loss of the running batch when its hooks have run.
     """
 
     slot: array[int] = field(default_factory=lambda: array("q", [Phase.NONE, 0, 0, 0]))
@@ -172,6 +174,9 @@ class Progress:
     eval_batch_idx: int = -1
     num_eval_batches: float = 0
     eval_steps: dict[str, list[int]] = field(default_factory=dict)
+    loss: float | None = None
+    shows_loss: bool = False
+    loss_wanted: bool = False
 
     # ---- the position of the run -------------------------------------------------------------------------------------
 
@@ -270,6 +275,7 @@ class Progress:
         else:
             self.cut_batches = -1  # the position in the training data is only valid during its own fit
         self.resumed_batches = -1
+        self.loss, self.shows_loss, self.loss_wanted = None, False, False
 
     def end_run(self, interrupted: bool = False) -> None:
         """Called when the entry point returns; if it raises, the phase does not change."""
@@ -344,6 +350,16 @@ class Progress:
     def count_steps(self, steps: int) -> None:
         """Count optimizer steps."""
         self.global_step += steps
+
+    def want_loss(self) -> None:
+        """Let the loop read the loss once; any thread may call it."""
+        self.shows_loss = self.loss_wanted = True
+
+    def show_loss(self, loss: float | None) -> None:
+        """Show the loss that was read; ``None``: the step returned none."""
+        self.loss_wanted = False
+        if loss is not None:
+            self.loss = loss
 
     def count_once(self) -> None:
         """Count the last batch as one optimizer step, however many steps it has made."""

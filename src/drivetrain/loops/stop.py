@@ -53,6 +53,27 @@ _raises_in: list[int] = []  # the process in which SIGTERM raises an exception
 _ended_in: list[int] = []  # the process whose run is already ending because of a SIGTERM
 
 
+class Note:
+    """How the line that answers Ctrl-C is written to a terminal on which a progress bar may be.
+
+    Attributes:
+        before, after: what is written around it; a bar that draws removes itself before the line.
+        is_written: whether Ctrl-C was pressed in the running fit.
+    """
+
+    before: bytes = b"\n"
+    after: bytes = b""
+    is_written: bool = False
+
+    def stand_above(self, lines: int = 0) -> None:
+        """Replace a bar of so many lines, with the cursor in the last; 0: there is no bar."""
+        self.before = b"\r\x1b[2K" + b"\x1b[1A\x1b[2K" * (lines - 1) if lines else b"\n"
+        self.after = b"\n" * (lines - 1)  # the bar moves up by its lines when it is drawn again
+
+
+note = Note()
+
+
 class Stop:
     """Ends a fit on request, after a batch on which all ranks agree.
 
@@ -216,6 +237,7 @@ class Stop:
             yield
             return
         before: dict[int, Any] = {}
+        note.is_written = False
         try:
             for number in map(int, _SIGNALS):
                 known = signal.getsignal(number)
@@ -243,9 +265,10 @@ class Stop:
             if self._interrupts > 1:
                 raise KeyboardInterrupt
             if self._rank == 0:  # unbuffered: the main thread may be writing to it
-                text = "\nCtrl-C: the fit ends after the batch that is running. Press it again to end at once.\n"
+                text = b"Ctrl-C: the fit ends after the batch that is running. Press it again to end at once.\n"
+                note.is_written = True
                 with contextlib.suppress(OSError):
-                    os.write(2, text.encode())
+                    os.write(2, note.before + text + note.after)
         elif callable(handler) and handler is not _raise_sigterm:
             handler(number, frame)
         self.ask(_SIGNALS[signal.Signals(number)])

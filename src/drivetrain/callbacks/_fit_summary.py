@@ -1,0 +1,58 @@
+"""The lines at the end of a fit: how long it took and why it ended, the best checkpoint, the logs and how to resume."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from drivetrain.base import files
+from drivetrain.callbacks._progress_thread import duration_text
+from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
+from drivetrain.callbacks.timer import Timer
+
+if TYPE_CHECKING:
+    from drivetrain.trainer.trainer import Trainer
+
+
+def summary(trainer: Trainer, seconds: float) -> list[str]:
+    """Return the lines that apply to a fit that has ended without an exception.
+
+    Args:
+        trainer: the Trainer of the fit.
+        seconds: how long it took.
+    """
+    progress, (why, limit) = trainer.progress, _reason(trainer)
+    epochs, steps = progress.current_epoch, progress.global_step
+    counts = f"{epochs} {'epoch' if epochs == 1 else 'epochs'}, {steps} {'step' if steps == 1 else 'steps'}"
+    lines = [f"The fit took {duration_text(seconds)} and ended after {counts}: {why}."]
+    savers = [each for each in trainer.callbacks if isinstance(each, ModelCheckpoint) and each.best_model_path]
+    for saver in savers[:1]:
+        path, monitor, score = _short(saver.best_model_path), saver.monitor, saver.best_model_score
+        lines.append(
+            f"Checkpoint: {path}" if monitor is None or score is None else f"Best {monitor}: {score:.4g}, {path}"
+        )
+    parts = [f"Logs: {_short(folder)}"] if trainer.loggers and (folder := trainer.log_dir) else []
+    if savers and not savers[0].save_weights_only:
+        parts.append(f'To train on{limit}: trainer.fit(model, ckpt_path="last")')
+    return [*lines, *([". ".join(parts)] if parts else [])]
+
+
+def _reason(trainer: Trainer) -> tuple[str, str]:
+    """Return why the fit has ended, and how to let it continue, after "To train on"."""
+    progress, limits = trainer.progress, trainer.limits
+    for name, reached in (("max_steps", progress.global_step), ("max_epochs", progress.current_epoch)):
+        if reached >= (limit := getattr(limits, name)):
+            return f"{name}={limit:.0f} is reached", f", raise {name}"
+    timers = [each for each in trainer.callbacks if isinstance(each, Timer)]
+    if any(left is not None and left <= 0 for left in (each.time_remaining() for each in timers)):
+        return "its time is over", ", raise the time limit"
+    stopped = [each.monitor for each in trainer.early_stopping_callbacks if each.stopped_epoch]
+    if stopped:
+        return f"EarlyStopping({stopped[0]!r}) stopped it", ""
+    return "it was asked to stop" if progress.should_stop else "there is no batch to train on", ""
+
+
+def _short(path: str) -> str:
+    """Return ``path`` as it is seen from the working folder, if it is inside."""
+    inside = not files.is_remote(path) and os.path.abspath(path).startswith(os.path.join(os.getcwd(), ""))
+    return os.path.relpath(path) if inside else path

@@ -1,0 +1,115 @@
+"""What a progress bar estimates: the rate, how much of a fit is left, and how long the fit waits for data."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from drivetrain.callbacks.timer import Timer
+from drivetrain.loops.progress import Phase
+
+if TYPE_CHECKING:
+    from drivetrain.trainer.trainer import Trainer
+
+_FETCHES = (Phase.FETCH, Phase.VALIDATION_FETCH, Phase.TEST_FETCH, Phase.PREDICT_FETCH)
+_FEWEST = 20
+"""Looks at the phase before a share is shown."""
+
+
+class Meter:
+    """Batches per second over the last 20 looks at which more batches were done."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, int]] = deque(maxlen=21)
+        self._rate = 0.0
+
+    def restart(self, count: int) -> None:
+        """Restart the measurement: the time until now does not count for the rate."""
+        self._samples.clear()
+        self._samples.append((time.monotonic(), count))
+
+    def measure(self, count: int) -> float:
+        """Return the current rate; until a batch is counted, the last known rate."""
+        now_s = time.monotonic()
+        if count < self._samples[-1][1]:  # the loop has reset its counter since the stage began
+            begin_s = self._samples[0][0]
+            self._samples.clear()
+            self._samples.append((begin_s, 0))
+        if count > self._samples[-1][1]:
+            self._samples.append((now_s, count))
+        (begin_s, first), (end_s, last) = self._samples[0], self._samples[-1]
+        if last > first and end_s > begin_s:
+            mean_s = (end_s - begin_s) / (last - first)
+            self._rate = (last - first) / (max(end_s, now_s - mean_s) - begin_s)  # falls while a batch takes longer
+        return self._rate
+
+
+class Waiting:
+    """The share of the time in which a loop waits for a batch: of the last 240 looks at its phase."""
+
+    def __init__(self) -> None:
+        self._looks: deque[bool] = deque(maxlen=240)
+
+    def look(self, phase: int) -> None:
+        """Count whether the loop waits now."""
+        self._looks.append(phase in _FETCHES)
+
+    @property
+    def share(self) -> float | None:
+        """The share, from 0 to 1; ``None`` before there are enough looks."""
+        return sum(self._looks) / len(self._looks) if len(self._looks) >= _FEWEST else None
+
+
+class Rest:
+    """How much of a fit is left.
+
+    Args:
+        trainer: the Trainer of the fit.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._first: int | None = None  # batches when the training began
+        self._from: tuple[float, int] | None = None  # the time and the batches after the first look with a new batch
+
+    def batches(self) -> float:
+        """Return the number of batches until ``max_epochs`` or ``max_steps`` is reached; ``inf`` without a limit."""
+        trainer, progress = self._trainer, self._trainer.progress
+        done, size, epochs = progress.batches_done, progress.num_training_batches, trainer.max_epochs
+        left = math.inf if epochs is None or epochs < 0 else (epochs - progress.current_epoch) * size - done
+        if trainer.max_steps < 0 or not size:
+            return left
+        steps, window = trainer.max_steps - progress.global_step, trainer.accumulate_grad_batches
+        if progress.global_step > progress.total_batches:  # several optimizers step in a batch
+            steps = math.ceil(steps * progress.total_batches / progress.global_step)
+        return min(left, _batches(max(steps, 0), done, size, window))
+
+    def seconds(self, left: float, rate: float) -> float | None:
+        """Return the time until the fit ends, validation included; ``None`` if it is unknown.
+
+        Args:
+            left: the result of :meth:`batches`.
+            rate: batches per second, used until there is a mean over the fit.
+        """
+        now_s, done = time.monotonic(), self._trainer.progress.total_batches
+        if self._first is None:
+            self._first = done
+        if self._from is None and done > self._first:  # the first batch takes longer than others
+            self._from = now_s, done
+        needed_s = left / rate if rate else math.inf
+        if self._from is not None and done > self._from[1]:
+            needed_s = left * (now_s - self._from[0]) / (done - self._from[1])
+        timers = [each.time_remaining() for each in self._trainer.callbacks if isinstance(each, Timer)]
+        needed_s = min([needed_s, *(max(each, 0) for each in timers if each is not None)])
+        return None if needed_s == math.inf else needed_s
+
+
+def _batches(steps: int, done: int, size: float, window: int) -> float:
+    """Return how many batches ``steps`` optimizer steps take, from ``done`` batches of an epoch of ``size`` on."""
+    rest = math.ceil((size - done) / window) if size < math.inf else math.inf  # steps until the epoch's end
+    if steps <= rest:
+        return min(steps * window - done % window if steps else 0, size - done)
+    epochs, more = divmod(steps - int(rest), math.ceil(size / window))
+    return size - done + epochs * size + min(more * window, size)
