@@ -21,8 +21,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from drivetrain.base import compile_options, files, missing
+from drivetrain.base import files, missing
 from drivetrain.base.introspect import describe_arguments
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import (
     ConfigurationError,
@@ -35,6 +36,9 @@ from drivetrain.errors import (
     shown,
     wrong_value,
 )
+
+with on_first_use:
+    from drivetrain.base import compile_options  # it imports torch
 
 if TYPE_CHECKING:
     from drivetrain.accelerators.accelerator import Accelerator
@@ -481,7 +485,6 @@ def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
 def _cure(name: str, value: Any, known: Iterable[str]) -> str:
     if callable(getattr(value, "training_step", None)):
         return "Pass the model to trainer.fit(model) instead."
-
     return missing.ARGUMENTS.get(name) or did_you_mean(name, known)
 
 
