@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import pickle
 import signal
@@ -10,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +29,9 @@ class FakeTrainer:
     def __init__(self, max_epochs: int | None = 3) -> None:
         self.progress = Progress(num_training_batches=10)
         self.progress_bar_metrics: dict[str, float] = {}
-        self.max_epochs, self.max_steps, self.accumulate_grad_batches = max_epochs, -1, 1
+        self.max_epochs = max_epochs
+        endless = max_epochs is None or max_epochs < 0
+        self.limits = SimpleNamespace(max_epochs=math.inf if endless else max_epochs, max_steps=math.inf, accumulate=1)
         self.callbacks: list[Callback] = []
         self.is_global_zero = True
         self.sanity_checking = False

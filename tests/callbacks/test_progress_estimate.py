@@ -29,14 +29,10 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def trainer(**given: Any) -> Any:
     counters = Progress(num_training_batches=given.pop("batches", 400))
-    defaults = {
-        "max_epochs": None,
-        "max_steps": -1,
-        "accumulate_grad_batches": 1,
-        "callbacks": [],
-        "progress": counters,
-    }
-    return SimpleNamespace(progress_bar_metrics={}, **{**defaults, **given})
+    limits = {"max_epochs": math.inf, "max_steps": math.inf, "accumulate": 1}
+    limits |= {name: given.pop(name) for name in limits if name in given}
+    several = {"max_epochs": None, "callbacks": [], "progress_bar_metrics": {}, **given}
+    return SimpleNamespace(progress=counters, limits=SimpleNamespace(**limits), **several)
 
 
 def test_until_max_epochs() -> None:
@@ -45,9 +41,8 @@ def test_until_max_epochs() -> None:
     assert Rest(fit).batches() == 700
 
 
-@pytest.mark.parametrize("max_epochs", [None, -1])
-def test_an_endless_fit_has_no_rest(max_epochs: int | None) -> None:
-    rest = Rest(trainer(max_epochs=max_epochs))
+def test_an_endless_fit_has_no_rest() -> None:
+    rest = Rest(trainer())
     assert rest.batches() == math.inf
     assert rest.seconds(math.inf, 10.0) is None
 
@@ -60,7 +55,7 @@ def test_an_endless_fit_has_no_rest(max_epochs: int | None) -> None:
     ],
 )  # fmt: skip
 def test_until_max_steps(batches: float, window: int, steps: int, done: int, expected: int) -> None:
-    fit = trainer(batches=batches, max_steps=1000 + steps, accumulate_grad_batches=window)
+    fit = trainer(batches=batches, max_steps=1000 + steps, accumulate=window)
     fit.progress.global_step, fit.progress.batches_done, fit.progress.earlier_batches = 1000, done, 5000
     assert Rest(fit).batches() == expected
 

@@ -76,15 +76,15 @@ class Rest:
 
     def batches(self) -> float:
         """Return the number of batches until ``max_epochs`` or ``max_steps`` is reached; ``inf`` without a limit."""
-        trainer, progress = self._trainer, self._trainer.progress
-        done, size, epochs = progress.batches_done, progress.num_training_batches, trainer.max_epochs
-        left = math.inf if epochs is None or epochs < 0 else (epochs - progress.current_epoch) * size - done
-        if trainer.max_steps < 0 or not size:
+        limits, progress = self._trainer.limits, self._trainer.progress
+        done, size, epochs = progress.batches_done, progress.num_training_batches, limits.max_epochs
+        left = math.inf if epochs == math.inf else max((epochs - progress.current_epoch) * size - done, 0)
+        if limits.max_steps == math.inf or not size:
             return left
-        steps, window = trainer.max_steps - progress.global_step, trainer.accumulate_grad_batches
+        steps = int(limits.max_steps) - progress.global_step
         if progress.global_step > progress.total_batches:  # several optimizers step in a batch
             steps = math.ceil(steps * progress.total_batches / progress.global_step)
-        return min(left, _batches(max(steps, 0), done, size, window))
+        return min(left, _batches(max(steps, 0), done, size, limits.accumulate))
 
     def seconds(self, left: float, rate: float) -> float | None:
         """Return the time until the fit ends, validation included; ``None`` if it is unknown.
