@@ -21,7 +21,7 @@ import pytest
 
 import drivetrain
 from drivetrain import Callback, Trainer
-from drivetrain.base import files
+from drivetrain.base import files, packages
 from drivetrain.checkpoints.file import TorchCheckpointIO
 from drivetrain.clusters.local import LocalEnvironment, free_port
 from drivetrain.errors import ConfigurationError
@@ -249,6 +249,8 @@ def imported(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == packages.__name__:  # imported when they are first used
+            yield from (vars(getattr(packages, each.name))["__name__"].partition(".")[0] for each in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level:
             yield str(node.module).partition(".")[0]
 

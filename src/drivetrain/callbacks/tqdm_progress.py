@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar
 
-from drivetrain.base.packages import tqdm_auto
+from drivetrain.base.packages import tqdm_auto, tqdm_utils
 from drivetrain.callbacks._progress_thread import DRAWING, lay_out
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
 from drivetrain.errors import WrongTypeError, check_installed
@@ -133,8 +133,6 @@ class TQDMProgressBar(ProgressBar):
 
     def _set_postfix(self, bar: Any, snapshot: Snapshot) -> None:
         """Show as many metrics as there is room for behind a bar of 10 columns, and how many are left out."""
-        from tqdm.utils import disp_len
-
         bar.set_postfix(snapshot.metrics, refresh=False)
         fit = snapshot.left_text.rpartition(", ")[2]  # tqdm shows the rest of the epoch itself
         first = [each for each in (fit if fit.startswith("fit") else "", snapshot.waiting_text) if each]
@@ -142,7 +140,7 @@ class TQDMProgressBar(ProgressBar):
         bar.postfix = ""
         shown = bar.format_dict
         columns = shown.get("ncols") or 10_000  # of a file: as many as are needed
-        width = columns - disp_len(bar.format_meter(**{**shown, "ncols": None})) - len(", ")
+        width = columns - tqdm_utils.disp_len(bar.format_meter(**{**shown, "ncols": None})) - len(", ")
         bar.postfix = "".join(lay_out(texts, width))
 
     def close(self) -> None:
