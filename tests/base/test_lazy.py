@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import drivetrain
-from drivetrain.base.lazy import UnknownNames
+from drivetrain.base.lazy import Later, UnknownNames
 
 MODULES = [
     "accelerators", "callbacks", "checkpoints", "cli", "clusters", "compat", "data", "engine", "errors", "launchers",
@@ -136,3 +136,10 @@ def test_a_package_that_is_missing_raises_where_it_is_used(monkeypatch: pytest.M
     assert stand_in.recipe == "one"
     with pytest.raises(ImportError, match="no_such_package"):
         exec("from drivetrain.base.packages import no_such_package")
+
+
+def test_a_tool_that_looks_at_all_names_of_a_module_imports_none_of_them() -> None:
+    """jsonargparse asks each for ``__args__``; a missing package must not be an error there."""
+    for name in ("no_such_package_of_anyone", "turtle"):
+        assert not hasattr(Later(name), "__args__")
+    assert "turtle" not in sys.modules

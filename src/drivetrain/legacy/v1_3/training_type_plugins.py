@@ -241,8 +241,9 @@ def _sharded(optimizer: Optimizer) -> Any:
     with warnings.catch_warnings():
         # torch's warning about a module that this import also loads
         warnings.simplefilter("ignore", DeprecationWarning)
+        sharding = dist_optim.ZeroRedundancyOptimizer
     groups = [dict(group) for group in optimizer.param_groups]
-    return dist_optim.ZeroRedundancyOptimizer(groups, type(optimizer), **optimizer.defaults)
+    return sharding(groups, type(optimizer), **optimizer.defaults)
 
 
 def _move_scheduler(scheduler: Any, optimizer: Any) -> None:
