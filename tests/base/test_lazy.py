@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
+import pickle
 import subprocess
 import sys
 from types import ModuleType
@@ -143,3 +145,8 @@ def test_a_tool_that_looks_at_all_names_of_a_module_imports_none_of_them() -> No
     for name in ("no_such_package_of_anyone", "turtle"):
         assert not hasattr(Later(name), "__args__")
     assert "turtle" not in sys.modules
+
+
+def test_a_name_that_waits_for_its_module_can_be_copied_and_pickled() -> None:
+    for other in (copy.deepcopy(Later("math")), pickle.loads(pickle.dumps(Later("math")))):
+        assert other.floor(2.5) == 2

@@ -26,7 +26,7 @@ class Later:
         self.__dict__["__name__"] = name
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and self.__name__ not in sys.modules:
+        if name.startswith("__") and self.__dict__.get("__name__") not in sys.modules:
             raise AttributeError(name)  # asked by a tool that looks at all names of a module, such as jsonargparse
         return getattr(importlib.import_module(self.__name__), name)
 
