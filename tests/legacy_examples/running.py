@@ -69,8 +69,8 @@ def run(programs: Any, folder: Path, package: str, *command: str | Path, **envir
 
 def what_was_done(output: str) -> str:
     """Return "trains", "trains and tests", or "", by the progress that a program has printed."""
-    trained = re.search(r"^Epoch (\d+)/\1: (\d+)/\2 batches", output, re.MULTILINE)
-    tested = re.search(r"^Test: (\d+)/\1 batches", output, re.MULTILINE)
+    trained = re.search(r"^\S+ \S+ Epoch (\d+)/\1: (\d+)/\2 batches", output, re.MULTILINE)
+    tested = re.search(r"^\S+ \S+ Test: (\d+)/\1 batches", output, re.MULTILINE)
     return " and ".join(word for word, found in (("trains", trained), ("tests", tested)) if found)
 
 
