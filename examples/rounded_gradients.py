@@ -68,7 +68,7 @@ class RoundedGradients(ParallelStrategy):
 
     def load_rank_state(self, module, state):
         super().load_rank_state(module, state)
-        self.residuals[module] = state["residual"]
+        self.residuals[module] = state.get("residual", NOTHING)
 
 
 def flat_gradient(parameter):
