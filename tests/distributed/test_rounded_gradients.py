@@ -15,7 +15,8 @@ from tests.distributed.test_fsdp2 import Scaled
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from drivetrain import Engine, Trainer, WeightedLoss
+from drivetrain import Callback, Engine, Trainer, WeightedLoss
+from drivetrain.callbacks import LambdaCallback, OnExceptionCheckpoint
 from drivetrain.precision import MixedPrecision
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rounded_gradients.py"
@@ -159,3 +160,29 @@ def compare(found: dict[str, Tensor], expected: dict[str, Tensor], mixed: bool) 
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     else:
         near(found, expected)
+
+
+@pytest.mark.parametrize("hook", ["on_after_backward", "on_before_optimizer_step", "on_train_batch_end"])
+def test_after_an_exception_a_run_resumes_with_the_residual_of_the_windows_start(tmp_path: Path, hook: str) -> None:
+    def trained(fails: bool = False, ckpt_path: Path | None = None) -> tuple[list[Tensor], Tensor]:
+        def fail(trainer: Trainer, *_: Any) -> None:
+            if trainer.global_step == 2 and trainer.progress.batch_idx % 2:
+                raise RuntimeError("planted")
+
+        module, own = Scaled(weighted=False), strategy()
+        callbacks: list[Callback] = [OnExceptionCheckpoint(tmp_path)]
+        callbacks += [LambdaCallback(**{hook: fail})] if fails else []
+        trainer = Trainer(
+            accelerator="cpu", devices=1, strategy=own, max_epochs=2, accumulate_grad_batches=2, logger=False,
+            callbacks=callbacks, enable_progress_bar=False, default_root_dir=tmp_path, limit_val_batches=0,
+        )  # fmt: skip
+        trainer.fit(module, DataLoader(token_data(BATCH * BATCHES), batch_size=BATCH), ckpt_path=ckpt_path)
+        return [each.detach() for each in module.parameters()], own.residuals[module]
+
+    whole, residual = trained()
+    with pytest.raises(RuntimeError, match="planted"):
+        trained(fails=True)
+    resumed, other = trained(ckpt_path=tmp_path / "on_exception.ckpt")
+    assert all(map(torch.equal, whole, resumed))
+    assert torch.equal(residual, other)
+    assert residual.any()

@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import Form, count, number
 from drivetrain.base.seed import kept_rng_state, rng_state
@@ -74,8 +74,8 @@ def capture(run: Run, metrics: Mapping[str, nn.Module] | None = None, deferred: 
             ones would be wrong; ``ahead``, callbacks whose states belong to a later point; ``settled``, whether the
             log's flush, the validation and the schedulers that follow the last batch are also done; ``buffers`` and
             ``options``, the modules' buffers and the optimizers' and schedulers' options at that point, like
-            ``callbacks``; ``precision``, a function that returns the precision's state, where the present one would be
-            wrong.
+            ``callbacks``; ``rank_state`` of a user's strategy, likewise; ``precision``, a function that returns the
+            precision's state, where the present one would be wrong.
 
     Raises:
         CheckpointError: an optimizer was interrupted in the middle of its step.
@@ -247,7 +247,11 @@ def states_now(run: Run) -> State:
     """
     if not run.kept.saves_on_exception:
         return {}
-    return {"callbacks": _callback_states(run), "buffers": _buffers(run), "options": Options(run.engine.strategy)}
+    strategy = run.engine.strategy
+    states: State = {"callbacks": _callback_states(run), "buffers": _buffers(run), "options": Options(strategy)}
+    if defined_by_user(strategy, "rank_state"):
+        states["rank_state"] = copy.deepcopy(strategy.rank_state(run.module))
+    return states
 
 
 def _callback_states(run: Run) -> State:
@@ -356,6 +360,7 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
         run.optimizers.unbinders.append(optimizer.register_step_post_hook(after).remove)
     metrics, parameters, modules = metrics_in(run.module), list(run.module.parameters()), list(run.module.modules())
     options, versions = Options(strategy), list[int]()
+    has_rank_state = defined_by_user(strategy, "rank_state")
     has_precision_state = any(overrides(precision, f"{form}state_dict", Precision) for form in ("", "deferred_"))
 
     def keep() -> None:
@@ -394,6 +399,8 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
             start["options"] = options
             start["callbacks"] = _callback_states(run)
             start["buffers"] = _buffers(run) if any(map(_BUFFERS, modules)) else {}
+            if has_rank_state:  # of gradients that the window exchanges, for example
+                start["rank_state"] = copy.deepcopy(strategy.rank_state(run.module))
         versions = _versions(parameters)
         kept.window_start = start
 

@@ -174,8 +174,9 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
         precision = own.pop("precision", None) or partial(
             strategy.precision_plugin.state_dict, trainer.lightning_module, strategy.optimizers
         )
+        rank_state = own.pop("rank_state", None)
         checkpoint.update(own)
-        if state := strategy.rank_state(trainer.lightning_module):
+        if state := strategy.rank_state(trainer.lightning_module) if rank_state is None else rank_state:
             checkpoint["rank_state"] = state
         checkpoint["callbacks"] = {
             callback.state_key: state
@@ -243,7 +244,7 @@ def _loop_state(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any]:
     checkpoint["epoch"], checkpoint["global_step"] = progress["current_epoch"], progress["global_step"]
     whole = checkpoint["state_dict"]
     whole.update({name: buffer for name, buffer in state.pop("buffers", {}).items() if name in whole})
-    names = ("rng", "callbacks", "options", "precision")
+    names = ("rng", "callbacks", "options", "precision", "rank_state")
     apart: dict[str, Any] = {name: state.pop(name) for name in names if name in state}
     return {"loops": {"drivetrain": progress}, "restart": state, **apart}
 

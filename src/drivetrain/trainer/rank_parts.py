@@ -33,6 +33,7 @@ Trainer = Any  # not imported: the class's module imports this file
 
 _OWN = ("rng", "restart", "rank_state")
 # Keys of ``restart`` that are equal on every rank.
+_OF_THE_WINDOW = frozenset({"callbacks", "buffers", "precision", "rank_state"})
 _SHARED = frozenset({"samples", "data_ranks", "divided_from", "exact", "settled", "cut_off", "ahead", "loaders"})
 
 
@@ -50,7 +51,7 @@ def of_ended_fit(run: Run | None, strategy: Strategy) -> list[State]:
         return []
     state = dict(capture(run))
     part: State = {"loops": state.pop("progress"), "rng": state.pop("rng")}
-    part["restart"] = {key: value for key, value in state.items() if key not in ("callbacks", "buffers", "precision")}
+    part["restart"] = {key: value for key, value in state.items() if key not in _OF_THE_WINDOW}
     if own:
         part["rank_state"] = own
     return strategy.world.gather_objects(part)
