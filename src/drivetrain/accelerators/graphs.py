@@ -83,8 +83,8 @@ class GraphRecorder:
         return result, graph.replay
 
     def _drop(self, pool: Any) -> None:
-        """Do what torch leaves out where a recording fails; otherwise it frees no memory of several streams from then
-        on, and its random generators are in the recording for ever.
+        """End a failed recording, which torch does not do. Otherwise its allocator never frees memory again that two
+        streams have used, and its random generators raise an error at the next use.
         """
         if pool is not None:
             for name in ("endAllocateToPool", "releasePool"):

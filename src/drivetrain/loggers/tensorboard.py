@@ -41,7 +41,7 @@ class TensorBoardLogger(FolderLogger):
     are logged later, for example in ``trainer.test``, are appended to the same event file. Another process that
     continues the run, such as a resumed one, writes its own event file. A fit that resumes with the same ``version``
     continues the curves after the checkpoint: the events behind it, which it logs again, move to ``events_replaced.*``.
-    A chart of several curves, for which TensorBoard needs files in other folders, hides those events instead.
+    In a chart with several curves, which TensorBoard keeps in other folders, the new events hide the old ones instead.
 
     Args:
         save_dir: the root folder; ``~`` and environment variables are expanded.
