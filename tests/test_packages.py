@@ -55,10 +55,10 @@ def test_each_package_has_a_pin_and_tests(suite: Suite) -> None:
 @pytest.mark.parametrize(
     ("code", "output", "found"),
     [
-        (0, "Epoch 1/1: 2/2 batches, 9 it/s\n", "trains"),
-        (0, "Epoch 1/1: 2/2 batches\nTest: 3/3 batches\n", "trains and tests"),
-        (0, "Epoch 1/2: 2/2 batches\n", ""),  # it has not come to its end
-        (0, "Epoch 1/1: 2/2 batches\nTest: 1/3 batches\n", "trains"),
+        (0, "2026-01-01 09:30:00 Epoch 1/1: 2/2 batches, 9 it/s\n", "trains"),
+        (0, "2026-01-01 09:30:00 Epoch 1/1: 2/2 batches\n2026-01-01 09:30:09 Test: 3/3 batches\n", "trains and tests"),
+        (0, "2026-01-01 09:30:00 Epoch 1/2: 2/2 batches\n", ""),  # it has not come to its end
+        (0, "2026-01-01 09:30:00 Epoch 1/1: 2/2 batches\n2026-01-01 09:30:09 Test: 1/3 batches\n", "trains"),
         (1, "Traceback\nTypeError: too old\n", "needs more: `too old`"),
         (1, "too old\nTraceback\nTypeError: other\n", "too old\nTraceback\nTypeError: other\n"),
     ],

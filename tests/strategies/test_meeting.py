@@ -131,12 +131,14 @@ def test_ranks_that_have_come_name_those_that_have_not() -> None:
 def test_a_rank_goes_on_only_when_the_others_are_connected_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may fail at once, and with it the connections that the others are still making."""
     port, order, connecting = free_port(), list[str](), threading.Event()
+    stores: list[object] = []  # as a process group does, keeps rank 0's server until the last rank has its answer
     monkeypatch.setattr(meeting, "loopback_address", lambda *_: HERE)
     monkeypatch.setattr(meeting, "_keep_gloo_on_loopback", lambda: None)
     monkeypatch.setattr(LocalEnvironment, "main_port", port)
     first = threading.Event()
 
-    def connect(backend: str, *, rank: int, **options: Any) -> None:
+    def connect(backend: str, *, store: object, rank: int, **options: Any) -> None:
+        stores.append(store)
         if rank == 1:
             first.wait(LONG.total_seconds())  # rank 0 is connected
             connecting.wait(0.3)  # long enough for rank 0 to go on, if it did
