@@ -726,7 +726,10 @@ def test_arguments_of_backward_make_the_public_call(spy: set[str]) -> None:
     assert torch.allclose(optimizer.param_groups[0]["params"][0].grad, torch.full((3,), 2.0))
 
 
-@pytest.mark.parametrize(("owner", "name"), [(Tensor, "backward"), (torch.autograd, "backward")])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Tensor, "backward"), (torch.autograd, "backward"), (torch.autograd, "_engine_run_backward")],
+)
 def test_a_backward_that_a_program_replaces_is_called(monkeypatch: Any, owner: Any, name: str) -> None:
     optimizer = sgd()
     calls, plain, seen = direct._direct(optimizer, []), getattr(owner, name), []
@@ -800,6 +803,19 @@ def test_the_engines_log_of_nodes_is_written(caplog: Any) -> None:
     with caplog.at_level(logging.DEBUG, "torch.autograd.graph"):
         direct._direct(optimizer, []).backward(loss_of(optimizer))
     assert "MeanBackward0" in caplog.text
+
+
+@pytest.mark.parametrize("available", [False, True])
+def test_the_engines_threads_of_other_devices_get_the_context_of_torchs_function(
+    monkeypatch: Any, available: bool
+) -> None:
+    """They may run nodes of the graph even if the loss is on the host."""
+    optimizer, stashed = sgd(), list[str]()
+    stash = torch._C._stash_obj_in_tls
+    monkeypatch.setattr(torch._C, "_stash_obj_in_tls", lambda *args: (stashed.append(args[0]), stash(*args)))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: available)
+    direct._direct(optimizer, []).backward(loss_of(optimizer))
+    assert stashed == (["context"] if available else [])
 
 
 def added(optimizer: Any) -> nn.Parameter:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import os
 import sys
 import weakref
@@ -243,6 +244,9 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any], saving: KeptStates | No
     may_differentiate = "differentiable" in optimizer.defaults
     engine: Any = torch.autograd  # torch.autograd has the engine's call under a private name
     is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
+    # Torch's function around the engine passes the settings of compiled programs on to the threads of other devices.
+    around_engine = None if torch.accelerator.is_available() else names.around_engine
+    run_engine, logs_nodes = names.run_engine, names.logger.isEnabledFor
 
     def zero_grad() -> None:
         if is_watched() or type(optimizer).zero_grad is not _ZERO_GRAD or "zero_grad" in optimizer.__dict__:
@@ -272,7 +276,10 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any], saving: KeptStates | No
         one = ones[loss.dtype]
         if type(node) not in roots or not loss.is_cpu or one._version or loss._backward_hooks is not None:
             one = torch.ones_like(loss, memory_format=torch.preserve_format)
-        engine._engine_run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        run = engine._engine_run_backward
+        if run is around_engine and not logs_nodes(logging.DEBUG):
+            run = run_engine
+        run((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
     def step() -> None:
         own = optimizer.__dict__
@@ -385,6 +392,8 @@ class _Names(NamedTuple):
         ones: for each dtype, the gradient of a loss on the host with respect to itself; replaced where a hook may
             change it, or has changed it.
         multiplying: see :func:`_multiplying_nodes`; filled before the first step.
+        around_engine: the function that ``torch.autograd`` calls for a backward pass, which calls ``run_engine``, the
+            autograd engine itself, and reports the nodes of the graph to ``logger`` if that has the level DEBUG.
         missing: the first private name that the installed torch lacks; ``None``: it has all of them.
     """
 
@@ -394,6 +403,9 @@ class _Names(NamedTuple):
     decorators: frozenset[Any] = frozenset()
     ones: Mapping[torch.dtype, Tensor] = {}
     multiplying: set[type] = set()  # noqa: RUF012  # nothing is added where a name is missing
+    around_engine: Callable[..., Any] | None = None
+    run_engine: Callable[..., Any] = lambda *args, **kwargs: None
+    logger: logging.Logger = log
     missing: str | None = None
 
 
@@ -413,7 +425,8 @@ def _names() -> _Names:
         decorated = (
             Optimizer.profile_hook_step(bare), optim._use_grad_for_differentiable(bare), torch.no_grad()(bare),
         )  # fmt: skip
-        compiled.compiled_autograd_enabled, autograd._engine_run_backward, torch._C._set_grad_enabled  # noqa: B018
+        around_engine, run_engine = autograd._engine_run_backward, autograd.Variable._execution_engine.run_backward
+        compiled.compiled_autograd_enabled, torch._C._set_grad_enabled  # noqa: B018
     except (ImportError, AttributeError) as error:
         return _Names(missing=str(error))
 
@@ -430,7 +443,8 @@ def _names() -> _Names:
 
     decorators = frozenset(each.__code__ for each in decorated)
     ones = {each: torch.ones((), dtype=each) for each in _FLOATS}
-    return _Names(is_watched, before_steps, after_steps, decorators, ones, set())
+    logger = logging.getLogger(around_engine.__module__)
+    return _Names(is_watched, before_steps, after_steps, decorators, ones, set(), around_engine, run_engine, logger)
 
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
