@@ -54,7 +54,7 @@ LONG_TESTS := tests/faults tests/conformance tests/test_examples.py tests/distri
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test where test-faults test-interop test-compat test-clusters test-extras test-xla test-legacy test-proof check dist bench clean
+.PHONY: help demo test tree where test-faults test-interop test-compat test-clusters test-extras test-xla test-legacy test-proof check dist bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -64,6 +64,9 @@ demo: $(STAMP) ## train a digit classifier, with its curves in demo_output/
 
 test: $(STAMP) ## run the whole test suite (PYTEST_ARGS="-k name" for a part of it)
 	@$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+
+tree: ## print each file of the package with its first sentence, by layer
+	@$(PYTHON) tools/tree.py
 
 where: $(STAMP) ## print where the tests of a file are (FILE=src/drivetrain/loops/step.py)
 	@$(VENV)/bin/python tests/test_map.py $(FILE)
@@ -97,7 +100,7 @@ test-legacy: $(LEGACY_STAMP) ## run the official examples of Lightning 1.0, 1.1 
 test-proof: $(PROOF_STAMP) ## prove-resume on programs of Accelerate, transformers and Lightning, in an environment of their own
 	@DRIVETRAIN_PEERS=1 $(PROOF_VENV)/bin/python -m pytest tests/proof/peers $(PYTEST_ARGS)
 
-check: $(STAMP) ## lint, format, types, layers, and ARCHITECTURE.md against the disk
+check: $(STAMP) ## lint, format, types, layers, and other rules of the source
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/mypy

@@ -277,8 +277,7 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any], saving: KeptStates | No
         if type(node) not in roots or not loss.is_cpu or one._version or loss._backward_hooks is not None:
             one = torch.ones_like(loss, memory_format=torch.preserve_format)
         run = engine._engine_run_backward
-        if run is around_engine and not logs_nodes(logging.DEBUG):
-            run = run_engine
+        run = run_engine if run is around_engine and not logs_nodes(logging.DEBUG) else run
         run((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
     def step() -> None:

@@ -1,4 +1,4 @@
-"""Compute a window once more from its start, and compare: is a training step deterministic?"""
+"""Compute a window once more from its start, and compare, which shows whether a training step is deterministic."""
 
 from __future__ import annotations
 
