@@ -126,23 +126,28 @@ def test_the_page_of_strategies_names_every_fact(fact: dataclasses.Field[object]
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+FEATURES = (ROOT / "docs" / "features.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:
-    """The text of one section of the README."""
-    found = re.search(rf"^## {title}\n(.*?)(?=^## )", README, re.DOTALL | re.MULTILINE)
+    """The text of one section of the page of features."""
+    found = re.search(rf"^#+ {title}\n(.*?)(?=^## |\Z)", FEATURES, re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]
 
 
-def test_the_readme_lists_every_extra() -> None:
+def test_the_readme_is_short() -> None:
+    assert len(README.encode()) <= 7_000
+
+
+def test_the_page_of_features_lists_every_extra() -> None:
     extras = re.search(r"^\[project.optional-dependencies\]\n(.*?)^\[", PYPROJECT, re.DOTALL | re.MULTILINE)
     assert extras is not None
     named = set(re.findall(r"^(\w+) = \[", extras[1], re.MULTILINE)) - {"dev"}
-    assert set(re.findall(r"^\| `(\w+)` \|", section("Installing it"), re.MULTILINE)) == named
+    assert set(re.findall(r"^\| `(\w+)` \|", section("Extras"), re.MULTILINE)) == named
 
 
-def test_the_readme_lists_every_callback_and_logger() -> None:
+def test_the_page_of_features_lists_every_callback_and_logger() -> None:
     offered = {*drivetrain.callbacks.__all__, *drivetrain.loggers.__all__}
     offered -= {
         "Callback",
@@ -152,12 +157,12 @@ def test_the_readme_lists_every_callback_and_logger() -> None:
         "DummyLogger",
         "LoggerRegistry",
     }  # contracts, a trial
-    assert offered - set(re.findall(r"`(\w+)`", section("What works now"))) == set()
+    assert offered - set(re.findall(r"`(\w+)`", section("What there is"))) == set()
 
 
-def test_the_readme_lists_every_example() -> None:
+def test_the_page_of_features_lists_every_example() -> None:
     examples = {path.name for path in (ROOT / "examples").iterdir() if path.suffix == ".py" or path.is_dir()}
-    linked = set(re.findall(r"\(examples/([\w.]+)", section("Examples")))
+    linked = set(re.findall(r"\(\.\./examples/([\w.]+)", section("Examples")))
     assert linked == examples - {"__pycache__"}
 
 
@@ -167,8 +172,8 @@ def test_the_readme_lists_every_example() -> None:
         ("model_registry", "models"),
     ],
 )  # fmt: skip
-def test_what_the_readme_calls_not_there_yet_is_refused_and_nothing_else_is_in_that_list(name: str, value: str) -> None:
-    listed = section("What works now").partition("Not yet: ")[2].partition("Lightning.")[0]
+def test_what_the_page_calls_not_there_yet_is_refused_and_nothing_else_is_in_that_list(name: str, value: str) -> None:
+    listed = section("What there is").partition("Not yet: ")[2].partition("Lightning.")[0]
     assert value in listed or f"`{name}`" in listed
     with pytest.raises(NotSupportedError, match="not supported by this version"):
         Trainer(**{name: value})
