@@ -24,8 +24,10 @@ LONG = pytest.mark.skipif(
 def run(programs: Any, tmp_path: Path) -> Callable[..., str]:
     """What an example prints; with ``fresh``, in an interpreter of its own."""
 
-    def run(script: str, *arguments: str, codes: tuple[int, ...] = (0,), fresh: bool = False) -> str:
-        command = ["-W", "error", str(ROOT / "examples" / script), "--output", "out", *arguments]
+    def run(
+        script: str, *arguments: str, codes: tuple[int, ...] = (0,), fresh: bool = False, warnings: str = "error"
+    ) -> str:
+        command = ["-W", warnings, str(ROOT / "examples" / script), "--output", "out", *arguments]
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         done: subprocess.CompletedProcess[str]
         if fresh:
@@ -80,6 +82,24 @@ def test_the_gpt_learns_and_measures_itself(run: Any) -> None:
     assert 2.5 < unigram < 4
     assert "tokens/s=" in shown
     assert "mfu=" in shown
+
+
+def test_the_recipe_of_a_classifier_tests_the_best_checkpoint(run: Any) -> None:
+    shown = run("recipes/classifier.py", "--epochs", "4")
+    assert float(re.findall(r"^Accuracy of .*\.ckpt: ([\d.]+)", shown, re.MULTILINE)[0]) > 0.85
+
+
+@pytest.mark.timeout(300)
+@LONG
+def test_the_recipe_of_a_gpt_trains_in_shards(run: Any, tmp_path: Path) -> None:
+    shown = run("recipes/gpt.py", "--steps", "40", "--backend", "eager", warnings="default")
+    assert float(re.findall(r"^Loss ([\d.]+)", shown, re.MULTILINE)[0]) < 3.5
+    assert "train/device/mfu" in (tmp_path / "out" / "gpt" / "version_0" / "metrics.csv").read_text()
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "examples" / "recipes").glob("*.py")), ids=lambda path: path.name)
+def test_a_recipe_is_short(recipe: Path) -> None:
+    assert len(recipe.read_text(encoding="utf-8").splitlines()) <= 80
 
 
 def test_the_plain_loop_learns_and_goes_on_exactly(run: Any) -> None:
