@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -40,6 +40,7 @@ from drivetrain.accelerators.choice import available, check_limit, check_numbers
 from drivetrain.accelerators.torch_device import as_numbers, no_numbers
 from drivetrain.base.registry import Entry, Registry, check_part
 from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
+from drivetrain.clusters._machines import MachinesEnvironment
 from drivetrain.clusters.environment import ClusterEnvironment, ClusterRegistry
 from drivetrain.clusters.environment import detect as detect_cluster
 from drivetrain.clusters.local import LocalEnvironment
@@ -161,6 +162,8 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
     own = strategy.own_parts if isinstance(strategy, Strategy) else OwnParts()
     accelerator, why_accelerator = _accelerator(settings, own)
     environment, why_environment = _environment(plugins.get(ClusterEnvironment), own, machine)
+    if isinstance(environment, MachinesEnvironment):
+        settings = replace(settings, num_nodes=environment.nodes_meant(settings.num_nodes))
     devices, why_devices = _devices(settings, accelerator, strategy, own, environment)
     if strategy is None:
         strategy, why_strategy = _auto_strategy(accelerator, devices, settings.num_nodes, environment, machine)
@@ -387,8 +390,13 @@ def _devices(
     if given in (0, "0", [], "", None) or isinstance(given, bool):
         raise WrongTypeError(f'devices={given!r} names no device. Write devices=1 or devices="auto".')
     parsed: Any
+    cluster = environment if isinstance(environment, MachinesEnvironment) else None
+    if cluster is not None and accelerator.autocast_device_type == HOST.type:
+        cluster = None  # clusters count GPUs
     if given == "auto":
         count, why = accelerator.auto_device_count(), 'devices="auto", and this accelerator counts'
+        if cluster is not None:
+            count, why = cluster.devices_meant(count, why)
         if environment.creates_processes_externally and accelerator.autocast_device_type == HOST.type:
             count = environment.world_size() // max(settings.num_nodes, 1)  # devices of the host have no numbers
             why = 'devices="auto", and the processes on this machine are'
@@ -417,6 +425,8 @@ def _devices(
     if not devices:
         raise ConfigurationError(f"devices={given!r} means no device of {accelerator.name!r}. Write devices=1.")
     check_limit(given, len(devices), accelerator)
+    if cluster is not None:
+        cluster.check_devices(given, len(devices))
     return devices, why
 
 
