@@ -42,7 +42,6 @@ TESTS_OF = {
     "checkpoints/part_lists.py": "checkpoints/test_sharded.py",
     "checkpoints/writer_process.py": "checkpoints/test_writer.py",
     "checkpoints/xla.py": "strategies/test_xla.py xla/test_training.py",
-    "clusters/_machines.py": "clusters/test_machines.py",
     "clusters/aws_batch.py": "clusters/test_machines.py",
     "clusters/dstack.py": "clusters/test_machines.py",
     "clusters/kubernetes.py": "clusters/test_machines.py",

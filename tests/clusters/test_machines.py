@@ -79,7 +79,7 @@ def test_recorded_variables(
     assert type(environment).__name__ == cls
     assert isinstance(environment, MachinesEnvironment)
     assert why == environment.evidence
-    assert (environment.num_nodes(), environment.node_rank(), environment.num_devices()) == numbers
+    assert (environment.num_nodes(), environment.node_rank(), environment.reserved_devices()) == numbers
     assert (environment.main_address, environment.main_port) == (address, port)
     assert not environment.creates_processes_externally
     given = type(environment)({**variables, "MASTER_ADDR": "chosen", "MASTER_PORT": "4321"})
@@ -229,8 +229,16 @@ def test_on_the_processors_the_number_of_gpus_does_not_count() -> None:
             {"num_nodes": 3},
             "num_nodes=3, but SkyPilotEnvironment says that the job has 2 machines. Leave num",
         ),
-        (DSTACK, {"devices": 4, "num_nodes": 1, "limit": "3"}, "devices=4 means 4 devices, but DstackEnvironment .* 3"),
-        (SKYPILOT, {"limit": "8"}, "says that 8 devices are reserved on each machine, but this one shows 4. Write dev"),
+        (
+            DSTACK,
+            {"devices": 4, "num_nodes": 1, "limit": "3"},
+            "devices=4 means 4 devices, but the cluster .* 3 are res",
+        ),
+        (
+            SKYPILOT,
+            {"limit": "8"},
+            "cluster says that 8 devices are reserved on each machine, but this one shows 4. Wr",
+        ),
     ],
 )
 def test_what_contradicts_the_cluster(variables: dict[str, str], given: dict[str, Any], said: str) -> None:

@@ -48,10 +48,6 @@ class MachinesEnvironment(LocalEnvironment):
         """The number of machines."""
         raise NotImplementedError
 
-    def num_devices(self) -> int | None:
-        """The number of devices that the cluster has reserved on each machine; ``None``: it does not say."""
-        return None
-
     def nodes_meant(self, given: int) -> int:
         """Return the number of machines, if the user has written ``num_nodes=given``; 1, the default, means all.
 
@@ -65,36 +61,6 @@ class MachinesEnvironment(LocalEnvironment):
                 f"out, or start the job on {given} machines."
             )
         return nodes
-
-    def devices_meant(self, count: int, why: str) -> tuple[int, str]:
-        """Return the number of devices that ``devices="auto"`` means, and the reason.
-
-        Args:
-            count: how many the accelerator counts on this machine.
-            why: the reason for that number.
-
-        Raises:
-            ConfigurationError: the cluster has reserved more.
-        """
-        reserved = self.num_devices() or count
-        if reserved > count:
-            raise ConfigurationError(
-                f"{type(self).__name__} says that {reserved} devices are reserved on each machine, but this one shows "
-                f"{count}. Write devices={count} if all machines have as many, or look for the missing ones."
-            )
-        return (count, why) if reserved == count else (reserved, 'devices="auto", and the cluster has reserved')
-
-    def check_devices(self, given: Any, count: int) -> None:
-        """Check that ``devices=given``, which means ``count`` devices, does not exceed what the cluster has reserved.
-
-        Raises:
-            ConfigurationError: it does.
-        """
-        if count > (self.num_devices() or count):
-            raise ConfigurationError(
-                f"devices={given!r} means {count} devices, but {type(self).__name__} says that each machine has "
-                f"{self.num_devices()} reserved. Write devices={self.num_devices()}, or reserve {count}."
-            )
 
     def _reserved(self, name: str) -> int | None:
         return self.number(name, 0) or None  # 0 on a machine without GPUs, which has its processors

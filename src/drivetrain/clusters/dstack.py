@@ -26,7 +26,7 @@ class DstackEnvironment(MachinesEnvironment):
     def num_nodes(self) -> int:
         return self.number("DSTACK_NODES_NUM")
 
-    def num_devices(self) -> int | None:
+    def reserved_devices(self) -> int | None:
         return self._reserved("DSTACK_GPUS_PER_NODE")
 
     def node_rank(self) -> int:

@@ -143,6 +143,16 @@ class ClusterEnvironment:
         """
         return num_nodes == 1
 
+    def nodes_meant(self, given: int) -> int:
+        """Return the number of machines, if the user has written ``num_nodes=given``; a cluster that starts the program
+        once on each machine says how many they are.
+        """
+        return given
+
+    def reserved_devices(self) -> int | None:
+        """Return the number of devices that the cluster has reserved on each machine; ``None``: it does not say."""
+        return None
+
     # ---- requeueing ----------------------------------------------------------------------------------------------
 
     auto_requeue: bool = False

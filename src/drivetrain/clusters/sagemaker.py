@@ -27,7 +27,7 @@ class SageMakerEnvironment(MachinesEnvironment):
     def num_nodes(self) -> int:
         return len(self._hosts())
 
-    def num_devices(self) -> int | None:
+    def reserved_devices(self) -> int | None:
         return self._reserved("SM_NUM_GPUS")
 
     def node_rank(self) -> int:

@@ -27,7 +27,7 @@ class SkyPilotEnvironment(MachinesEnvironment):
     def num_nodes(self) -> int:
         return len(self.environ["SKYPILOT_NODE_IPS"].split())
 
-    def num_devices(self) -> int | None:
+    def reserved_devices(self) -> int | None:
         return self._reserved("SKYPILOT_NUM_GPUS_PER_NODE")
 
     def node_rank(self) -> int:
