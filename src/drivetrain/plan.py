@@ -396,8 +396,7 @@ def _devices(
     if given in (0, "0", [], "", None) or isinstance(given, bool):
         raise WrongTypeError(f'devices={given!r} names no device. Write devices=1 or devices="auto".')
     parsed: Any
-    reserved = environment.reserved_devices()
-    if reserved is not None and accelerator.autocast_device_type == HOST.type:
+    if (reserved := environment.reserved_devices()) is not None and accelerator.autocast_device_type == HOST.type:
         reserved = None  # clusters count GPUs
     if given == "auto":
         count, why = accelerator.auto_device_count(), 'devices="auto", and this accelerator counts'
