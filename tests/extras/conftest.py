@@ -18,6 +18,8 @@ PACKAGES = {  # a package, and how the names of its files begin
     "bitsandbytes": "test_bitsandbytes",
     "comet_ml": "test_comet",
     "deepspeed": "test_deepspeed",
+    "kubeflow_trainer_api": "test_kubeflow",
+    "kubernetes": "test_kubernetes",
     "mlflow": "test_mlflow",
     "neptune": "test_neptune",
     "litdata": "test_litdata",
