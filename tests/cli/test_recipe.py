@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -119,6 +120,24 @@ def test_ray(capsys: pytest.CaptureFixture[str]) -> None:
     assert given["runtime_env"]["env_vars"] == {
         "DRIVETRAIN_RESUME": "auto", "RAY_JOB_STOP_SIGNAL": "SIGTERM", "RAY_JOB_STOP_WAIT_TIME_S": "300",
     }  # fmt: skip
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "platforms.md"
+SHOWN = re.findall(
+    r"^```\ndrivetrain (recipe [^\n>]*)\n```\n\n```\w*\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
+)
+
+
+@pytest.mark.parametrize(("words", "shown"), SHOWN, ids=[words.split()[1] for words, _ in SHOWN])
+def test_the_page_of_platforms_shows_each_file_as_it_is(
+    capsys: pytest.CaptureFixture[str], words: str, shown: str
+) -> None:
+    assert command.main(shlex.split(words)) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_the_page_of_platforms_shows_them_all() -> None:
+    assert [words.split()[1] for words, _ in SHOWN] == CLUSTERS
 
 
 # ---- words of the program's command ----------------------------------------------------------------------------------

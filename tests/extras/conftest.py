@@ -19,7 +19,7 @@ PACKAGES = {  # a package, and how the names of its files begin
     "comet_ml": "test_comet",
     "deepspeed": "test_deepspeed",
     "kubeflow_trainer_api": "test_kubeflow",
-    "kubernetes": "test_kubernetes",
+    "kubernetes": "test_k8s",
     "mlflow": "test_mlflow",
     "neptune": "test_neptune",
     "litdata": "test_litdata",

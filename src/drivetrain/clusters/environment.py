@@ -46,7 +46,8 @@ class ClusterEnvironment:
     detect_priority: ClassVar[int | None] = None
     """Where it stands in the order of :func:`detect`: the highest first; ``None``: only when it is given.
 
-    Of ours: torchrun 500, SLURM 400, LSF 300, Horovod 250, MPI 200, HTCondor 100; what is left is local.
+    Of ours: torchrun 500, SLURM 400, LSF 300, Horovod 250, MPI 200, HTCondor 100; those that start the program once on
+    each machine 90 to 40; what is left is local.
     """
 
     evidence: ClassVar[str] = "its detect() says so"
