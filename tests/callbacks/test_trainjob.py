@@ -71,7 +71,7 @@ class Server:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, certificate.with_suffix(".key"))
         self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
-        self.thread = threading.Thread(target=self.http.serve_forever)
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,))
         self.thread.start()
 
     def wait_for(self, posts: int) -> None:
