@@ -128,7 +128,7 @@ class _Reporter(threading.Thread):
             return {"progressPercentage": 100, "estimatedRemainingSeconds": 0, **status}
         if left < math.inf and done + left > 0:
             status["progressPercentage"] = min(int(100 * done / (done + left)), 99)  # 100 is a finished fit
-        if left_s is not None:
+        if left_s is not None and math.isfinite(left_s):
             status["estimatedRemainingSeconds"] = round(left_s)
         return status
 
