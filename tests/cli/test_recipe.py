@@ -13,6 +13,8 @@ import pytest
 import yaml
 
 from drivetrain.cli import command
+from drivetrain.cli import recipe as recipe_command
+from drivetrain.settings import Settings
 
 CLUSTERS = ["slurm", "trainjob", "ray", "sky", "dstack", "k8s"]
 ODD = ["--note=it's", "a b", "", "$HOME", "$(touch pwned)", "`touch pwned`", "\\", "*", "--", "ü", '"', "$$x", "#", ";"]
@@ -51,6 +53,10 @@ def test_each_resumes_runs_in_the_shared_folder_and_names_what_the_program_needs
     comments = [line for line in text.splitlines() if line.startswith("# ")]
     assert any(line.startswith("# Submit it with: ") for line in comments)
     assert any(line.startswith("# The program needs: Trainer(") and "stop_timeout_s=300)" in line for line in comments)
+
+
+def test_the_time_for_stopping_is_the_trainers() -> None:
+    assert Settings.stop_timeout_s == recipe_command._STOP_TIMEOUT_S
 
 
 def test_slurm(capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,6 +209,10 @@ def test_odd_words_reach_the_program_as_they_are(
     [
         (["lsf", "train.py"], "invalid choice: 'lsf'"),
         (["slurm"], "required: PROGRAM"),
+        (
+            ["slurm", "train.py", "--lr", "0.1"],
+            "unrecognized arguments: --lr 0.1. Arguments of the program come after --",
+        ),
         (["slurm", "train.py", "--nodes=0"], "'0' is not a whole number of at least 1"),
         (["slurm", "train.py", "--devices=two"], "'two' is not a whole number"),
         (["slurm", "train.py", "--name=a\nb"], "is not a name of a-z, 0-9 and -"),

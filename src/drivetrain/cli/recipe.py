@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from drivetrain.base import yaml_text
-from drivetrain.launchers.launcher import Launcher
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # pods are called <name>-<index>, in at most 63 characters
 _FOLDER = re.compile(r"/[^\s:,\"'$`\\#\x00-\x1f]*")  # also a part of dstack's "path:path"
@@ -17,6 +16,7 @@ _WORD = re.compile(r"[\w./:@-]+")
 _TIME = re.compile(r"\d+(-\d+)?(:\d+){0,2}")
 _RESTARTS = 10
 _PORT = 12910
+_STOP_TIMEOUT_S = 600  # the Trainer's default, whose import would take seconds
 
 
 def main(arguments: Sequence[str], prog: str = "drivetrain recipe") -> int:
@@ -34,7 +34,9 @@ def main(arguments: Sequence[str], prog: str = "drivetrain recipe") -> int:
     parser.add_argument("--devices", type=_count, default=1, help="GPUs, or with --cpu processes, of each machine (1)")
     parser.add_argument("--cpu", action="store_true", help="machines without GPUs")
     parser.add_argument("--gpu", type=_matching(_WORD, "a word"), default="H100", help="sky: the kind of GPU (H100)")
-    parser.add_argument("--name", type=_matching(_NAME, "a name of a-z, 0-9 and -"), default="train", help="(train)")
+    parser.add_argument(
+        "--name", type=_matching(_NAME, "a name of a-z, 0-9 and -"), default="train", help="the job's name (train)"
+    )
     parser.add_argument(
         "--folder", type=_matching(_FOLDER, "an absolute path without blanks and special characters"),
         default="/shared", help="the folder that all machines share, in which the program runs (/shared)",
@@ -44,12 +46,16 @@ def main(arguments: Sequence[str], prog: str = "drivetrain recipe") -> int:
         help="trainjob, k8s: the volume claim of that folder (shared); sky: its bucket",
     )  # fmt: skip
     parser.add_argument("--image", type=_matching(_WORD, "a word"), help="trainjob, k8s, dstack: the container's image")
-    parser.add_argument("--time", type=_matching(_TIME, "a time of SLURM"), default="1-00:00:00", help="slurm: (1 day)")
     parser.add_argument(
-        "--stop-timeout", type=_count, default=int(Launcher.stop_timeout_s), metavar="SECONDS",
+        "--time", type=_matching(_TIME, "a time of SLURM"), default="1-00:00:00", help="slurm: the time limit (1 day)"
+    )
+    parser.add_argument(
+        "--stop-timeout", type=_count, default=_STOP_TIMEOUT_S, metavar="SECONDS",
         help="how long the processes have to save and end: the Trainer's stop_timeout_s (600)",
     )  # fmt: skip
-    given = parser.parse_args(arguments)
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        parser.error(f"unrecognized arguments: {shlex.join(unknown)}. Arguments of the program come after --")
     if given.image is None and given.cluster in ("trainjob", "k8s"):
         parser.error(f"{given.cluster} runs containers. Pass --image, an image with python, torch and drivetrain.")
     if given.volume is None and given.cluster == "sky":
