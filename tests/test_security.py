@@ -232,6 +232,7 @@ _NETWORK = {"socket", "socketserver", "ssl", "http", "urllib", "urllib3", "reque
             "smtplib", "xmlrpc", "websockets", "zmq", "asyncio", "fsspec", "huggingface_hub"}  # fmt: skip
 USES_THE_NETWORK = {
     "base/remote.py",  # fsspec opens the address that the user passes as a path
+    "callbacks/trainjob.py",  # posts to the address in KUBEFLOW_TRAINER_SERVER_URL, if a TrainJob has set it
     "clusters/environment.py",  # looks up the main address before the ranks meet there
     "clusters/htcondor.py",  # tries whether rank 0 listens at the address in the contact file
     "clusters/local.py",  # finds a free port: a socket that is bound and closed, and never listens

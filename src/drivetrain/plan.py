@@ -29,14 +29,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
-from drivetrain.accelerators.choice import available, check_limit, check_numbers, check_strategy, choose
+from drivetrain.accelerators.choice import (
+    available,
+    check_limit,
+    check_numbers,
+    check_strategy,
+    choose,
+    within_reserved,
+)
 from drivetrain.accelerators.torch_device import as_numbers, no_numbers
 from drivetrain.base.registry import Entry, Registry, check_part
 from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
@@ -161,10 +168,12 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
     own = strategy.own_parts if isinstance(strategy, Strategy) else OwnParts()
     accelerator, why_accelerator = _accelerator(settings, own)
     environment, why_environment = _environment(plugins.get(ClusterEnvironment), own, machine)
+    if (nodes := environment.nodes_meant(settings.num_nodes)) != settings.num_nodes:
+        settings = replace(settings, num_nodes=nodes)
     devices, why_devices = _devices(settings, accelerator, strategy, own, environment)
     if strategy is None:
         strategy, why_strategy = _auto_strategy(accelerator, devices, settings.num_nodes, environment, machine)
-    cls, nodes = _class_of(strategy), settings.num_nodes
+    cls = _class_of(strategy)
     check_strategy(accelerator, cls.__name__, cls.facts.accelerators)
     start_method = _start_method(settings, strategy, accelerator, devices, environment)
     processes = _processes(environment, why_environment, cls, _processes_for(strategy, devices), nodes, start_method)
@@ -387,8 +396,12 @@ def _devices(
     if given in (0, "0", [], "", None) or isinstance(given, bool):
         raise WrongTypeError(f'devices={given!r} names no device. Write devices=1 or devices="auto".')
     parsed: Any
+    if (reserved := environment.reserved_devices()) is not None and accelerator.autocast_device_type == HOST.type:
+        reserved = None  # clusters count GPUs
     if given == "auto":
         count, why = accelerator.auto_device_count(), 'devices="auto", and this accelerator counts'
+        if reserved is not None:
+            count, why = within_reserved(reserved, count, why)
         if environment.creates_processes_externally and accelerator.autocast_device_type == HOST.type:
             count = environment.world_size() // max(settings.num_nodes, 1)  # devices of the host have no numbers
             why = 'devices="auto", and the processes on this machine are'
@@ -416,7 +429,7 @@ def _devices(
         check_numbers(given, parsed, accelerator)
     if not devices:
         raise ConfigurationError(f"devices={given!r} means no device of {accelerator.name!r}. Write devices=1.")
-    check_limit(given, len(devices), accelerator)
+    check_limit(given, len(devices), accelerator, reserved)
     return devices, why
 
 

@@ -85,7 +85,7 @@ class Settings:
         accelerator: hardware: "auto", "gpu", a device type, or an Accelerator.
         strategy: how the model is spread over devices: "auto", a name, or a Strategy.
         devices: a number of devices, a list of their indices, or "auto" or -1 for all.
-        num_nodes: number of machines.
+        num_nodes: number of machines; 1 also means as many as a cluster says that starts the program on each.
         precision: "32-true" (the default), "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true" or "float8".
         logger: loggers or their names ("csv"); True or None: TensorBoard if it is installed, else CSV; False: none.
         callbacks: callbacks, in the order in which they run.

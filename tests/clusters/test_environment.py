@@ -407,14 +407,20 @@ def test_variables_that_cannot_be_written_are_copied() -> None:
 
 def test_the_folder_is_the_registry() -> None:
     assert ClusterRegistry.available() == [
+        "aws_batch",
+        "dstack",
         "horovod",
         "htcondor",
         "kubeflow",
+        "kubernetes",
         "local",
         "lsf",
         "mpi",
+        "sagemaker",
+        "skypilot",
         "slurm",
         "torchelastic",
+        "vertex",
         "xla",
     ]
     assert all(entry.description for entry in ClusterRegistry.entries())

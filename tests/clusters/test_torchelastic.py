@@ -37,11 +37,11 @@ def test_devices_times_nodes_must_be_the_world_size() -> None:
         environment.validate_settings(3, 1)
 
 
-def test_s3_17_under_torchrun(tmp_path: Path) -> None:
+def test_s3_17_under_torchrun_with_its_options_in_variables_as_in_a_trainjob_of_kubeflow(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PET_NNODES": "1", "PET_NPROC_PER_NODE": "2"}
     done = subprocess.run([*torchrun, str(program), str(tmp_path)], capture_output=True, text=True, env=environ)
     assert done.returncode == 0, done.stderr
     facts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]

@@ -19,6 +19,8 @@ PACKAGES = {  # a package, and how the names of its files begin
     "comet_ml": "test_comet",
     "deepspeed": "test_deepspeed",
     "gymnasium": "test_reinforce",
+    "kubeflow_trainer_api": "test_kubeflow",
+    "kubernetes": "test_k8s",
     "mlflow": "test_mlflow",
     "neptune": "test_neptune",
     "litdata": "test_litdata",

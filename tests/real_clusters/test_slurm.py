@@ -6,9 +6,12 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from drivetrain.cli import command
 
 if not os.environ.get("DRIVETRAIN_REAL_CLUSTERS"):
     pytest.skip("needs real cluster managers: run make test-clusters", allow_module_level=True)
@@ -136,6 +139,31 @@ def test_t33_a_job_goes_back_into_the_queue_and_on_from_where_it_was(
         assert [event["step"] for event in job.events(host) if event["event"] == "step"] == list(range(1, STEPS + 1))
     assert (job.folder / "hpc_ckpt_1.ckpt").exists()
     assert [facts["weights"] for facts in job.facts()] == [undisturbed, undisturbed]  # to the last bit
+
+
+@pytest.mark.daemon
+def test_the_file_that_recipe_prints_is_queued_again_and_resumes(
+    slurm: Any, job: Any, wait_for: Callable[..., Any], undisturbed: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, program, *words = job.command(*LONG, "--pause", 0.2, "--slow-save", 0.01)
+    options = ["--cpu", "--nodes=2", "--time=5", "--stop-timeout=60", "--name=digits", f"--folder={job.folder}"]
+    assert command.main(["recipe", "slurm", program, *options, "--", *words]) == 0
+    script = job.folder / "job.sh"
+    script.write_text(capsys.readouterr().out)
+    path = f"{Path(sys.executable).parent}:{slurm.expect('sh', '-c', 'echo $PATH').strip()}"  # whose python it is
+    number = slurm.expect("sbatch", "--parsable", "--chdir", job.folder, script, PATH=path).strip()
+    for host in ("n1", "n2"):
+        wait_for(f"steps on {host}", lambda host=host: job.events(host)[5:])
+    assert slurm.show(number)["JobName"] == "digits"
+    slurm.expect("scancel", "--signal=USR1", number)  # as SLURM does 60 s before the end, by the file's --signal
+    wait_for("the second start", lambda: len(job.starts("n1")) == len(job.starts("n2")) == 2)
+    job.hurry()
+    ended = slurm.wait(number)
+    assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
+    for host in ("n1", "n2"):
+        assert [event["step"] for event in job.events(host) if event["event"] == "step"] == list(range(1, STEPS + 1))
+    assert [facts["weights"] for facts in job.facts()] == [undisturbed, undisturbed]
+    assert "Resuming from" in (job.folder / f"digits-{number}.log").read_text()
 
 
 @pytest.mark.daemon

@@ -150,14 +150,39 @@ def check_numbers(given: Any, parsed: Any, accelerator: Accelerator) -> None:
         check_indices(given, parsed, accelerator.auto_device_count(), f"the accelerator {accelerator.name!r}")
 
 
-def check_limit(given: Any, count: int, accelerator: Accelerator) -> None:
-    """Check that there are at least ``count`` devices, if the accelerator declares a limit.
+def check_limit(given: Any, count: int, accelerator: Accelerator, reserved: int | None = None) -> None:
+    """Check that there are at least ``count`` devices, if the accelerator declares a limit, and that the cluster has
+    reserved as many, if it says how many.
 
     Raises:
         ConfigurationError: there are fewer.
     """
+    if reserved is not None and count > reserved:
+        raise ConfigurationError(
+            f"devices={given!r} means {count} devices, but the cluster says that {reserved} are reserved on each "
+            f"machine. Write devices={reserved}, or reserve {count}."
+        )
     if accelerator.device_count_is_limit and count > (there := accelerator.auto_device_count()):
         raise ConfigurationError(
             f"devices={given!r} means {count} devices, but the accelerator {accelerator.name!r} has {there} here. "
             f"Write devices={there}."
         )
+
+
+def within_reserved(reserved: int, count: int, why: str) -> tuple[int, str]:
+    """Return the number of devices that ``devices="auto"`` means, and the reason.
+
+    Args:
+        reserved: how many the cluster has reserved on each machine.
+        count: how many the accelerator counts on this one.
+        why: the reason for that number.
+
+    Raises:
+        ConfigurationError: the cluster has reserved more than this machine has.
+    """
+    if reserved > count:
+        raise ConfigurationError(
+            f"The cluster says that {reserved} devices are reserved on each machine, but this one shows {count}. Write "
+            f"devices={count} if all machines have as many, or look for the missing ones."
+        )
+    return (count, why) if reserved == count else (reserved, 'devices="auto", and the cluster has reserved')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from drivetrain.settings import Settings
 
 with on_first_use:
-    from drivetrain.callbacks import goodput_monitor
+    from drivetrain.callbacks import goodput_monitor, trainjob
 
 _DEFAULTS: tuple[tuple[str, type[Callback], Callable[[], Callback]], ...] = (
     ("enable_checkpointing", Checkpoint, ModelCheckpoint),
@@ -75,4 +76,6 @@ def with_defaults(given: Sequence[Callback], settings: Settings, environment: Cl
         found.append(goodput_monitor.GoodputMonitor())
     if environment.auto_requeue and environment.requeue_signal and not (settings.fast_dev_run or settings.barebones):
         found.append(Requeue(environment))
+    if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ and not (settings.fast_dev_run or settings.barebones):
+        found.append(trainjob.TrainJobStatus())
     return found

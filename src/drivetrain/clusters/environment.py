@@ -46,7 +46,8 @@ class ClusterEnvironment:
     detect_priority: ClassVar[int | None] = None
     """Where it stands in the order of :func:`detect`: the highest first; ``None``: only when it is given.
 
-    Of ours: torchrun 500, SLURM 400, LSF 300, Horovod 250, MPI 200, HTCondor 100; what is left is local.
+    Of ours: torchrun 500, SLURM 400, LSF 300, Horovod 250, MPI 200, HTCondor 100; those that start the program once on
+    each machine 90 to 40; what is left is local.
     """
 
     evidence: ClassVar[str] = "its detect() says so"
@@ -142,6 +143,16 @@ class ClusterEnvironment:
             num_nodes: the user's number of machines.
         """
         return num_nodes == 1
+
+    def nodes_meant(self, given: int) -> int:
+        """Return the number of machines, if the user has written ``num_nodes=given``; a cluster that starts the program
+        once on each machine says how many they are.
+        """
+        return given
+
+    def reserved_devices(self) -> int | None:
+        """Return the number of devices that the cluster has reserved on each machine; ``None``: it does not say."""
+        return None
 
     # ---- requeueing ----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Kubeflow's PyTorchJob: one pod per process."""
+"""Kubeflow's PyTorchJob (Training Operator v1): one pod per process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from drivetrain.clusters.environment import ClusterEnvironment
 
 class KubeflowEnvironment(ClusterEnvironment):
     """Reads ``MASTER_ADDR``, ``MASTER_PORT``, ``WORLD_SIZE`` and ``RANK``. Every pod is a machine with one process.
+
+    It is the environment of the operator's first version. A TrainJob of Kubeflow Trainer v2 starts torchrun in its
+    pods, and needs no environment of its own.
 
     The Trainer never detects it, because these variables alone are ambiguous: pass it in ``Trainer(plugins=[...])``.
 

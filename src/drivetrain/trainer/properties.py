@@ -175,7 +175,7 @@ class TrainerView(LimitsView, RankFacts):
         """Arguments of a DistributedSampler for this process; ``None`` with one process."""
         return self.strategy.distributed_sampler_kwargs if self.strategy.facts.is_distributed else None
 
-    num_nodes: int = reads("settings.num_nodes", "The number of machines in the job.")
+    num_nodes: int = reads("plan.num_nodes", "The number of machines in the job.")
 
     @property
     def num_devices(self) -> int:

@@ -1,0 +1,156 @@
+"""Report the progress of a fit to Kubeflow Trainer, in whose TrainJob it runs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import os
+import ssl
+import threading
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from drivetrain.base.rank_zero import any_rank_info
+from drivetrain.callback import Callback
+from drivetrain.callbacks._progress_estimate import Rest
+from drivetrain.callbacks._progress_thread import DRAWING
+
+if TYPE_CHECKING:
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
+
+SERVER = "KUBEFLOW_TRAINER_SERVER_URL"
+"""The address for reports. Two more variables name files: the authority that has signed the server's certificate, and
+the token, which Kubernetes replaces about every hour.
+"""
+
+_CA_CERT, _TOKEN = "KUBEFLOW_TRAINER_SERVER_CA_CERT", "KUBEFLOW_TRAINER_SERVER_TOKEN"
+
+
+class TrainJobStatus(Callback):
+    """Posts percent, remaining time and metrics of a fit to the TrainJob's status; rank 0 alone.
+
+    The Trainer adds it if ``KUBEFLOW_TRAINER_SERVER_URL`` is set. Kubeflow Trainer sets it since version 2.2, with the
+    feature gate ``TrainJobStatus``. A thread of its own posts when the training begins, every ``each_s`` seconds, and
+    once when it has ended. The metrics are the values logged with ``prog_bar=True``, or else the loss. A post that
+    fails changes nothing for the fit: the first failure is logged, and the next post is tried as usual.
+    """
+
+    changes_in_validation = False
+
+    each_s: float = 5.0
+    """Seconds between two posts: Kubeflow asks for at least 5."""
+
+    timeout_s: float = 5.0
+    """How long the server may take to answer."""
+
+    last_s: float = 1.0
+    """How long the end of a fit waits at most for the last post; not at all after a failure."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._reporter: _Reporter | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reporter": None}  # a thread cannot be pickled
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the thread."""
+        if trainer.is_global_zero:
+            self._reporter = _Reporter(trainer, self.each_s, self.timeout_s)
+            self._reporter.start()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Report 100 %."""
+        reporter, self._reporter = self._reporter, None
+        if reporter is not None:
+            reporter.finish(self.last_s)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Stop the thread; the last report stays."""
+        reporter, self._reporter = self._reporter, None
+        if reporter is not None:
+            reporter.stopped.set()
+
+
+class _Reporter(threading.Thread):
+    """Posts until it is stopped."""
+
+    def __init__(self, trainer: Trainer, each_s: float, timeout_s: float) -> None:
+        super().__init__(name="drivetrain-trainjob", daemon=True)  # a server that hangs must not hold the program
+        self.stopped = threading.Event()
+        self._trainer, self._rest = trainer, Rest(trainer)
+        self._each_s, self._timeout_s = each_s, timeout_s
+        self._completed = self._failed = False
+
+    def run(self) -> None:
+        """Post at intervals."""
+        self._report()
+        while not self.stopped.wait(self._each_s):
+            self._report()
+        if self._completed:
+            self._report()
+
+    def finish(self, wait_s: float) -> None:
+        """End the thread with a last post; wait at most so long for it."""
+        self._completed = True
+        self.stopped.set()
+        self.join(0 if self._failed else wait_s)
+
+    def _report(self) -> None:
+        try:
+            self._post(json.dumps({"trainerStatus": self._status()}).encode())
+        except Exception as error:  # whatever happens here must not end the fit
+            if not self._failed:
+                self._failed = True
+                with DRAWING:  # so that the line does not break a bar
+                    any_rank_info(
+                        f"Kubeflow Trainer did not take a report of the progress: {error or type(error).__name__}. "
+                        "Training continues, and so do the reports; further failures are not logged."
+                    )
+
+    def _status(self) -> dict[str, Any]:
+        """Return the status in the form of TrainJob's ``status.trainerStatus``; what is unknown is left out."""
+        progress, metrics = self._trainer.progress, {**self._trainer.progress_bar_metrics}
+        if not metrics:
+            progress.want_loss()
+            metrics = {} if progress.loss is None else {"loss": progress.loss}
+        status: dict[str, Any] = {
+            "metrics": [{"name": name, "value": str(value)} for name, value in metrics.items()],
+            "lastUpdatedTime": datetime.now(timezone.utc).isoformat(),
+        }
+        done, left = progress.total_batches, self._rest.batches()
+        left_s = self._rest.seconds(left, 0.0)
+        if self._completed:
+            return {"progressPercentage": 100, "estimatedRemainingSeconds": 0, **status}
+        if left < math.inf and done + left > 0:
+            status["progressPercentage"] = min(int(100 * done / (done + left)), 99)  # 100 is a finished fit
+        if left_s is not None and math.isfinite(left_s):
+            status["estimatedRemainingSeconds"] = round(left_s)
+        return status
+
+    def _post(self, body: bytes) -> None:
+        """Send ``body``.
+
+        Raises:
+            Exception: it was not sent, or the server has not accepted it.
+        """
+        url = urlsplit(os.environ[SERVER])
+        if url.scheme != "https" or not url.hostname:  # the token must not leave without encryption
+            raise ValueError(f"{SERVER}={os.environ[SERVER]!r} is not an https:// address")
+        if _TOKEN not in os.environ:
+            raise ValueError(f"{_TOKEN} is not set")
+        token = Path(os.environ[_TOKEN]).read_text().strip()
+        context = ssl.create_default_context(cafile=os.environ.get(_CA_CERT))
+        connection = http.client.HTTPSConnection(url.hostname, url.port, timeout=self._timeout_s, context=context)
+        try:  # unlike urllib.request, it follows no redirection, which could send the token elsewhere
+            head = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            connection.request("POST", url.path, body, head)
+            answer = connection.getresponse()
+            if answer.status >= http.HTTPStatus.MULTIPLE_CHOICES:
+                raise OSError(f"the server answered {answer.status} {answer.reason}")
+        finally:
+            connection.close()

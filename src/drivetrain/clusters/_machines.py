@@ -1,0 +1,98 @@
+"""Clusters that start the program once on each machine, and say in variables where the machines meet."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from drivetrain.clusters.environment import DEFAULT_PORT, ClusterEnvironment
+from drivetrain.clusters.local import LocalEnvironment
+from drivetrain.errors import ConfigurationError
+
+_POLL_S = 0.2
+
+
+def json_of(environ: Mapping[str, str], name: str) -> Any:
+    """Return the variable ``name``, which should hold JSON; ``None`` if it holds something else."""
+    try:
+        return json.loads(environ.get(name, ""))
+    except ValueError:
+        return None
+
+
+class MachinesEnvironment(LocalEnvironment):
+    """A cluster that starts the program once on each machine; that process starts the other ones of its machine.
+
+    The Trainer takes the number of machines, and the number of devices if the cluster reserves them, from the cluster.
+    ``MASTER_ADDR`` and ``MASTER_PORT`` take precedence over the cluster's address and port.
+
+    Args:
+        environ: the environment variables; ``None``: the variables of this process.
+    """
+
+    variables: ClassVar[tuple[str, ...]] = ()
+    """What the cluster sets in each process."""
+
+    address_timeout_s: float = 300.0
+    """How long to wait until this machine can resolve the main address, because other machines may start later."""
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
+        """Whether the cluster has started the program on several machines."""
+        return all(environ.get(name) for name in cls.variables) and cls(dict(environ)).num_nodes() > 1
+
+    def num_nodes(self) -> int:
+        """The number of machines."""
+        raise NotImplementedError
+
+    def nodes_meant(self, given: int) -> int:
+        """Return the number of machines, if the user has written ``num_nodes=given``; 1, the default, means all.
+
+        Raises:
+            ConfigurationError: the user has written another number.
+        """
+        nodes = self.num_nodes()
+        if given not in (1, nodes):
+            raise ConfigurationError(
+                f"num_nodes={given}, but {type(self).__name__} says that the job has {nodes} machines. Leave num_nodes "
+                f"out, or start the job on {given} machines."
+            )
+        return nodes
+
+    def _reserved(self, name: str) -> int | None:
+        return self.number(name, 0) or None  # 0 on a machine without GPUs, which has its processors
+
+    def _port_of_cluster(self) -> int:
+        return DEFAULT_PORT  # the same on all machines, which cannot agree on a free one
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Check that this machine is one of the job, and compare the settings with processes that were started.
+
+        Raises:
+            ConfigurationError: they differ.
+        """
+        if not 0 <= self.node_rank() < num_nodes:
+            raise ConfigurationError(
+                f"{type(self).__name__} says that this machine is number {self.node_rank()} of {num_nodes}. Machines "
+                "are numbered from 0: check the variables that the cluster has set."
+            )
+        if self.creates_processes_externally:
+            ClusterEnvironment.validate_settings(self, num_devices, num_nodes)
+
+    def validate_address(self) -> None:
+        """Wait until this machine can resolve the main address.
+
+        Raises:
+            ConfigurationError: it cannot after ``address_timeout_s``.
+        """
+        deadline = time.monotonic() + self.address_timeout_s
+        while True:
+            try:
+                return super().validate_address()
+            except ConfigurationError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL_S)

@@ -1,0 +1,37 @@
+"""AWS Batch: a multi-node parallel job, with one container on each node."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from drivetrain.clusters._machines import MachinesEnvironment
+from drivetrain.clusters.environment import DEFAULT_ADDRESS
+
+
+class AWSBatchEnvironment(MachinesEnvironment):
+    """Reads ``AWS_BATCH_JOB_NODE_INDEX``, ``AWS_BATCH_JOB_MAIN_NODE_INDEX``, ``AWS_BATCH_JOB_NUM_NODES`` and
+    ``AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS``, which is not set on the main node.
+
+    Source: https://docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
+
+    Args:
+        environ: the environment variables; ``None``: the variables of this process.
+    """
+
+    detect_priority = 70
+    evidence = "AWS Batch has set AWS_BATCH_JOB_NUM_NODES"
+    variables: ClassVar = (
+        "AWS_BATCH_JOB_NODE_INDEX", "AWS_BATCH_JOB_MAIN_NODE_INDEX", "AWS_BATCH_JOB_NUM_NODES",
+    )  # fmt: skip
+
+    def _address_of_cluster(self) -> str:
+        """The main node's address; on the main node, whose store listens on all interfaces, the loopback address."""
+        return self.environ.get("AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS", DEFAULT_ADDRESS)
+
+    def num_nodes(self) -> int:
+        return self.number("AWS_BATCH_JOB_NUM_NODES")
+
+    def node_rank(self) -> int:
+        """The index of this node, counted from the main node, which is 0."""
+        main = self.number("AWS_BATCH_JOB_MAIN_NODE_INDEX")
+        return (self.number("AWS_BATCH_JOB_NODE_INDEX") - main) % self.num_nodes()

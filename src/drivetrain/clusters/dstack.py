@@ -1,0 +1,33 @@
+"""dstack: a distributed task, whose commands it runs once on each node."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from drivetrain.clusters._machines import MachinesEnvironment
+
+
+class DstackEnvironment(MachinesEnvironment):
+    """Reads ``DSTACK_MASTER_NODE_IP``, ``DSTACK_NODE_RANK``, ``DSTACK_NODES_NUM`` and ``DSTACK_GPUS_PER_NODE``.
+
+    Source: https://dstack.ai/docs/concepts/tasks#system-environment-variables
+
+    Args:
+        environ: the environment variables; ``None``: the variables of this process.
+    """
+
+    detect_priority = 80
+    evidence = "dstack has set DSTACK_NODES_NUM"
+    variables: ClassVar = ("DSTACK_MASTER_NODE_IP", "DSTACK_NODE_RANK", "DSTACK_NODES_NUM")
+
+    def _address_of_cluster(self) -> str:
+        return self.environ["DSTACK_MASTER_NODE_IP"]
+
+    def num_nodes(self) -> int:
+        return self.number("DSTACK_NODES_NUM")
+
+    def reserved_devices(self) -> int | None:
+        return self._reserved("DSTACK_GPUS_PER_NODE")
+
+    def node_rank(self) -> int:
+        return self.number("DSTACK_NODE_RANK")

@@ -1,0 +1,29 @@
+"""Kubernetes without an operator: an indexed Job, whose pods find each other through a headless service."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from drivetrain.clusters._machines import MachinesEnvironment
+
+
+class KubernetesEnvironment(MachinesEnvironment):
+    """Reads ``JOB_COMPLETION_INDEX``, which Kubernetes sets in the pods of an indexed Job, and two variables of the
+    manifest: ``DRIVETRAIN_JOB_NODES``, the Job's ``completions``, and ``MASTER_ADDR``, the name of the first pod,
+    ``<job>-0.<service>``. ``drivetrain recipe k8s`` writes such a manifest.
+
+    Source: https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/
+
+    Args:
+        environ: the environment variables; ``None``: the variables of this process.
+    """
+
+    detect_priority = 40
+    evidence = "Kubernetes has set JOB_COMPLETION_INDEX, and the manifest DRIVETRAIN_JOB_NODES"
+    variables: ClassVar = ("JOB_COMPLETION_INDEX", "DRIVETRAIN_JOB_NODES", "MASTER_ADDR")
+
+    def num_nodes(self) -> int:
+        return self.number("DRIVETRAIN_JOB_NODES")
+
+    def node_rank(self) -> int:
+        return self.number("JOB_COMPLETION_INDEX")

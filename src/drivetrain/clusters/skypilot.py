@@ -1,0 +1,34 @@
+"""SkyPilot: a task of several nodes, on each of which it runs the program once."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from drivetrain.clusters._machines import MachinesEnvironment
+
+
+class SkyPilotEnvironment(MachinesEnvironment):
+    """Reads ``SKYPILOT_NODE_IPS`` (one address in each line), ``SKYPILOT_NODE_RANK`` and
+    ``SKYPILOT_NUM_GPUS_PER_NODE``.
+
+    Source: https://docs.skypilot.co/en/stable/running-jobs/environment-variables.html
+
+    Args:
+        environ: the environment variables; ``None``: the variables of this process.
+    """
+
+    detect_priority = 90
+    evidence = "SkyPilot has set SKYPILOT_NODE_IPS"
+    variables: ClassVar = ("SKYPILOT_NODE_IPS", "SKYPILOT_NODE_RANK")
+
+    def _address_of_cluster(self) -> str:
+        return self.environ["SKYPILOT_NODE_IPS"].split()[0]
+
+    def num_nodes(self) -> int:
+        return len(self.environ["SKYPILOT_NODE_IPS"].split())
+
+    def reserved_devices(self) -> int | None:
+        return self._reserved("SKYPILOT_NUM_GPUS_PER_NODE")
+
+    def node_rank(self) -> int:
+        return self.number("SKYPILOT_NODE_RANK")

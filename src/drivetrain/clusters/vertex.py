@@ -1,0 +1,59 @@
+"""Google's Vertex AI: a custom training job with several replicas, on each of which it runs the program once."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from drivetrain.clusters._machines import MachinesEnvironment, json_of
+from drivetrain.clusters.environment import DEFAULT_PORT
+from drivetrain.errors import ConfigurationError
+
+_POOLS = ("workerpool0", "workerpool1")  # the primary replica and the workers; not parameter servers and evaluators
+
+
+class VertexEnvironment(MachinesEnvironment):
+    """Reads ``CLUSTER_SPEC``: the replicas of ``workerpool0`` and ``workerpool1`` train, in this order.
+
+    Source: https://cloud.google.com/vertex-ai/docs/training/distributed-training#cluster-spec-format
+
+    Args:
+        environ: the environment variables; ``None``: the variables of this process.
+    """
+
+    detect_priority = 50
+    evidence = "Vertex AI has set CLUSTER_SPEC"
+    variables: ClassVar = ("CLUSTER_SPEC",)
+
+    def _address_of_cluster(self) -> str:
+        return self._replicas()[0].partition(":")[0]
+
+    def _port_of_cluster(self) -> int:
+        return int(self._replicas()[0].partition(":")[2] or DEFAULT_PORT)
+
+    def num_nodes(self) -> int:
+        return len(self._replicas())
+
+    def node_rank(self) -> int:
+        """The index of this replica among those that train.
+
+        Raises:
+            ConfigurationError: it is a parameter server or an evaluator.
+        """
+        task = json_of(self.environ, "CLUSTER_SPEC")["task"]
+        pool, index = task.get("type"), int(task.get("index", 0))
+        if pool not in _POOLS:
+            raise ConfigurationError(
+                f"CLUSTER_SPEC says that this replica is in {pool!r}, but the replicas of workerpool0 and workerpool1 "
+                "train. Run another program in the other pools, or move their replicas to workerpool1."
+            )
+        return index + (0 if pool == _POOLS[0] else self._size(_POOLS[0]))
+
+    def _size(self, pool: str) -> int:
+        return len(json_of(self.environ, "CLUSTER_SPEC")["cluster"].get(pool, []))
+
+    def _replicas(self) -> list[str]:
+        spec = json_of(self.environ, "CLUSTER_SPEC")
+        cluster = spec.get("cluster") if isinstance(spec, dict) and isinstance(spec.get("task"), dict) else None
+        if not isinstance(cluster, dict):  # a variable of another program
+            return []
+        return [str(replica) for pool in _POOLS for replica in cluster.get(pool, [])]
