@@ -37,6 +37,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "devices": Command("drivetrain.cli.devices:main", "list the hardware that can be used here"),
     "diff": Command("drivetrain.proof.diff_command:main", "find the first step in which two recorded runs differ"),
+    "doctor": Command("drivetrain.doctor.command:main", "check this machine and its torch, and what to write about it"),
     "exec": Command("drivetrain.compat.command:main", "run a program that was written for Lightning"),
     "goodput": Command("drivetrain.cli.goodput:main", "show where the wall time of a training went, over its restarts"),
     "migrate": Command("drivetrain.legacy.migrate.command:main", "rewrite programs that were written for Lightning"),
