@@ -39,6 +39,7 @@ COMMANDS: dict[str, Command] = {
     "diff": Command("drivetrain.proof.diff_command:main", "find the first step in which two recorded runs differ"),
     "doctor": Command("drivetrain.doctor.command:main", "check this machine and its torch, and what to write about it"),
     "exec": Command("drivetrain.compat.command:main", "run a program that was written for Lightning"),
+    "explain": Command("drivetrain.cli.explain:main", "explain a message that ends with a code such as [DT1042]"),
     "goodput": Command("drivetrain.cli.goodput:main", "show where the wall time of a training went, over its restarts"),
     "migrate": Command("drivetrain.legacy.migrate.command:main", "rewrite programs that were written for Lightning"),
     "prove-resume": Command("drivetrain.proof.command:main", "kill a program, start it again, and compare every step"),
