@@ -253,7 +253,7 @@ def check_installed(owner: str, package: str, instead: str = "", install: str = 
     """
     if importlib.util.find_spec(package) is None:
         cure = f"Run `pip install {install or package}`" + (f", or use {instead}" if instead else "")
-        raise MissingPackageError(f"{owner} needs the package {package}, which is not installed. {cure}.")
+        raise MissingPackageError(f"{owner} needs the package {package}, which is not installed. {cure}. [DT1048]")
 
 
 def check_known(owner: str, value: Any, what: str, known: Collection[str]) -> None:

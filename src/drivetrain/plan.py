@@ -455,7 +455,7 @@ def _precision(
     if not isinstance(given, (int, str, type(None))) or isinstance(given, bool):
         raise ConfigurationError(
             f"precision={shown(given)}: a precision is a name or a number of bits. "
-            f'Write precision="{meant or "bf16-mixed"}", or pass a Precision in plugins.'
+            f'Write precision="{meant or "bf16-mixed"}", or pass a Precision in plugins. [DT1045]'
         )
     if given is None:
         return Precision(), "it is the default"
@@ -464,13 +464,14 @@ def _precision(
     except UnknownNameError:
         known = PrecisionRegistry.available()
         raise ConfigurationError(
-            f"precision={given!r}: there is no such precision. {did_you_mean(meant or str(given), known)}"
+            f"precision={given!r}: there is no such precision. {did_you_mean(meant or str(given), known)} [DT1045]"
         ) from None
     precision = entry.build()
     claim, kind = _CLAIMS.get(precision.computes_in, (None, ""))
     if claim is not None and not getattr(accelerator, claim):
         raise ConfigurationError(
-            f'precision={given!r}: the accelerator {accelerator.name!r} has no {kind}. Write precision="32-true".'
+            f"precision={given!r}: the accelerator {accelerator.name!r} has no {kind}. "
+            'Write precision="32-true". [DT1046]'
         )
     return precision, f"precision={given!r}"
 

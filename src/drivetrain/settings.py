@@ -464,7 +464,7 @@ def complete(given: Mapping[str, Any], environ: Mapping[str, str] = os.environ) 
     for name in given:
         if name not in known:
             raise UnknownArgumentError(
-                f"Trainer has no argument {name}={shown(given[name])}. {_cure(name, given[name], known)}"
+                f"Trainer has no argument {name}={shown(given[name])}. {_cure(name, given[name], known)} [DT1049]"
             )
     found: dict[str, Any] = {}
     for variable, text in environ.items():

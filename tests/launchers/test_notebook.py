@@ -97,5 +97,5 @@ def test_strategies_that_do_not_work_in_a_notebook_name_the_one_that_does(tmp_pa
     for name, line in zip(("ddp_spawn", "ddp_forkserver"), pickling, strict=True):
         assert line == (
             f"{name}: ConfigurationError: The new processes cannot import Model, which is defined in this notebook. "
-            'Write strategy="ddp_notebook", whose processes are copies of this one, or import it from a file.'
+            'Write strategy="ddp_notebook", whose processes are copies of this one, or import it from a file. [DT1052]'
         )

@@ -33,7 +33,7 @@ def choose(given: Any) -> tuple[Accelerator, str]:
     if given == "gpu":
         if (found := _first_available('accelerator="gpu"', gpu=True)) is not None:
             return found
-        raise RunError(f"accelerator='gpu': torch sees no GPU on this machine. {_cure()}")
+        raise RunError(f"accelerator='gpu': torch sees no GPU on this machine. {_cure()} [DT1043]")
     try:
         accelerator = _entry(str(given)).build()
     except UnknownNameError:
@@ -42,7 +42,8 @@ def choose(given: Any) -> tuple[Accelerator, str]:
             f"{whose(given) or _likely_accelerator(str(given))}"
         ) from None
     if not accelerator.is_available():
-        raise RunError(f"accelerator={given!r} is not available here: {accelerator.why_unavailable()}. {_cure()}")
+        why = accelerator.why_unavailable()
+        raise RunError(f"accelerator={given!r} is not available here: {why}. {_cure()} [DT1043]")
     return accelerator, f'accelerator="{given}"'
 
 
@@ -165,7 +166,7 @@ def check_limit(given: Any, count: int, accelerator: Accelerator, reserved: int 
     if accelerator.device_count_is_limit and count > (there := accelerator.auto_device_count()):
         raise ConfigurationError(
             f"devices={given!r} means {count} devices, but the accelerator {accelerator.name!r} has {there} here. "
-            f"Write devices={there}."
+            f"Write devices={there}. [DT1044]"
         )
 
 

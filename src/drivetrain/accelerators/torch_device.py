@@ -128,7 +128,7 @@ def check_indices(given: Any, indices: Sequence[int], count: int, owner: str) ->
     if not indices or len(set(indices)) != len(indices) or not all(0 <= index < count for index in indices):
         raise ConfigurationError(
             f"devices={given!r} means the devices {list(indices)}, but {owner} has {count}, numbered from 0. "
-            "Name each device once, or write devices=-1 for all."
+            "Name each device once, or write devices=-1 for all. [DT1044]"
         )
 
 

@@ -22,7 +22,8 @@ class LogWatch:
             self._nan_told = True
             rank_zero_warn(
                 f"{', '.join(names)}: logged as nan at step {step}. This is said once. If it is the loss, the weights "
-                "are, or will be, nan too: Trainer(detect_anomaly=True) names the operation that gave the first nan."
+                "are, or will be, nan too: Trainer(detect_anomaly=True) names the operation that gave "
+                "the first nan. [DT1018]"
             )
 
     def values_left(self, rows: Sequence[Row]) -> None:
@@ -36,5 +37,5 @@ class LogWatch:
         if self._unlogged and 0 < steps < every:  # with 0 steps, the fit was stopped in its first window
             rank_zero_warn(
                 f"{', '.join(sorted(self._unlogged))}: logged in training steps, but after {steps} steps no logger has "
-                f"seen it, because log_every_n_steps={every}. Write a smaller log_every_n_steps."
+                f"seen it, because log_every_n_steps={every}. Write a smaller log_every_n_steps. [DT1027]"
             )

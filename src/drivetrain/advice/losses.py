@@ -93,7 +93,7 @@ class LossWatch(Patience):
         if windows == 1 and output is None and returns_nothing(module.training_step):
             raise ConfigurationError(
                 f"{name} has no return statement that returns a value, so nothing can be trained. End it with "
-                "`return loss`."
+                "`return loss`. [DT1003]"
             )
         returned = "None" if output is None else "a WeightedLoss of weight 0"
         if windows >= max(self._run.limits.max_steps, _FEWEST):

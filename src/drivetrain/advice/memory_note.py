@@ -29,7 +29,7 @@ def memory_note(error: Exception, run: Run) -> str:
     else:
         rest = f"activations and the rest {in_gib(max(0, used - sum(held.values())))}"
     limit = "" if used is None or total is None else f" ({in_gib(used)} of {in_gib(total)} in use)"
-    return f"Out of memory on {device}{limit}. It holds: {parts}, {rest}. {_cures(run, held, used)}"
+    return f"Out of memory on {device}{limit}. It holds: {parts}, {rest}. {_cures(run, held, used)} [DT1047]"
 
 
 def _held(error: Exception, run: Run, device: torch.device) -> dict[str, int]:

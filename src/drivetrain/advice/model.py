@@ -65,7 +65,7 @@ class ModelWatch:
             rank_zero_warn(
                 f"Modules in eval mode: {len(found)} of the {total} in {type(module).__name__} ({first}). They are "
                 "trained like that: dropout is off, and batch norm keeps its statistics. If this is not meant, call "
-                "model.train() before fit, and leave out calls of eval() in steps and hooks of training."
+                "model.train() before fit, and leave out calls of eval() in steps and hooks of training. [DT1013]"
             )
 
     def _check_mode_of(self, word: str) -> None:
@@ -112,7 +112,7 @@ def check_parameters(run: Run) -> None:
     elif trainable and len(left_out) == len(trainable):
         rank_zero_warn(
             f"No optimizer has a parameter of {name}, so nothing of it is trained. Give the optimizers "
-            "self.parameters() in configure_optimizers."
+            "self.parameters() in configure_optimizers. [DT1011]"
         )
     elif left_out:
         rank_zero_info(
@@ -170,5 +170,5 @@ def _warn_of_hidden_layers(module: nn.Module) -> None:
                 rank_zero_warn(
                     f"{type(module).__name__} has layers in the plain {type(value).__name__} {place!r}, where torch "
                     f"does not see them: they are not moved, saved, or among self.parameters(). Write {better}(...), "
-                    "or freeze them if they are not to be trained."
+                    "or freeze them if they are not to be trained. [DT1012]"
                 )

@@ -43,7 +43,7 @@ _MODULES = {
     "pipelining": "torch.distributed.pipelining",
     "local_sgd": "torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook",
     "rendezvous": "torch.distributed.rendezvous", "tensor_parallel": "torch.distributed.tensor.parallel",
-    "sharedctypes": "multiprocessing.sharedctypes", "fcntl": "fcntl",
+    "sharedctypes": "multiprocessing.sharedctypes", "fcntl": "fcntl", "resource": "resource",
     "bnb": "bitsandbytes", "comet_ml": "comet_ml",
     "deepspeed": "deepspeed", "deepspeed_accelerator": "deepspeed.accelerator", "ds_utils": "deepspeed.utils",
     "deepspeed_zero": "deepspeed.runtime.zero",

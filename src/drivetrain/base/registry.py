@@ -247,7 +247,8 @@ class Registry(Generic[T]):
             return fallback
         if (lower := name.lower()) != name and lower in self.available():
             return self.entry(lower)
-        raise UnknownNameError(f"There is no {self._kind} called {name!r}. {did_you_mean(name, self.available())}")
+        hint = did_you_mean(name, self.available())
+        raise UnknownNameError(f"There is no {self._kind} called {name!r}. {hint} [DT1050]")
 
     def check_name(self, name: str) -> None:
         """Raise a ConfigurationError for a reserved name."""

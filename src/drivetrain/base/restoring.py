@@ -343,7 +343,7 @@ def load_states(
     if len(parts) != len(states):
         raise CheckpointError(
             f"The checkpoint holds {len(states)} {kind} states, and configure_optimizers made {len(parts)}. "
-            "Return as many as when it was saved."
+            "Return as many as when it was saved. [DT1036]"
         )
     for index, (part, state) in enumerate(zip(parts, states, strict=True)):
         with restoring(f"{kind} {index} ({type(part).__name__})"):

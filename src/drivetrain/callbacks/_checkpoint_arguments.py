@@ -24,7 +24,7 @@ def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:
     if is_higher_better(monitor):
         rank_zero_warn(
             f"{owner}(monitor={monitor!r}) takes the lowest value for the best, because no mode was given. Write "
-            'mode="max" if a higher value is better, else mode="min".'
+            'mode="max" if a higher value is better, else mode="min". [DT1028]'
         )
     return "min"
 
@@ -38,7 +38,7 @@ def not_logged(owner: str, monitor: str, metrics: Iterable[str], trainer: Traine
     """Return the message that ``monitor`` is not among the logged ``metrics``."""
     return (
         f"{owner} watches {monitor!r}, which was not logged. {trainer.why_not_validated}"
-        f"Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. Log it, or watch one of those."
+        f"Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. Log it, or watch one of those. [DT1030]"
     )
 
 
@@ -81,7 +81,7 @@ def check_target(dirpath: Any, filename: Any, monitor: Any, save_top_k: int, sav
     if monitor is None and save_top_k not in (-1, 0, 1):
         raise ConfigurationError(
             f"ModelCheckpoint(save_top_k={save_top_k}) cannot rank checkpoints without monitor. "
-            'Name a metric, monitor="val_loss", or write save_top_k=-1 to keep all.'
+            'Name a metric, monitor="val_loss", or write save_top_k=-1 to keep all. [DT1029]'
         )
     check_choice("ModelCheckpoint", "save_last", save_last, (None, True, False, "link"))
 

@@ -63,7 +63,7 @@ class TerminateOnNaN(Callback):
         texts = [text for text in strategy.world.gather_objects(own) if text]
         raise NonFiniteLossError(
             f"The loss of batch {batch_idx} in epoch {trainer.current_epoch} is not finite. {' '.join(texts)} It "
-            "has changed no weight. Lower the learning rate, clip gradients, or leave the batch out."
+            "has changed no weight. Lower the learning rate, clip gradients, or leave the batch out. [DT1017]"
         )
 
     def on_train_batch_end(self, *_: Any) -> None:

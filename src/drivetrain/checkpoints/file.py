@@ -130,7 +130,7 @@ class TorchCheckpointIO(CheckpointIO):
                 raise NoCheckpointError(f"There is no checkpoint at ''. {EMPTY_PATH}")
             if os.path.isdir(source):
                 raise CheckpointNameError(f"{name} is a folder, and a checkpoint is a file. Pass the path of a file.")
-            raise NoCheckpointError(f"There is no checkpoint at {name}. Check the path.")
+            raise NoCheckpointError(f"There is no checkpoint at {name}. Check the path. [DT1031]")
 
         if not foreign.is_legacy(source):
             check_records(source, name)
@@ -149,7 +149,7 @@ class TorchCheckpointIO(CheckpointIO):
                 return objects
             raise CheckpointError(
                 f"{name} holds objects that are no plain data, and unpickling them could run code: {_reason(error)}. "
-                "If you trust whoever wrote it, pass weights_only=False."
+                "If you trust whoever wrote it, pass weights_only=False. [DT1035]"
             ) from error
         except Exception as error:  # torch may raise anything on a malformed file
             _check_location(map_location, name)
@@ -370,7 +370,7 @@ def _removing(path: str | Path) -> Iterator[None]:
 
 def _unwritten(target: Path | str, why: str, cure: str) -> CheckpointError:
     return CheckpointError(
-        f"The checkpoint {target} could not be written: {why}. What was there before is untouched. {cure}"
+        f"The checkpoint {target} could not be written: {why}. What was there before is untouched. {cure} [DT1041]"
     )
 
 
@@ -423,6 +423,8 @@ def check_records(source: Path | IO[bytes], name: str) -> None:
         with zipfile.ZipFile(rewound(source)) as container:
             damaged = container.testzip()
     except Exception as error:  # zipfile raises many exceptions if the container's own fields are damaged
-        raise CheckpointError(f"{name} is no checkpoint, or was cut short ({error}). Use another one.") from error
+        raise CheckpointError(
+            f"{name} is no checkpoint, or was cut short ({error}). Use another one. [DT1034]"
+        ) from error
     if damaged is not None:
-        raise CheckpointError(f"{name} is damaged: the checksum of {damaged!r} is wrong. Use another one.")
+        raise CheckpointError(f"{name} is damaged: the checksum of {damaged!r} is wrong. Use another one. [DT1034]")

@@ -194,7 +194,7 @@ def _warn_of_placeholders(source: str, checkpoint: dict[Any, Any]) -> None:
         f"{source} holds objects that are no plain data, and loading them could run code, so they are left out: "
         f"{', '.join(named)}{more}. Pass hyperparameters when you load it, as in "
         f"load_from_checkpoint(path, {keys[0] if keys else 'name'}=...); or, if you trust whoever wrote it, "
-        "weights_only=False.",
+        "weights_only=False. [DT1035]",
         stacklevel=5,
     )
 

@@ -68,7 +68,7 @@ def count_of(length: int | None, limit: int | float, argument: str, name: str) -
             return float("inf")
         raise ConfigurationError(
             f"{argument}={limit} is a fraction, but the loader {name} has no length. "
-            f"Write a number of batches, {argument}=100, or {argument}=1.0 for all."
+            f"Write a number of batches, {argument}=100, or {argument}=1.0 for all. [DT1023]"
         )
     count = int(length * limit)
     if count == 0 and length > 0:
@@ -155,7 +155,7 @@ def feed(
             cure = "Pass the loader itself instead of its iterator, or correct its __len__."
         rank_zero_warn(
             f"The loader {type(loader).__name__} {promise} {num_batches:.0f} batches, and "
-            f"gave {position}. What belongs to the last batch of an epoch was left out. {cure}"
+            f"gave {position}. What belongs to the last batch of an epoch was left out. {cure} [DT1024]"
         )
         return
     _ask_for_end(batches, items, num_batches)

@@ -82,7 +82,7 @@ class KeptTogether:
             without = [rank for rank, has in zip(ranks, having, strict=True) if not has]
             raise ConfigurationError(
                 f"The loader gave no batch at all on rank {', '.join(map(str, without))}, and others have some. "
-                "Give every rank at least one batch."
+                "Give every rank at least one batch. [DT1061]"
             )
         while current is not None:
             following = next(self.source, None)

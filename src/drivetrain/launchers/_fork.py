@@ -27,7 +27,7 @@ def check_fork(threads: int | None, timeout_s: float) -> None:
     if current is not None and getattr(torch.get_device_module(current), "is_initialized", bool)():
         raise ConfigurationError(
             f'start_method="fork" copies this process, but torch has already used its {current.type} device here, '
-            f"which a copy cannot. {_CURE}"
+            f"which a copy cannot. {_CURE} [DT1053]"
         )
     probe = torch.multiprocessing.get_context("fork").Process(target=_compute, args=(threads,), daemon=True)
     probe.start()

@@ -69,7 +69,7 @@ class Sealed(Generic[T]):
             raise ConfigurationError(
                 f"Something that the new processes need cannot be pickled: {error}{_holder(self._value)}. Define "
                 "classes and functions at the top level of a file, or use a start_method that does not pickle: "
-                '"fork" or "popen".'
+                '"fork" or "popen". [DT1051]'
             ) from error
         return {"_pickled": stream.getvalue()}
 
@@ -156,7 +156,7 @@ def _check_main(obj: Any) -> None:
         return
     raise ConfigurationError(
         f"The new processes cannot import {obj.__qualname__}, which is defined in {where}. Write "
-        f'strategy="{strategy}", whose processes are copies of this one, or import it from a file.'
+        f'strategy="{strategy}", whose processes are copies of this one, or import it from a file. [DT1052]'
     )
 
 

@@ -138,9 +138,9 @@ class Watch:
         self._said = self._said and (runs or longest >= stall_s)
         if not ends and (self._said or not (runs or longest >= stall_s)):
             return ""
-        head = f"No rank has made progress for {now - self._since:.0f} s (stall_timeout_s={stall_s:g})."
+        head = f"No rank has made progress for {now - self._since:.0f} s (stall_timeout_s={stall_s:g}). [DT1058]"
         if not runs:
-            head = f"A rank has waited in a collective for {longest:.0f} s (stall_timeout_s={stall_s:g})."
+            head = f"A rank has waited in a collective for {longest:.0f} s (stall_timeout_s={stall_s:g}). [DT1058]"
         foot = "The job is ended, because no rank can go on." if ends else "The job is not ended."
         text = "\n".join((head, *describe(seen), foot))
         text = "\n".join((text, _saved(self._board, text, seen)))

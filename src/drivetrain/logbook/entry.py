@@ -226,7 +226,7 @@ class Entry:
         if value.numel() != 1:
             raise UnloggableError(
                 f"self.log({self.name!r}, ...) got a tensor of shape {tuple(value.shape)}. "
-                "Log one number per name: reduce it first, for example with .mean()."
+                "Log one number per name: reduce it first, for example with .mean(). [DT1026]"
             )
         return value.reshape(())
 
@@ -243,7 +243,7 @@ class Entry:
             return value.item()
         raise UnloggableError(
             f"self.log({self.name!r}, ...) got {described(value)}. "
-            "Log a number, a tensor with one element, or a metric object."
+            "Log a number, a tensor with one element, or a metric object. [DT1026]"
         )
 
     def _fold(self) -> None:
@@ -457,5 +457,5 @@ def check_same(name: str, entry: Entry, options: Options, hook: str) -> None:
         )
     raise LoggingError(
         f"self.log({name!r}, ...) was called twice in {hook} with different options: {changed}. Use the same options, "
-        "or two names."
+        "or two names. [DT1025]"
     )

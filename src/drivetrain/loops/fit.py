@@ -90,7 +90,8 @@ def _end_epoch(run: Run) -> None:
     if progress.batch_idx == -1:
         raise ConfigurationError(
             f"The training loader {type(run.loaders.training()).__name__} yielded no batch in epoch "
-            f"{progress.current_epoch}. Pass an object that can be iterated again in each epoch, not a generator."
+            f"{progress.current_epoch}. Pass an object that can be iterated again in each epoch, "
+            "not a generator. [DT1020]"
         )
     book.leave_batch()
     run.agree_to_stop()

@@ -88,7 +88,7 @@ def check_counts(counts: Sequence[float], word: str) -> None:
     if 0 in counts and any(counts):
         raise ConfigurationError(
             f"The {word} loaders of the ranks have {', '.join(f'{count:g}' for count in counts)} batches. Give every "
-            "rank at least one batch, or let drivetrain share one data set out: use_distributed_sampler=True."
+            "rank at least one batch, or let drivetrain share one data set out: use_distributed_sampler=True. [DT1061]"
         )
 
 
@@ -453,7 +453,7 @@ class Loaders:
         if owner is None:
             raise ConfigurationError(
                 f"There is no loader for {stage}. Pass one, or define {LOADER_HOOKS[stage]} on the module or a "
-                "datamodule."
+                "datamodule. [DT1019]"
             )
         hook = LOADER_HOOKS[stage]
         return self.call(owner, hook)

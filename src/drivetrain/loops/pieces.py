@@ -130,7 +130,7 @@ def as_one_of_many(
     if loss is None:
         raise ConfigurationError(
             "training_step returned no loss on one of several ranks, and the others wait for its gradients. "
-            "Return a loss of zero that depends on the parameters, or a WeightedLoss of weight 0."
+            "Return a loss of zero that depends on the parameters, or a WeightedLoss of weight 0. [DT1059]"
         )
     factor = window.factor_here
     if weight is not None:

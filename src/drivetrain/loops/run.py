@@ -384,7 +384,7 @@ def val_check_every(limits: Limits, num_batches: float) -> float:
         if limits.check_val_every_n_epoch is not None and interval > num_batches:
             raise ConfigurationError(
                 f"Trainer(val_check_interval={interval}) exceeds the {num_batches:.0f} training batches of an epoch. "
-                "Write a smaller number, or check_val_every_n_epoch=None to count batches across epochs."
+                "Write a smaller number, or check_val_every_n_epoch=None to count batches across epochs. [DT1022]"
             )
         return interval
     if interval == 1.0 and (limits.check_val_every_n_epoch is not None or num_batches == ENDLESS):
@@ -392,6 +392,6 @@ def val_check_every(limits: Limits, num_batches: float) -> float:
     if num_batches == ENDLESS:
         raise ConfigurationError(
             f"Trainer(val_check_interval={interval}) is a fraction, but the training loader has no length. "
-            "Write a number of batches."
+            "Write a number of batches. [DT1023]"
         )
     return max(1, int(num_batches * interval))

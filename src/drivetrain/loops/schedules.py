@@ -77,7 +77,7 @@ class Schedules:
             )
         message = (
             f"{type(config.scheduler).__name__} watches {config.monitor!r}, which was not logged. "
-            f"{self._run.why_not_validated()}Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. {cure}"
+            f"{self._run.why_not_validated()}Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. {cure} [DT1030]"
         )
         if config.strict:
             raise ConfigurationError(message)

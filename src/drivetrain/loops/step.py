@@ -79,7 +79,8 @@ def make_step(run: Run) -> BoundStep:
     if len(optimizers) > 1:
         raise RunError(
             f"configure_optimizers returned {len(optimizers)} optimizers, and automatic optimization steps one. "
-            "Put all parameters into one optimizer, or set self.automatic_optimization = False and step them yourself."
+            "Put all parameters into one optimizer, or set self.automatic_optimization = False and "
+            "step them yourself. [DT1004]"
         )
     optimizer = optimizers[0] if optimizers else None
     calls = None if optimizer is None else _bind_direct(run, optimizer)

@@ -332,7 +332,7 @@ def _restore_module(
         except RuntimeError as error:
             raise CheckpointMismatchError(
                 f"The checkpoint does not fit {type(module).__name__}: {error} "
-                f"{cure}; for missing or unexpected names only, pass strict=False."
+                f"{cure}; for missing or unexpected names only, pass strict=False. [DT1032]"
             ) from error
     # an override of load_state_dict may return None
     missing, unexpected = result if isinstance(result, tuple) else ((), ())
@@ -391,7 +391,7 @@ def _arguments(cls: type, saved: Any, name: str | None, given: dict[str, Any]) -
             raise WrongTypeError(
                 f"{cls.__name__}.__init__ needs {key!r}, and {why}. "
                 f"Write {cls.__name__}.load_from_checkpoint(path, {key}=...), and self.save_hyperparameters() in "
-                "__init__ for the next time."
+                "__init__ for the next time. [DT1039]"
             )
     if lost:
         rank_zero_warn(

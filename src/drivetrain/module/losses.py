@@ -69,11 +69,11 @@ def loss_of(output: Any, keeps_zero: bool = False) -> tuple[Tensor | None, float
         instead = f", but {described(inner)}" if "loss" in output else ""
         raise WrongTypeError(
             f"training_step returned a dictionary with {sorted(map(str, output))} and no tensor under 'loss'{instead}. "
-            "Put the loss there, as the tensor it was computed as."
+            "Put the loss there, as the tensor it was computed as. [DT1002]"
         )
     raise ConfigurationError(
         f"training_step returned {described(output)}. Return the loss (a tensor), a WeightedLoss, a dictionary "
-        "with one of them under 'loss', or None to skip the batch."
+        "with one of them under 'loss', or None to skip the batch. [DT1001]"
     )
 
 

@@ -224,7 +224,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
             # Not an AttributeError, because nn.Module's attribute lookup would hide the message.
             raise RuntimeError(
                 f"{type(self).__name__} is not attached to a Trainer. Call trainer.fit(module) first. In __init__ "
-                "there is no Trainer yet: use self.trainer in setup, configure_optimizers or a later hook."
+                "there is no Trainer yet: use self.trainer in setup, configure_optimizers or a later hook. [DT1016]"
             )
         return trainer
 

@@ -114,11 +114,11 @@ def normalise(returned: Any, by_hand: bool = False) -> tuple[list[Optimizer], li
     elif _is_list(returned):
         optimizers = list(returned)
     else:
-        raise ConfigurationError(f"configure_optimizers returned {described(returned)}. {_FORMS}")
+        raise ConfigurationError(f"configure_optimizers returned {described(returned)}. {_FORMS} [DT1005]")
     for optimizer in optimizers:
         if not isinstance(optimizer, Optimizer):
             raise ConfigurationError(
-                f"configure_optimizers returned {described(optimizer)}, where an optimizer belongs. {_FORMS}"
+                f"configure_optimizers returned {described(optimizer)}, where an optimizer belongs. {_FORMS} [DT1005]"
             )
     configs = [_config(_with_monitor(scheduler, monitor), optimizers, by_hand) for scheduler in schedulers]
     for entry, config in zip(schedulers, configs, strict=True):
@@ -142,7 +142,9 @@ def _from_dict(entry: Mapping[str, Any]) -> tuple[list[Any], list[Any], str | No
             hint = did_you_mean(str(key), known)
             if len(entry) > 1 and all(isinstance(value, Optimizer) for value in entry.values()):
                 hint = "For several optimizers, return a list of them: list(optimizers.values())."
-            raise ConfigurationError(f"configure_optimizers returned a dictionary with the unknown key {key!r}. {hint}")
+            raise ConfigurationError(
+                f"configure_optimizers returned a dictionary with the unknown key {key!r}. {hint} [DT1006]"
+            )
     if "optimizer" not in entry:
         raise UnknownNameError(
             f"configure_optimizers returned a dictionary with no key 'optimizer', only {sorted(entry)}. {_FORMS}"
@@ -165,7 +167,7 @@ def _config(entry: Any, optimizers: list[Any], by_hand: bool) -> LRSchedulerConf
     for key in settings:
         if key not in known:
             raise ConfigurationError(
-                f"A scheduler's dictionary has the unknown key {key!r}. {did_you_mean(key, known)}"
+                f"A scheduler's dictionary has the unknown key {key!r}. {did_you_mean(key, known)} [DT1006]"
             )
     if "scheduler" not in settings:
         raise ConfigurationError(f"A scheduler's dictionary has no key 'scheduler', only {sorted(settings)}. {_FORMS}")
@@ -179,7 +181,8 @@ def _config(entry: Any, optimizers: list[Any], by_hand: bool) -> LRSchedulerConf
         )
     if settings.get("interval", "epoch") not in ("epoch", "step"):
         raise ConfigurationError(
-            f'A scheduler\'s interval is "epoch" or "step", not {settings["interval"]!r}. Write one of the two.'
+            f'A scheduler\'s interval is "epoch" or "step", not {settings["interval"]!r}. Write one '
+            "of the two. [DT1009]"
         )
     frequency = settings.get("frequency", 1)
     if not is_count(frequency, 1):
@@ -201,12 +204,12 @@ def _config(entry: Any, optimizers: list[Any], by_hand: bool) -> LRSchedulerConf
     if config.reduce_on_plateau and config.monitor is None and not by_hand:
         raise ConfigurationError(
             f"{type(scheduler).__name__} needs the name of the value it watches. "
-            'Return {"optimizer": ..., "lr_scheduler": {"scheduler": ..., "monitor": "val_loss"}}.'
+            'Return {"optimizer": ..., "lr_scheduler": {"scheduler": ..., "monitor": "val_loss"}}. [DT1007]'
         )
     owner = getattr(scheduler, "optimizer", None)
     if isinstance(scheduler, LRScheduler) and not any(owner is optimizer for optimizer in optimizers):
         raise ConfigurationError(
             f"{type(scheduler).__name__} was built for an optimizer that configure_optimizers did not return. "
-            "Return that optimizer too."
+            "Return that optimizer too. [DT1008]"
         )
     return config

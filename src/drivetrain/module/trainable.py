@@ -98,7 +98,7 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         if run is not None and self.automatic_optimization:
             raise ConfigurationError(
                 f"{type(self).__name__} called manual_backward, but the loop calls backward itself. "
-                "Set self.automatic_optimization = False in __init__, or return the loss instead."
+                "Set self.automatic_optimization = False in __init__, or return the loss instead. [DT1014]"
             )
         if self._trainer is None and self.fabric is not None:
             self.fabric.backward(loss, *args, **kwargs)

@@ -280,7 +280,7 @@ class DDPStrategy(ParallelStrategy):
         return (
             f"The loss of the last batch did not depend on {some(without) if without else 'every parameter'}, and DDP "
             "waits for the gradients of all. Use them in every batch, freeze them with requires_grad_(False), or write "
-            f"{cure}."
+            f"{cure}. [DT1042]"
         )
 
     @contextmanager

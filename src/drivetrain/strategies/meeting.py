@@ -210,12 +210,12 @@ class Meeting:
         return ConfigurationError(
             f"Rank 0 cannot listen at {self.name} (MASTER_ADDR:MASTER_PORT), where the {self.world_size} processes of "
             f"this job meet: {why}. Another program, perhaps an earlier job, holds the port. End it, or set "
-            "MASTER_PORT to a free port for all processes."
+            "MASTER_PORT to a free port for all processes. [DT1054]"
         )
 
     def _no_answer(self) -> DrivetrainError:
         found, cure = self._probed()
-        return DrivetrainError(f"{self._waited} (MASTER_ADDR:MASTER_PORT) for rank 0, and {found}. {cure}")
+        return DrivetrainError(f"{self._waited} (MASTER_ADDR:MASTER_PORT) for rank 0, and {found}. {cure} [DT1056]")
 
     def _probed(self) -> tuple[str, str]:
         """Return a description of the program at the address, and what to do about it."""
@@ -245,7 +245,7 @@ class Meeting:
             missing = f"of {self.world_size} processes, {which} not come"
         return DrivetrainError(
             f"{self._waited} (MASTER_ADDR:MASTER_PORT) for the other processes, and {missing}. See in their output "
-            "why, start as many processes as num_nodes and devices say, or raise the strategy's timeout."
+            "why, start as many processes as num_nodes and devices say, or raise the strategy's timeout. [DT1055]"
         )
 
 

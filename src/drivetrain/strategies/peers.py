@@ -150,7 +150,7 @@ class Peers:
             raise DrivetrainError(
                 f"Rank {self.rank} waited in {_shown(text)} for {_ranks(self.ranks)}, and not all came: {error}. A "
                 "rank has failed, or does something else meanwhile. Make this call on every rank of the group, outside "
-                "of conditions that differ between ranks."
+                "of conditions that differ between ranks. [DT1057]"
             ) from error
         return [
             # the text may be cut inside a character

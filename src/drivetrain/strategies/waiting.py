@@ -234,5 +234,5 @@ def _check_places(store: Any, question: int, others: Sequence[int], what: str) -
         if int(asked) >= question and int(run) == _Here.run and int(theirs) > batches:
             raise DrivetrainError(
                 f"Rank {dist.get_rank()} waits in {what}, {words}. Rank {rank} has gone on without that call: it is "
-                f"{there}. Make this call on every rank, outside of conditions that differ between ranks."
+                f"{there}. Make this call on every rank, outside of conditions that differ between ranks. [DT1057]"
             )

@@ -263,7 +263,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
         if takes(getattr(module, removed, None), arguments):
             raise HookError(
                 f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
-                "steps' outputs on self if you need them."
+                "steps' outputs on self if you need them. [DT1015]"
             )
     for hook in () if strategy.facts.earlier.step_ends else _STEP_END:
         if defined_by_user(module, hook) and takes(getattr(module, hook), 1):
@@ -429,7 +429,8 @@ def check_loaders(module: LightningModule, loaders: Loaders, fn: TrainerFn, vali
     if not loaders.available(fn.value):
         hook = LOADER_HOOKS[fn.value]
         raise ConfigurationError(
-            f"trainer.{fn.value} has no loader. Pass one, or define {hook} on {type(module).__name__} or a datamodule."
+            f"trainer.{fn.value} has no loader. Pass one, or define {hook} on {type(module).__name__} "
+            "or a datamodule. [DT1019]"
         )
     if fn is not TrainerFn.FITTING or not validates:
         return
@@ -438,10 +439,10 @@ def check_loaders(module: LightningModule, loaders: Loaders, fn: TrainerFn, vali
     if has_step and not has_loader:
         rank_zero_warn(
             f"{type(module).__name__} has a validation_step but there is no validation loader, so it is not validated. "
-            "Pass val_dataloaders, or define val_dataloader."
+            "Pass val_dataloaders, or define val_dataloader. [DT1021]"
         )
     if has_loader and not has_step:
         rank_zero_warn(
             f"There is a validation loader but {type(module).__name__} has no validation_step, so it is not validated. "
-            "Define it."
+            "Define it. [DT1021]"
         )

@@ -21,7 +21,7 @@ def restore(trainer: Any, states: dict[str, Any]) -> None:
     if missing := sorted(map(str, set(states) - known)):
         rank_zero_warn(
             f"The checkpoint holds the state of callbacks that this Trainer does not have: {', '.join(missing)}. "
-            "Add them, or continue without that state."
+            "Add them, or continue without that state. [DT1060]"
         )
 
 

@@ -100,7 +100,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
                 "Pass the path of another checkpoint."
             )
         why = "its callbacks have saved none so far" if callbacks else "there is no ModelCheckpoint among the callbacks"
-        raise CheckpointNameError(f'ckpt_path="best" names no checkpoint: {why}. Pass a path.')
+        raise CheckpointNameError(f'ckpt_path="best" names no checkpoint: {why}. Pass a path. [DT1033]')
     if ckpt_path == "hpc":
         by_number = numbered(trainer.default_root_dir, store)
         if not by_number:
@@ -122,7 +122,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
         likely = closest(path, ["best", "last"])
         missing = "Check the path." if path else EMPTY_PATH
         hint = missing if likely is None else f"Did you mean {likely!r}? Write that, or check the path."
-        raise NoCheckpointError(f"There is no checkpoint at {path or repr(path)}. {hint}")
+        raise NoCheckpointError(f"There is no checkpoint at {path or repr(path)}. {hint} [DT1031]")
     if (reads_files(store) and os.path.isdir(path)
             and not (store.is_sharded(path) or trainer.strategy.reads_folder(path))):  # fmt: skip
         raise CheckpointNameError(f"{path} is a folder, and a checkpoint is a file. Pass the path of a file in it.")
@@ -425,7 +425,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     if "optimizer_states" not in checkpoint or "loops" not in checkpoint:
         raise IncompleteCheckpointError(
             "The checkpoint holds no optimizer states and no progress: it was saved with save_weights_only=True. "
-            "Resume from one that was saved without it, or load only its weights."
+            "Resume from one that was saved without it, or load only its weights. [DT1038]"
         )
     if "lr_schedulers" not in checkpoint:
         raise CheckpointError("The checkpoint has no 'lr_schedulers'. Use another one.")
@@ -448,7 +448,7 @@ def _restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     if epochs > trainer.limits.max_epochs:
         raise CheckpointError(
             f"The checkpoint was saved after {epochs} epochs, and "
-            f"Trainer(max_epochs={trainer.limits.max_epochs:.0f}) is less. Raise max_epochs."
+            f"Trainer(max_epochs={trainer.limits.max_epochs:.0f}) is less. Raise max_epochs. [DT1037]"
         )
     run = trainer.current_run
     assert run is not None  # the run is being set up

@@ -217,7 +217,7 @@ def _set_up_optimizers(trainer: Trainer, run: Run, vote: Vote) -> None:
     if not strategy.optimizers:
         rank_zero_warn(
             f"{type(trainer.lightning_module).__name__}.configure_optimizers returned no optimizer, so gradients are "
-            "computed and nothing is updated."
+            "computed and nothing is updated. [DT1010]"
         )
     if strategy.world.size > 1:
         comparison.compare_optimizers(trainer)

@@ -87,7 +87,7 @@ def of_this_rank(trainer: Any, checkpoint: Mapping[str, Any], inside: bool) -> M
         raise CheckpointError(
             f"The checkpoint was saved in the middle of an epoch by {len(ranks)} processes, and there are "
             f"{trainer.world_size}: {why}. Resume with as many, or from "
-            f"{stopping.end_of_epoch(trainer, trainer.ckpt_path, checkpoint['state_dict'])}."
+            f"{stopping.end_of_epoch(trainer, trainer.ckpt_path, checkpoint['state_dict'])}. [DT1040]"
         )
     if any("rank_state" in each for each in (checkpoint, *ranks)):
         rank_zero_warn(rank_files.of_other_ranks(trainer.strategy, len(ranks)))

@@ -58,5 +58,5 @@ def restore(trainer: Any, checkpoint: dict[str, Any], fitting: bool) -> None:
             cure = "Build the module as it was trained"
             cure += "." if "size mismatch" in str(error) else ", or set strict_loading = False on it."
             raise CheckpointMismatchError(
-                f"The checkpoint does not fit {type(module).__name__}: {error} {cure}"
+                f"The checkpoint does not fit {type(module).__name__}: {error} {cure} [DT1032]"
             ) from error

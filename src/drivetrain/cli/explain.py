@@ -1,0 +1,92 @@
+"""The command ``drivetrain explain``: the cause, an example and the cure of a message that ends with a code.
+
+The texts are in messages.md beside this file, an entry for each code; docs/make_errors.py writes docs/errors.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from drivetrain.errors import closest
+
+FILE = Path(__file__).with_name("messages.md")
+NEW = "DT0000"
+"""The code of a new message, in its text and in :data:`FILE`, until docs/make_errors.py gives it a number."""
+
+PRELUDE = """\
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from drivetrain import LightningModule, Trainer
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+data = DataLoader(torch.ones(8, 4), batch_size=4)
+"""
+"""The lines with which each example begins."""
+
+
+class Entry(NamedTuple):
+    """The explanation of one code.
+
+    Attributes:
+        code: such as "DT1042".
+        title: what happened, in a few words.
+        body: cause, example and cure, as Markdown.
+    """
+
+    code: str
+    title: str
+    body: str
+
+    @property
+    def example(self) -> str:
+        """The code that leads to the message, after :data:`PRELUDE`; "" if one process cannot show it."""
+        lines = re.findall(r"^(?:    .*|)\n", self.body, re.MULTILINE)
+        return textwrap.dedent("".join(lines)).strip("\n")
+
+
+def entries() -> Iterator[Entry]:
+    """Yield all entries, in their order."""
+    text = FILE.read_text(encoding="utf-8")
+    for found in re.finditer(r"^## (DT\d{4}) (.*)\n((?:(?!#).*\n)*)", text, re.MULTILINE):
+        yield Entry(found[1], found[2], found[3].strip("\n") + "\n")
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain explain") -> int:
+    """Print the entry of a code, or a list of all; return 2 if there is no such code."""
+    parser = argparse.ArgumentParser(
+        prog, description="Explain a message that ends with a code such as [DT1042]: its cause, an example, the cure."
+    )
+    parser.add_argument("code", nargs="?", metavar="CODE", help="without it, all codes are listed")
+    code: str | None = parser.parse_args(arguments).code
+    known = {entry.code: entry for entry in entries()}
+    if code is None:
+        for entry in known.values():
+            print(f"{entry.code}  {entry.title}")
+        return 0
+    name = code.strip("[]").upper()
+    name = f"DT{name}" if name.isdigit() else name
+    if name not in known:
+        close = closest(name, known)
+        hint = f"Did you mean {close}? " if close else ""
+        parser.error(f"there is no code {code!r}. {hint}Without a code, {prog} lists all.")
+    entry = known[name]
+    print(f"{entry.code}: {entry.title}\n\n{entry.body}", end="")
+    if entry.example:
+        print("\nThe example begins with these lines:\n\n" + textwrap.indent(PRELUDE, "    "), end="")
+    return 0

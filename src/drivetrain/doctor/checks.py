@@ -1,0 +1,172 @@
+"""The table of checks, what a check yields, and the process in which each check runs."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from drivetrain.base.registry import load
+from drivetrain.errors import text_of
+
+WRONG, NOTE = "wrong", "note"
+"""Severities: something fails or computes wrong numbers; something that may matter for some programs."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a check found, in three sentences.
+
+    Attributes:
+        what: what was seen, with the value.
+        so_what: what it means for a training.
+        write: what to write, set or run.
+        severity: :data:`WRONG` or :data:`NOTE`.
+    """
+
+    what: str
+    so_what: str
+    write: str
+    severity: str = WRONG
+
+
+Items = Iterator[Finding | str]
+"""What a check yields: findings, and facts as text."""
+
+
+class Check(NamedTuple):
+    """One group of checks.
+
+    Attributes:
+        name: its name on the command line.
+        function: the function's location, as ``"module:name"``; it returns :data:`Items`. With several ranks, each
+            calls it with its rank and a folder that they share.
+        seconds: the time limit.
+        uses_torch: start its process from one that has imported torch.
+        ranks: the number of its processes.
+    """
+
+    name: str
+    function: str
+    seconds: float
+    uses_torch: bool = False
+    ranks: int = 1
+
+
+CHECKS = (
+    Check("versions", "drivetrain.doctor.versions:check", 20),
+    Check("limits", "drivetrain.doctor.limits:check", 20),
+    Check("clock", "drivetrain.doctor.clock:check", 20),
+    Check("disk", "drivetrain.doctor.disk:check", 60),
+    Check("devices", "drivetrain.doctor.devices:check", 120, uses_torch=True),
+    Check("optimizers", "drivetrain.doctor.optimizers:check", 120, uses_torch=True),
+    Check("processes", "drivetrain.doctor.processes:check", 60, uses_torch=True, ranks=2),
+)  # fmt: skip
+
+
+@dataclass
+class Result:
+    """What a check has found.
+
+    Attributes:
+        name: the check's name.
+        facts: texts, in the check's order.
+        findings: the same.
+        seconds: how long the check took.
+    """
+
+    name: str
+    facts: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def run(check: Check) -> Result:
+    """Run a check in processes of its own, which end at its time limit.
+
+    An exception, a killed process and an exceeded limit are findings.
+    """
+    result, started = Result(check.name), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="drivetrain-doctor-", ignore_cleanup_errors=True) as folder:
+        try:
+            for item in _items(check, folder, started + check.seconds):
+                kept: list[Any] = result.facts if isinstance(item, str) else result.findings
+                if item not in kept:  # several ranks find the same
+                    kept.append(item)
+        except Exception as error:  # the system refuses processes or pipes
+            result.findings.append(_failed(check.name, f"cannot start: {type(error).__name__}: {text_of(error)}"))
+    result.seconds = time.monotonic() - started
+    return result
+
+
+def _items(check: Check, folder: str, deadline: float) -> Items:
+    has_server = "forkserver" in multiprocessing.get_all_start_methods()
+    context: Any = multiprocessing.get_context("forkserver" if check.uses_torch and has_server else "spawn")
+    if check.uses_torch and has_server:
+        context.set_forkserver_preload(["torch"])  # imported once for all checks; it has not used a device there
+    processes: dict[Connection, BaseProcess] = {}
+    try:
+        for rank in range(check.ranks):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_child, args=(check, rank, folder, sender), daemon=True)
+            process.start()
+            sender.close()
+            processes[receiver] = process
+        running = dict(processes)
+        while running:
+            ready = wait(list(running), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                yield _failed(check.name, f"did not end within {check.seconds:g} s")
+                return
+            for receiver in (each for each in running.copy() if each in ready):
+                try:
+                    item = receiver.recv()
+                except EOFError:
+                    item = None
+                    if (said := _last_words(running[receiver], folder)) is not None:
+                        yield _failed(check.name, said)
+                if item is None:
+                    del running[receiver]
+                else:
+                    yield item
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.join(1)
+
+
+def _child(check: Check, rank: int, folder: str, sender: Connection) -> None:
+    """Run a check in this process, whose output is kept in a file."""
+    with open(os.path.join(folder, f"{os.getpid()}.txt"), "wb") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    try:
+        function: Callable[..., Items] = load(check.function)
+        for item in function(rank, folder) if check.ranks > 1 else function():
+            sender.send(item)
+    except BaseException as error:
+        sender.send(_failed(check.name, f"raised {type(error).__name__}: {' '.join(text_of(error).split())}"))
+    sender.send(None)
+
+
+def _last_words(process: BaseProcess, folder: str) -> str | None:
+    """Describe how a process ended without a result, with the last line of its output."""
+    process.join(5)
+    output = Path(folder, f"{process.pid}.txt")
+    lines = output.read_text(errors="replace").split("\n") if output.exists() else []
+    last = next((f": {line.strip()}" for line in reversed(lines) if line.strip()), "")
+    return f"lost its process, which ended with exit code {process.exitcode}{last}"
+
+
+def _failed(name: str, how: str) -> Finding:
+    return Finding(
+        f"The check {name!r} {how}.", "What it checks may not work here, or the check itself is wrong.",
+        f"drivetrain doctor {name}, and look at what else uses this machine.",
+    )  # fmt: skip

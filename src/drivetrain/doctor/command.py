@@ -1,0 +1,71 @@
+"""The command ``drivetrain doctor``: run the checks, and print their findings."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from drivetrain.doctor.checks import CHECKS, WRONG, Result, run
+from drivetrain.errors import did_you_mean
+
+SCHEMA = 1
+"""The version of the JSON output."""
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain doctor") -> int:
+    """Run the checks.
+
+    Args:
+        arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
+        prog: the command's name in messages.
+
+    Returns:
+        0 if nothing is wrong, 1 if a finding is "wrong"; 130 after Ctrl-C; wrong usage ends in ``SystemExit(2)``.
+    """
+    names = [check.name for check in CHECKS]
+    parser = argparse.ArgumentParser(
+        prog, description="Check this machine and its torch: for each finding, what it is, what it means, and what to "
+        "write. Exit code 0: nothing is wrong; 1: something is; 2: wrong usage. Notes do not change the exit code.",
+    )  # fmt: skip
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"only these: {', '.join(names)}")
+    parser.add_argument("--json", action="store_true", help="the same for programs")
+    given = parser.parse_args(arguments)
+    for name in given.checks:
+        if name not in names:
+            parser.error(f"there is no check {name!r}. {did_you_mean(name, names)}")
+
+    results: list[Result] = []
+    try:
+        for check in CHECKS:
+            if not given.checks or check.name in given.checks:
+                results.append(run(check))
+                if not given.json:
+                    _print(results[-1])
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted.", file=sys.stderr)
+        return 130
+    findings = [finding for result in results for finding in result.findings]
+    wrong = sum(finding.severity == WRONG for finding in findings)
+    if given.json:
+        print(json.dumps({"schema": SCHEMA, "wrong": wrong, "checks": [asdict(each) for each in results]}, indent=2))
+    else:
+        seconds = sum(result.seconds for result in results)
+        print(f"{wrong} wrong, {len(findings) - wrong} to note, in {seconds:.0f} s.")
+    return int(wrong > 0)
+
+
+def _print(result: Result) -> None:
+    """Print a line for each finding, or one line if there is none; in a terminal, lines are wrapped."""
+    lines = [
+        f"{each.severity:<6}{result.name:<12}{each.what} {each.so_what} Write: {each.write}"
+        for each in result.findings
+    ] or [f"{'fine':<6}{result.name:<12}{'; '.join(result.facts)}"]  # fmt: skip
+    for line in lines:
+        if sys.stdout.isatty():
+            line = textwrap.fill(line, max(shutil.get_terminal_size().columns, 40), subsequent_indent=" " * 18)
+        print(line, flush=True)

@@ -1,0 +1,131 @@
+"""Whether each device computes a forward and a backward pass as 64 bits on the host do, in each precision."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from drivetrain.accelerators.accelerator import Accelerator, AcceleratorRegistry
+from drivetrain.doctor.checks import Finding, Items
+from drivetrain.engine.engine import Engine
+from drivetrain.errors import ConfigurationError, text_of
+from drivetrain.precision.precision import PrecisionRegistry
+
+_TOLERANCES = {torch.float64: 1e-9, torch.float32: 5e-3}  # relative; the latter for TF32
+_TOLERANCE = 0.2  # of 16 and 8 bits
+_WIDTH = 64
+
+
+class Kind(NamedTuple):
+    """One kind of device on this machine.
+
+    Attributes:
+        name: the value for ``accelerator``.
+        accelerator: the accelerator.
+        devices: its devices.
+    """
+
+    name: str
+    accelerator: Accelerator
+    devices: list[torch.device]
+
+
+def available() -> Iterator[Kind | Finding]:
+    """Yield each kind of device that can be used here, under its first name; one that raises is a finding."""
+    for name in AcceleratorRegistry.available():
+        if any(other < name for other in AcceleratorRegistry.other_names(name)):
+            continue
+        try:
+            entry = AcceleratorRegistry.entry(name)
+            if entry.cls.is_available():
+                accelerator = entry.build()
+                yield Kind(name, accelerator, list(accelerator.get_parallel_devices(_numbers(accelerator))))
+        except Exception as error:  # a broken package or driver must not hide the other kinds
+            yield Finding(
+                f"The accelerator {name!r} raised {type(error).__name__}: {' '.join(text_of(error).split())}",
+                "Its devices cannot be used.", "drivetrain devices, and repair or remove its package or driver.",
+            )  # fmt: skip
+
+
+def _numbers(accelerator: Accelerator) -> list[int]:
+    return list(range(accelerator.auto_device_count()))
+
+
+def check() -> Items:
+    """Compare the output and the gradients of a small network on each device in each precision."""
+    precisions = {}
+    for name in PrecisionRegistry.available():  # the last name of a class is its complete one: "16", then "16-mixed"
+        entry = PrecisionRegistry.entry(name)
+        precisions[entry.cls, repr(entry.init_params)] = name
+    for kind in available():
+        if isinstance(kind, Finding):
+            yield kind
+            continue
+        for index in range(len(kind.devices)):
+            where = kind.name if len(kind.devices) == 1 else f"{kind.name}:{index}"
+            right = []
+            for precision in sorted(precisions.values()):
+                try:
+                    problem = compare(kind, index, precision)
+                except ConfigurationError:  # a package is missing, or the device lacks the type
+                    continue
+                except Exception as error:
+                    problem = f"raised {type(error).__name__}: {' '.join(text_of(error).split())}"
+                if problem is None:
+                    right.append(precision)
+                    continue
+                yield Finding(
+                    f'On {where} with precision="{precision}", a small network {problem}.',
+                    "A training with it fails, or learns from wrong numbers.",
+                    f"Trainer(precision={_other(precision)}), and report it with the versions of torch and the driver.",
+                )  # fmt: skip
+            yield f"{where}: {', '.join(right) or 'no precision'}"
+
+
+def _other(precision: str) -> str:
+    return '"32-true"' if precision != "32-true" else '"64-true"'
+
+
+def compare(kind: Kind, index: int, precision: str) -> str | None:
+    """Return how a network's output or gradients on a device differ from those in 64 bits; ``None``: not at all.
+
+    Raises:
+        ConfigurationError: this precision cannot be used there.
+    """
+    engine = Engine(
+        accelerator=kind.name,
+        devices=1 if len(kind.devices) == 1 else [index],
+        precision=precision,  # type: ignore[arg-type]
+    )
+    numbers = torch.linspace(-1, 1, _WIDTH * _WIDTH)
+    network = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, 16))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_((numbers[: parameter.numel()] * 37).sin().view_as(parameter) / 8)
+    batch = (numbers * 53).cos().view(_WIDTH, _WIDTH)
+    exact = copy.deepcopy(network).double()
+    expected = exact(batch.double())
+    expected.square().mean().backward()
+
+    model = engine.setup(network)
+    output = model(batch.to(engine.device))
+    engine.backward(output.square().mean())
+    scale = float(engine.strategy.precision_plugin.scale(torch.ones((), device=engine.device)))
+    dtypes = {output.dtype, engine.strategy.precision_plugin.computes_in or output.dtype, network[0].weight.dtype}
+    tolerance = max(_TOLERANCES.get(dtype, _TOLERANCE) for dtype in dtypes)
+    layers: Any = (network[0], exact[0])
+    for what, error in (
+        ("an output", _difference(output, expected.detach())),
+        ("a gradient", _difference(layers[0].weight.grad / scale, layers[1].weight.grad)),
+    ):
+        if not error <= tolerance:  # nor for NaN
+            return f"computes {what} that differs by {error:.2g} of its size from the one in 64 bits"
+    return None
+
+
+def _difference(found: Tensor, right: Tensor) -> float:
+    return float((found.detach().cpu().double() - right).norm() / right.norm())

@@ -1,0 +1,168 @@
+"""Whether torch's optimizers step as their loop in 64 bits does: in each type, with each kernel, also after a skip.
+
+[Note: skipped steps]
+``torch.amp.GradScaler`` does not call an optimizer whose gradients overflowed. To a fused kernel it passes the fact as
+``found_inf``, and the kernel itself must change nothing. Memory that torch allocates without writing it is filled with
+NaN here, so that a kernel that reads it is found each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from drivetrain.accelerators.accelerator import HOST
+from drivetrain.doctor.checks import Finding, Items
+from drivetrain.doctor.devices import Kind, available
+from drivetrain.errors import text_of
+
+_OTHERS = ("LBFGS", "SparseAdam", "Muon")  # they need closures or sparse gradients, or compute in 16 bits themselves
+_OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "SGD": [{"lr": 0.1}, {"lr": 0.1, "momentum": 0.9}, {"lr": 0.1, "momentum": 0.9, "nesterov": True}],
+    "Adadelta": [{"lr": 1.0, "rho": 0.5, "eps": 0.01}],  # with torch's eps, rounding alone changes its first steps
+}
+_DEFAULT: list[dict[str, Any]] = [{"lr": 0.05}]
+
+KERNELS: dict[str, dict[str, Any]] = {
+    "loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True},
+}  # fmt: skip
+_SKIPS: tuple[tuple[int, ...], ...] = ((), (0,), (2,))
+_STEPS = 5
+_SIZES = (7, 100)  # for a kernel's remainder, and for its vectors
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.03}
+"""The largest error in each type, relative to how far the parameters moved."""
+
+
+class Case(NamedTuple):
+    """One optimizer as it is compared.
+
+    Attributes:
+        kind: its class.
+        options: its arguments.
+        kernel: one of :data:`KERNELS`.
+    """
+
+    kind: Any
+    options: dict[str, Any]
+    kernel: str
+
+    @property
+    def shown(self) -> str:
+        """The call that makes it."""
+        momentum = "momentum=..., " if self.options.get("momentum") else ""
+        return f"torch.optim.{self.kind.__name__}({momentum}{self.kernel}=True)"
+
+
+def kinds() -> list[type[Optimizer]]:
+    """Return torch's optimizers."""
+    found = (getattr(torch.optim, name) for name in sorted(vars(torch.optim)))
+    classes = [each for each in found if isinstance(each, type) and issubclass(each, Optimizer)]
+    return [each for each in classes if each is not Optimizer and each.__name__ not in _OTHERS]
+
+
+def check() -> Items:
+    """Compare on the first device of each kind."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills new memory
+    for kind in available():
+        if isinstance(kind, Kind):  # the check of devices reports the others
+            accelerator = kind.accelerator
+            supported = {
+                torch.float64: accelerator.supports_float64, torch.float32: True,
+                torch.bfloat16: accelerator.supports_bfloat16, torch.float16: accelerator.supports_float16,
+            }  # fmt: skip
+            yield from compare(kinds(), kind.devices[0], [dtype for dtype, works in supported.items() if works])
+
+
+def compare(classes: Sequence[type[Optimizer]], device: torch.device, dtypes: Sequence[torch.dtype]) -> Items:
+    """Compare the optimizers of ``classes`` with their own loop in 64 bits on the host.
+
+    Faults of one class with one kernel are one finding. After a skip, types that are wrong without one are left out.
+    """
+    count, faults = 0, dict[tuple[str, str, bool], dict[str, str]]()
+    shown = dict[tuple[str, str, bool], str]()
+    for kind, skips, options in (
+        (each, skips, options)
+        for each in classes for skips in _SKIPS for options in _OPTIONS.get(each.__name__, _DEFAULT)
+    ):  # fmt: skip
+        expected = train(Case(kind, options, "loop"), HOST, torch.float64, skips)
+        for kernel, dtype in ((kernel, dtype) for kernel in KERNELS for dtype in dtypes):
+            name, case = str(dtype).removeprefix("torch."), Case(kind, options, kernel)
+            if name in faults.get((kind.__name__, kernel, False), ()) and skips:
+                continue
+            problem = _problem(case, device, dtype, skips, expected)
+            count += problem is not None
+            if problem:
+                key = (kind.__name__, kernel, bool(skips))
+                when = f" after step {skips[0] + 1} of {_STEPS} was skipped" if skips else ""
+                shown.setdefault(key, f"{case.shown} on {device.type}{when}")
+                faults.setdefault(key, {}).setdefault(name, problem)
+    yield f"{count} comparisons on {device.type}"
+    for key, problems in faults.items():
+        yield Finding(
+            f"{shown[key]}, in {', '.join(problems)}: {next(iter(problems.values()))}.",
+            "Training continues with these weights, and nothing reports it.",
+            f"torch.optim.{key[0]}(..., {other_kernel(key[1])}).",
+        )  # fmt: skip
+
+
+def other_kernel(kernel: str) -> str:
+    """Return the argument that avoids a kernel."""
+    return "foreach=True" if kernel != "foreach" else "foreach=False"
+
+
+def _problem(
+    case: Case, device: torch.device, dtype: torch.dtype, skips: tuple[int, ...], expected: Tensor
+) -> str | None:
+    """Return what is wrong; "" for nothing, ``None`` if the installed torch has no such kernel."""
+    try:
+        found = train(case, device, dtype, skips)
+    except _NoKernel:
+        return None
+    except Exception as raised:
+        return f"a step raised {type(raised).__name__}: {' '.join(text_of(raised).split())}"
+    start = start_of(HOST, torch.float64)
+    distance = float((expected - start).abs().max())
+    error = float((found - expected).abs().max()) / distance
+    if error <= TOLERANCES[dtype]:
+        return ""
+    unmoved = int(((found == start_of(HOST, dtype).double()) & ((expected - start).abs() > 0.1 * distance)).sum())
+    if unmoved:
+        return f"{unmoved} of {len(found)} numbers do not move"
+    return f"weights are {'not numbers' if error != error else f'wrong by {error:.2g} times the way that they moved'}"
+
+
+class _NoKernel(Exception):
+    """The optimizer cannot be made with this kernel."""
+
+
+def start_of(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the parameters before the first step, as one vector."""
+    return torch.linspace(-1, 1, sum(_SIZES), dtype=torch.float64).to(device, dtype)
+
+
+def train(case: Case, device: torch.device, dtype: torch.dtype, skips: tuple[int, ...]) -> Tensor:
+    """Step an optimizer a few times; steps in ``skips`` as ``torch.amp.GradScaler`` does after an overflow.
+
+    Returns:
+        All parameters as one vector in 64 bits on the host.
+    """
+    parameters = [nn.Parameter(each.clone()) for each in torch.split(start_of(device, dtype), list(_SIZES))]
+    try:
+        optimizer: Any = case.kind(parameters, **case.options, **KERNELS[case.kernel])
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise _NoKernel from error
+    decides_itself = getattr(optimizer, "_step_supports_amp_scaling", False)
+    for step in range(_STEPS):
+        if step in skips and not decides_itself:
+            continue
+        for parameter in parameters:
+            slope = torch.linspace(0.5, 2, parameter.numel(), dtype=torch.float64, device=device) - 0.2 * step
+            parameter.grad = (slope if step not in skips else slope / 0).to(dtype)
+        if decides_itself:
+            optimizer.grad_scale, optimizer.found_inf = None, torch.full((), float(step in skips), device=device)
+        optimizer.step()
+    return torch.cat([parameter.detach().double().cpu() for parameter in parameters])
