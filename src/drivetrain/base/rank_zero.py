@@ -12,6 +12,11 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
+from drivetrain.base.lazy import on_first_use
+
+with on_first_use:
+    from drivetrain.base import notebook
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -54,7 +59,8 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
 
 
 def any_rank_info(message: str) -> None:
-    """Log ``message`` at INFO on the logger named "drivetrain"; by default it appears on stderr.
+    """Log ``message`` at INFO on the logger named "drivetrain"; by default it appears on stderr, in a notebook on
+    stdout, because notebooks show stderr in red.
 
     A program can redirect it: as soon as that logger or the root logger has a handler, nothing is written to stderr.
     Until then, the logger's level and ``logging.disable`` can silence it. Python treats warnings the same: it writes
@@ -63,7 +69,7 @@ def any_rank_info(message: str) -> None:
     if log.hasHandlers():
         log.info(message)
     elif log.level <= logging.INFO and log.manager.disable < logging.INFO and not log.disabled:
-        print(message, file=sys.stderr, flush=True)
+        print(message, file=sys.stdout if notebook.can_display() else sys.stderr, flush=True)
 
 
 @rank_zero_only
