@@ -9,15 +9,16 @@ from html import escape
 from typing import Any
 
 from drivetrain.base.packages import ipython_display
+from drivetrain.base.rank_zero import IMPORTED_IN
 
 _CELL = 'style="text-align:left;vertical-align:top;overflow-wrap:break-word"'
+_HEAD = 'style="text-align:left;white-space:nowrap"'
 
 
 def can_display() -> bool:
     """Whether this process is a notebook's kernel. A copy forked from it is none: Jupyter drops what it displays."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    session = getattr(getattr(shell, "kernel", None), "session", None)
-    return session is not None and session.pid == os.getpid()
+    return getattr(shell, "kernel", None) is not None and os.getpid() == IMPORTED_IN
 
 
 def display(html: str, text: str) -> Any:
@@ -30,17 +31,17 @@ def update(handle: Any, html: str, text: str) -> None:
     handle.update({"text/html": html, "text/plain": text}, raw=True)
 
 
-def show(html: str, text: str) -> None:
-    """Show an output in a notebook; elsewhere print its text."""
-    if can_display():
+def show(text: str, html: str = "", file: Any = None) -> None:
+    """Show an output in a notebook, if there is ``html``; else print ``text`` to ``file``, by default stdout."""
+    if html and can_display():
         display(html, text)
     else:
-        print(text)
+        print(text, file=file, flush=True)
 
 
 def table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
     """Return a table as HTML. Every cell is escaped, and text wraps, so the table is no wider than the page."""
-    head = "".join(f"<th {_CELL}>{escape(each)}</th>" for each in header)
+    head = "".join(f"<th {_HEAD}>{escape(each)}</th>" for each in header)
     lines = ["".join(f"<td {_CELL}>{escape(str(cell))}</td>" for cell in row) for row in rows]
     top = f"<thead><tr>{head}</tr></thead>" if head else ""
     body = "".join(f"<tr>{line}</tr>" for line in lines)

@@ -121,7 +121,7 @@ class Summary:
 
     def _repr_html_(self) -> str:
         rows = notebook.table([row.cells() for row in self.rows], self.header) if self.rows else ""
-        return rows + notebook.table(self.totals())
+        return rows + notebook.table([(", ".join(f"{meaning}: {value}" for value, meaning in self.totals()),)])
 
     def __str__(self) -> str:
         return _text(self.header, [row.cells() for row in self.rows], self.totals())
@@ -159,7 +159,7 @@ class ModelSummary(Callback):
         if overrides(self, "summarize", ModelSummary) or self._summarize_kwargs:
             self.summarize(**summary.as_arguments(), **self._summarize_kwargs)
         else:
-            notebook.show(summary._repr_html_(), str(summary))
+            notebook.show(str(summary), summary._repr_html_())
 
     @staticmethod
     def summarize(

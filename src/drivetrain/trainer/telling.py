@@ -19,7 +19,7 @@ def show(trainer: Any, stage: str, results: list[dict[str, float]]) -> None:
     if (loop := trainer._own_loops.get(stage)) is not None:
         loop.show(results)
     elif trainer.is_global_zero:
-        notebook.show(results_html(stage, results), encodable(results_table(stage, results)))
+        notebook.show(encodable(results_table(stage, results)), results_html(stage, results))
 
 
 def check_loggers(trainer: Any, callback: Any) -> None:
