@@ -78,9 +78,10 @@ def test_an_unknown_length_has_no_bar(outputs: Outputs) -> None:
 
 def test_a_validation_stands_below_the_epoch_until_it_has_ended(outputs: Outputs) -> None:
     bar = NotebookProgressBar()
-    bar.draw(Snapshot("train", 0, 2, 20, 20))
-    bar.draw(Snapshot("validate", 0, 2, 1, 4, transient=True))
+    bar.draw(Snapshot("train", 0, 2, 20, 20, metrics={"loss": 2.0}))
+    bar.draw(Snapshot("validate", 0, 2, 1, 4, transient=True, metrics={"loss": 1.0}))
     assert titles(outputs.html[0][-1]) == ["Epoch 1/2", "Validation"]
+    assert re.findall(r"loss=\d", outputs.html[0][-1]) == ["loss=1"]  # once: they are the same
     bar.draw(Snapshot("validate", 0, 2, 4, 4, transient=True, final=True))
     bar.draw(Snapshot("train", 1, 2, 3, 20))
     assert titles(outputs.html[0][-1]) == ["Epoch 2/2"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,8 @@ class NotebookProgressBar(PlainProgressBar):
             self._thread.show_now(stage is RunningStage.TRAINING)
 
     def _send(self) -> None:
-        rows = [*self._left, *self._now.values()]
+        now = [*self._now.values()]  # the metrics stand once, below the newest
+        rows = [*self._left, *(replace(each, metrics={}) for each in now[:-1]), *now[-1:]]
         if not rows:
             return
         self._sent_s = time.monotonic()
