@@ -1,11 +1,13 @@
 """Draw what a command prints as a picture of a terminal: ``terminal_picture.py PICTURE.svg COMMAND ...``.
 
-docs/images/prove_resume.svg is of ``drivetrain prove-resume train.py``, with the loop in docs/prove_resume.md.
+docs/images/prove_resume.svg is of ``drivetrain prove-resume train.py``, with the loop in docs/prove_resume.md;
+docs/images/log_file.svg is of a fit that logs two values, with 145 columns. The variable COLUMNS sets the width.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import re
 import shlex
 import subprocess
@@ -16,7 +18,7 @@ from rich.console import Console
 from rich.terminal_theme import SVG_EXPORT_THEME
 from rich.text import Text
 
-WIDTH = 110
+WIDTH = int(os.environ.get("COLUMNS", "110"))
 
 
 def main(target: str, command: list[str]) -> int:

@@ -45,6 +45,7 @@ from drivetrain.accelerators.choice import (
     within_reserved,
 )
 from drivetrain.accelerators.torch_device import as_numbers, no_numbers
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.registry import Entry, Registry, check_part
 from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
 from drivetrain.clusters.environment import ClusterEnvironment, ClusterRegistry
@@ -64,6 +65,9 @@ from drivetrain.precision.precision import Precision, PrecisionRegistry, precisi
 from drivetrain.settings import Settings
 from drivetrain.strategies.layer_sync import LayerSync, LayerSyncRegistry
 from drivetrain.strategies.strategy import OwnParts, Strategy, StrategyRegistry
+
+with on_first_use:
+    from drivetrain.base import notebook
 
 _CLAIMS: dict[torch.dtype | None, tuple[str, str]] = {
     torch.float64: ("supports_float64", "64-bit floats"),
@@ -148,6 +152,10 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{each.what}={each.choice!r}' for each in self.decisions)})"
+
+    def _repr_html_(self) -> str:
+        rows = [(each.what, each.choice, f"because {each.why}") for each in self.decisions]
+        return notebook.table(rows, ("drivetrain plan", "", ""))
 
     def __str__(self) -> str:
         wide_what = max(len(d.what) for d in self.decisions)

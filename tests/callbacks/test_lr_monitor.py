@@ -34,7 +34,7 @@ def config(scheduler: Any, interval: str = "epoch", name: str | None = None) -> 
 def trainer(optimizers: list[Any], configs: list[Any] | None = None) -> SimpleNamespace:
     return SimpleNamespace(
         optimizers=optimizers, lr_scheduler_configs=configs or [], loggers=[ListLogger()], callback_metrics={},
-        is_logging_step=True, logger_step=7,
+        is_logging_step=True, logger_step=7, is_global_zero=False,
     )  # fmt: skip
 
 

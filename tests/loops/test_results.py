@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.loops.results import number_text, results_table
+from drivetrain.loops.results import number_text, results_html, results_table
 
 NAN = float("nan")
 
@@ -64,3 +64,9 @@ def test_the_results_of_several_loaders_are_a_table_with_headings_and_without_na
 )  # fmt: skip
 def test_the_table_of_results(results: list[dict[str, float]], width: int, table: list[str]) -> None:
     assert results_table("test", results, width).split("\n") == table
+
+
+def test_a_notebook_shows_the_same_numbers_with_headings_and_escaped() -> None:
+    html = results_html("test", [{"<acc>": 0.85}, {"<acc>/dataloader_idx_1": 0.9, "loss": NAN}])
+    assert [cell in html for cell in ("&lt;acc&gt;", ">0.85<", ">0.9<", ">nan<", ">loader 1<")] == [True] * 5
+    assert "nothing was logged" in results_html("test", [{}])

@@ -48,6 +48,7 @@ _MODULES = {
     "deepspeed": "deepspeed", "deepspeed_accelerator": "deepspeed.accelerator", "ds_utils": "deepspeed.utils",
     "deepspeed_zero": "deepspeed.runtime.zero",
     "deepspeed_zero_config": "deepspeed.runtime.zero.config", "zero_to_fp32": "deepspeed.utils.zero_to_fp32",
+    "ipython_display": "IPython.display", "pandas": "pandas", "pyplot": "matplotlib.pyplot",
     "fsspec": "fsspec", "fsspec_core": "fsspec.core", "fsspec_spec": "fsspec.spec",
     "mlflow_tracking": "mlflow.tracking", "mlflow_context": "mlflow.tracking.context.registry",
     "mlflow_entities": "mlflow.entities", "mpi": "mpi4py.MPI", "neptune": "neptune", "neptune_types": "neptune.types",

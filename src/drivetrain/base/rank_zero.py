@@ -12,10 +12,18 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
 
+from drivetrain.base.lazy import on_first_use
+
+with on_first_use:
+    from drivetrain.base import notebook
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 log = logging.getLogger("drivetrain")
+
+IMPORTED_IN = os.getpid()
+"""The process that has imported drivetrain; a copy that is forked from it has another number."""
 
 # A launcher exports one of these variables before the first line of user code runs, so the rank is known before a
 # cluster environment is chosen.
@@ -53,8 +61,9 @@ def rank_zero_only(fn: Callable[P, R]) -> Callable[P, R | None]:
     return on_rank_zero
 
 
-def any_rank_info(message: str) -> None:
-    """Log ``message`` at INFO on the logger named "drivetrain"; by default it appears on stderr.
+def any_rank_info(message: str, html: str = "") -> None:
+    """Log ``message`` at INFO on the logger named "drivetrain"; by default it appears on stderr. In a notebook,
+    which shows stderr in red, it is a normal output, as ``html`` if there is one.
 
     A program can redirect it: as soon as that logger or the root logger has a handler, nothing is written to stderr.
     Until then, the logger's level and ``logging.disable`` can silence it. Python treats warnings the same: it writes
@@ -63,13 +72,13 @@ def any_rank_info(message: str) -> None:
     if log.hasHandlers():
         log.info(message)
     elif log.level <= logging.INFO and log.manager.disable < logging.INFO and not log.disabled:
-        print(message, file=sys.stderr, flush=True)
+        notebook.show(message, html, sys.stdout if notebook.can_display() else sys.stderr)
 
 
 @rank_zero_only
-def rank_zero_info(message: str) -> None:
+def rank_zero_info(message: str, html: str = "") -> None:
     """Log ``message`` on rank 0, as :func:`any_rank_info` does on every rank."""
-    any_rank_info(message)
+    any_rank_info(message, html)
 
 
 @rank_zero_only

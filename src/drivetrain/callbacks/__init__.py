@@ -18,10 +18,12 @@ if TYPE_CHECKING:
         GradientAccumulationScheduler as GradientAccumulationScheduler,
     )
     from drivetrain.callbacks.lambda_function import LambdaCallback as LambdaCallback
+    from drivetrain.callbacks.live_plot import LivePlot as LivePlot
     from drivetrain.callbacks.lr_monitor import LearningRateMonitor as LearningRateMonitor
     from drivetrain.callbacks.model_checkpoint import ModelCheckpoint as ModelCheckpoint
     from drivetrain.callbacks.model_summary import ModelSummary as ModelSummary
     from drivetrain.callbacks.non_finite import TerminateOnNaN as TerminateOnNaN
+    from drivetrain.callbacks.notebook_progress import NotebookProgressBar as NotebookProgressBar
     from drivetrain.callbacks.on_exception_checkpoint import OnExceptionCheckpoint as OnExceptionCheckpoint
     from drivetrain.callbacks.plain_progress import PlainProgressBar as PlainProgressBar
     from drivetrain.callbacks.prediction_writer import BasePredictionWriter as BasePredictionWriter
@@ -57,9 +59,11 @@ _FILES = {
     "LambdaCallback": "lambda_function",
     "LearningRateFinder": ".tuner.lr_finder",
     "LearningRateMonitor": "lr_monitor",
+    "LivePlot": "live_plot",
     "ModelCheckpoint": "model_checkpoint",
     "ModelPruning": "pruning",
     "ModelSummary": "model_summary",
+    "NotebookProgressBar": "notebook_progress",
     "OnExceptionCheckpoint": "on_exception_checkpoint",
     "PlainProgressBar": "plain_progress",
     "ProgressBar": "progress_bar",

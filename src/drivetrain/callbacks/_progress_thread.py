@@ -108,6 +108,12 @@ class Snapshot:
         return f"waits for data {self.waiting:.0%}" if self.waiting is not None and self.waiting >= 0.05 else ""
 
     @property
+    def texts(self) -> list[str]:
+        """What is shown beside the title, in its order, without the metrics."""
+        found = (f"{self.count_text} batches", self.rate_text, self.left_text, self.waiting_text)
+        return [each for each in found if each]
+
+    @property
     def metrics_text(self) -> str:
         """The metrics in one line, floats with four digits."""
         return self.text_of_metrics(".4g", ", ")

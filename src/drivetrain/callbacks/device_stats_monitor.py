@@ -8,7 +8,7 @@ from drivetrain.accelerators.accelerator import HOST
 from drivetrain.accelerators.cpu import CPUAccelerator
 from drivetrain.callback import Callback
 from drivetrain.errors import check_choice
-from drivetrain.trainer.telling import check_loggers, tell_one
+from drivetrain.trainer.telling import check_loggers, keep, tell_one
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -77,6 +77,8 @@ class DeviceStatsMonitor(Callback):
         for logger in trainer.loggers if figures else ():
             prefix = f"{type(self).__qualname__}.{hook}{logger.group_separator}"
             values = {f"{prefix}{name}": value for name, value in figures.items()}
+            if logger is trainer.loggers[0]:
+                keep(trainer, values, step)
             tell_one(trainer, logger, "log_metrics", metrics=values, step=step)
 
     def _figures(self, trainer: Trainer) -> dict[str, float]:

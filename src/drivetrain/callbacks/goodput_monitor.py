@@ -14,7 +14,7 @@ from drivetrain.callbacks._checkpoint_arguments import check_place
 from drivetrain.errors import ConfigurationError, wrong_value
 from drivetrain.loops.goodput import NAME, Report, account, read
 from drivetrain.loops.ledger import Ledger, TimedSlot, since_process_start_s
-from drivetrain.trainer.telling import tell
+from drivetrain.trainer.telling import log
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -108,7 +108,7 @@ class GoodputMonitor(Callback):
 
     def _log(self, trainer: Trainer) -> None:
         if (goodput := trainer.goodput) is not None:
-            tell(trainer, "log_metrics", {"goodput": goodput}, step=trainer.logger_step)
+            log(trainer, {"goodput": goodput}, trainer.logger_step)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         report = None if self._ledger is None else self._ledger.report()

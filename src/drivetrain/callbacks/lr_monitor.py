@@ -9,7 +9,7 @@ import torch
 
 from drivetrain.callback import Callback
 from drivetrain.errors import ConfigurationError, check_choice
-from drivetrain.trainer.telling import check_loggers, tell
+from drivetrain.trainer.telling import check_loggers, log
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -92,7 +92,7 @@ class LearningRateMonitor(Callback):
                 values.update(self._read(name, suffix, group))
         if not values:
             return
-        tell(trainer, "log_metrics", metrics=values, step=trainer.logger_step)
+        log(trainer, values, trainer.logger_step)
         trainer.callback_metrics.update(
             {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
         )

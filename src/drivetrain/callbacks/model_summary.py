@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from drivetrain import parity
+from drivetrain.base import notebook
 from drivetrain.base.introspect import overrides
 from drivetrain.base.packages import flop_counter
 from drivetrain.base.rank_zero import rank_zero_warn
@@ -118,6 +119,10 @@ class Summary:
             "total_flops": self.flops or 0,
         }
 
+    def _repr_html_(self) -> str:
+        rows = notebook.table([row.cells() for row in self.rows], self.header) if self.rows else ""
+        return rows + notebook.table([(", ".join(f"{meaning}: {value}" for value, meaning in self.totals()),)])
+
     def __str__(self) -> str:
         return _text(self.header, [row.cells() for row in self.rows], self.totals())
 
@@ -154,7 +159,7 @@ class ModelSummary(Callback):
         if overrides(self, "summarize", ModelSummary) or self._summarize_kwargs:
             self.summarize(**summary.as_arguments(), **self._summarize_kwargs)
         else:
-            print(summary)
+            notebook.show(str(summary), summary._repr_html_())
 
     @staticmethod
     def summarize(

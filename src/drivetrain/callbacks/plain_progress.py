@@ -42,9 +42,8 @@ class PlainProgressBar(ProgressBar):
             title = snapshot.title
             if snapshot.transient and snapshot.stage != "sanity_check":
                 title += f" in epoch {snapshot.epoch_text}"
-            parts = [f"{snapshot.count_text} batches", step, snapshot.rate_text, snapshot.left_text]
-            parts += [snapshot.waiting_text, snapshot.metrics_text]
-            text = ", ".join(part for part in parts if part)
+            count, *others = snapshot.texts
+            text = ", ".join(part for part in (count, step, *others, snapshot.metrics_text) if part)
             print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {title}: {text}", flush=True)
             self._printed_at_s = now_s
             if not snapshot.final:

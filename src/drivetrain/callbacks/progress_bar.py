@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
 
 with on_first_use:
-    from drivetrain.callbacks import _fit_summary, plain_progress, rich_progress
+    from drivetrain.base import notebook
+    from drivetrain.callbacks import _fit_summary, notebook_progress, plain_progress, rich_progress
 
 __all__ = ["ProgressBar", "Snapshot", "default_progress_bar"]
 
@@ -336,10 +337,11 @@ _DESCRIPTIONS = {
 
 
 def default_progress_bar() -> ProgressBar:
-    """Return the bar for standard output: drawn in a terminal or a notebook, lines of text elsewhere."""
-    notebook = "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets") is not None
+    """Return the bar for this process: drawn in a notebook or a terminal, lines of text elsewhere."""
+    if notebook.can_display():
+        return notebook_progress.NotebookProgressBar()
     terminal = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    if (notebook or terminal) and importlib.util.find_spec("rich") is not None:
+    if terminal and importlib.util.find_spec("rich") is not None:
         return rich_progress.RichProgressBar()
 
     return plain_progress.PlainProgressBar()

@@ -12,7 +12,7 @@ from drivetrain.base.restoring import entry, number
 from drivetrain.callback import Callback
 from drivetrain.engine.throughput import Throughput, compute_dtype
 from drivetrain.errors import wrong_value
-from drivetrain.trainer.telling import check_loggers, tell
+from drivetrain.trainer.telling import check_loggers, log
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -121,7 +121,7 @@ class ThroughputMonitor(Callback):
         self._update(trainer, stage)
         values = self._stages[stage].compute()
         metrics = {f"{stage}{self.separator}{name}": float(value) for name, value in values.items()}
-        tell(trainer, "log_metrics", metrics, step=trainer.logger_step)
+        log(trainer, metrics, trainer.logger_step)
 
     # ---- hooks ---------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import batch_sizes
 from drivetrain.errors import LoggingError, LogNameError
 from drivetrain.logbook.entry import Entry, Logged, LogRule, Options, Value, check_arguments, check_same
+from drivetrain.logbook.history import History
 from drivetrain.logbook.reading import read_together
 
 
@@ -75,11 +76,13 @@ class Logbook:
         gather: returns the numbers of each rank that sees different samples, one row each, after a check that all have
             the same names; ``None`` with one rank. ``gather_world``: the same for all ranks of the job.
         own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
+        history: what loggers get, of all runs of the Trainer; on rank 0.
         sync_metric: how a metric object gathers the ranks' states if not all ranks see different samples.
     """
 
     def __init__(self, sum_dtype: torch.dtype = torch.float64) -> None:
         self.sum_dtype = sum_dtype
+        self.history = History(sum_dtype is torch.float64)
         self.gather: Callable[[Sequence[str], Tensor], Tensor] | None = None
         self.gather_world: Callable[[Sequence[str], Tensor], Tensor] | None = None
         self.own_reduce: Callable[..., Any] | None = None
@@ -211,11 +214,9 @@ class Logbook:
         self._held.clear()
         self.bar_metrics = {}
 
-    def restore_results(
-        self, callback_metrics: dict[str, Any], bar_metrics: dict[str, float], logged_metrics: dict[str, Any]
-    ) -> None:
-        """Copy the results of a run in another process."""
-        self.callback_metrics, self.bar_metrics, self.logged_metrics = callback_metrics, bar_metrics, logged_metrics
+    def restore_results(self, callback: Any, bar: dict[str, float], logged: Any, history: History) -> None:
+        """Copy the results of a run in another process: the three kinds of metrics, and the history."""
+        self.callback_metrics, self.bar_metrics, self.logged_metrics, self.history = callback, bar, logged, history
 
     def leave_batch(self) -> None:
         """Called outside steps: the logbook drops its batch, and a value that an epoch hook logs has weight 1."""

@@ -97,12 +97,13 @@ class _StepValues(Sink):
     def _publish(self) -> None:
         run, rows = self._run, self._rows
         flattened = run.book.agree_on_steps([row for _, values in rows for row in values])
-        if run.log is not None:
-            flat = iter(run.book.read(flattened))
-            for step, values in rows:
-                read = [next(flat) for _ in values]
-                if metrics := {row.name: row.value for row in read if row.entry.to_logger}:
-                    run.log(metrics, step)
+        flat = iter(flattened if run.log is None else run.book.read(flattened))
+        for step, values in rows:
+            read = [next(flat) for _ in values]
+            if run.log is None:
+                run.keep(read, step)
+            elif metrics := {row.name: row.value for row in read if row.entry.to_logger}:
+                run.log(metrics, step)
         rows.clear()
 
 

@@ -1,8 +1,10 @@
-"""The results of an evaluation as a table for the terminal."""
+"""The results of an evaluation as a table for the terminal or a notebook."""
 
 from __future__ import annotations
 
 import shutil
+
+from drivetrain.base import notebook
 
 
 def results_table(stage: str, results: list[dict[str, float]], width: int | None = None) -> str:
@@ -17,11 +19,7 @@ def results_table(stage: str, results: list[dict[str, float]], width: int | None
         results: one dictionary of metrics per loader.
         width: the terminal's width in characters; ``None``: determine it.
     """
-    columns = [
-        {name.removesuffix(f"/dataloader_idx_{index}"): number_text(value) for name, value in result.items()}
-        for index, result in enumerate(results)
-    ]
-    names = sorted({name for column in columns for name in column})
+    columns, names = _columns(results)
     if not names:
         return f"{stage}: nothing was logged"
     first = max(len(name) for name in names) + 2  # including the indent
@@ -41,6 +39,24 @@ def results_table(stage: str, results: list[dict[str, float]], width: int | None
             if any(name in columns[i] for i in shown)
         ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def results_html(stage: str, results: list[dict[str, float]]) -> str:
+    """Return the same table as HTML."""
+    columns, names = _columns(results)
+    if not names:
+        return notebook.table([(f"{stage}: nothing was logged",)])
+    headings = [f"loader {index}" for index in range(len(columns))] if len(columns) > 1 else [""]
+    return notebook.table([(name, *(column.get(name, "") for column in columns)) for name in names], [stage, *headings])
+
+
+def _columns(results: list[dict[str, float]]) -> tuple[list[dict[str, str]], list[str]]:
+    """Return the texts of each loader's metrics, and all names."""
+    columns = [
+        {name.removesuffix(f"/dataloader_idx_{index}"): number_text(value) for name, value in result.items()}
+        for index, result in enumerate(results)
+    ]
+    return columns, sorted({name for column in columns for name in column})
 
 
 def number_text(value: float) -> str:

@@ -245,6 +245,8 @@ class Run:
         Values for neither a logger nor the bar are only read with ``read_all``.
         """
         log = self.log
+        if log is None:
+            self.keep(rows, step)
         if log is None and not read_all:
             rows = [row for row in rows if row.entry.to_bar]
         if not rows:
@@ -255,6 +257,12 @@ class Run:
         if log is not None and (metrics := {row.name: row.value for row in read if row.entry.to_logger}):
             log(metrics, step)
         return read
+
+    def keep(self, rows: list[Row], step: int) -> None:
+        """Add the values that loggers would get to the history, on rank 0; they are not read from the device yet."""
+        values = {row.name: row.value for row in rows if row.entry.to_logger}
+        if values and self.engine.strategy.is_global_zero:
+            self.book.history.add(values, step, self.progress.current_epoch)
 
     def wrap_optimizers(self) -> None:
         """Give the module its view of the strategy's optimizers."""

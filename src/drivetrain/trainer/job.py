@@ -18,6 +18,7 @@ from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.tree import move
 from drivetrain.engine.wrappers import follow
 from drivetrain.errors import CheckpointError, ConfigurationError, described
+from drivetrain.logbook.history import History
 from drivetrain.loops.progress import Progress, TrainerFn
 from drivetrain.module.module import LightningModule
 from drivetrain.module.optimizers import LRSchedulerConfig
@@ -92,7 +93,7 @@ class Outcome:
     optimizers: list[Optimizer]
     schedulers: list[LRSchedulerConfig]
     progress: Progress
-    metrics: tuple[dict[str, Any], dict[str, float], dict[str, Any]]
+    metrics: tuple[dict[str, Any], dict[str, float], dict[str, Any], History]
     callbacks: list[tuple[str, dict[str, Any]]]
     datamodule: dict[str, Any]
     precision: dict[str, Any]
@@ -122,6 +123,7 @@ class Outcome:
                 move(trainer.callback_metrics, torch.device("cpu")),
                 book.bar_metrics,
                 move(book.logged_metrics, torch.device("cpu")),
+                book.history,
             ),
             callbacks=[(callback.state_key, whole_state(callback.state_dict())) for callback in trainer.callbacks],
             datamodule={} if trainer.datamodule is None else trainer.datamodule.state_dict(),

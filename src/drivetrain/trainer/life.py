@@ -75,7 +75,7 @@ def connect(trainer: Trainer, job: Job) -> Loaders:
         trainer.engine.plan = replace(trainer.plan, decisions=decisions)
     if fn is TrainerFn.FITTING and not job.checked and (plan := str(trainer.plan)) not in _PLANS_SHOWN:
         _PLANS_SHOWN.add(plan)
-        rank_zero_info(plan)
+        rank_zero_info(plan, trainer.plan._repr_html_())
     return loaders
 
 

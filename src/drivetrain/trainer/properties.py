@@ -21,6 +21,7 @@ from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.engine.engine import Engine
 from drivetrain.engine.ranks import RankFacts
 from drivetrain.engine.wrappers import unwrapped
+from drivetrain.logbook.history import History
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions, validation_follows
 from drivetrain.loops.progress import Phase, Progress, RunningStage, TrainerFn, TrainerStatus
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
 
 with on_first_use:
+    from drivetrain.logbook import curves
     from drivetrain.trainer import telling
 
 
@@ -212,8 +214,9 @@ class TrainerView(LimitsView, RankFacts):
         """Pass ``metrics`` to every logger. A metric called "step" is the x axis."""
         given = dict(metrics)
         step = int(given.pop("step", step))
-        given.setdefault("epoch", self.progress.current_epoch)
         if self.progress.stage is not RunningStage.SANITY_CHECKING and self.is_global_zero:
+            telling.keep(self, given, step)
+            given.setdefault("epoch", self.progress.current_epoch)
             with nullcontext() if self._profiler is None else self._profiler.profile("log_metrics"):
                 # passed by keyword, because a logger may have the arguments in another order
                 telling.tell(self, "log_metrics", metrics=given, step=step)
@@ -273,6 +276,20 @@ class TrainerView(LimitsView, RankFacts):
         """The latest value of every name logged with ``logger=True``, as tensors on their own device."""
         self.logbook.refresh()
         return self.logbook.logged_metrics
+
+    history: History = reads("logbook.history", "The values that loggers get, by name, with their steps; on rank 0.")
+
+    def plot(self, *names: str) -> Any:
+        """Return a ``matplotlib.figure.Figure`` with the curves of :attr:`history`, training and validation together.
+
+        Args:
+            names: the names to draw; "loss" also stands for "train_loss" and "val_loss". None: all.
+
+        Raises:
+            MissingPackageError: the package matplotlib is not installed.
+            UnknownNameError: no value was logged under a name.
+        """
+        return curves.figure_of(self.history, names)
 
     progress_bar_metrics: dict[str, float] = reads(
         "logbook.bar_metrics", "Values logged with ``prog_bar=True``, from the last flush."

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from drivetrain.base import notebook
 from drivetrain.base.files import encodable
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError
-from drivetrain.loops.results import results_table
+from drivetrain.loops.results import results_html, results_table
 
 
 def show(trainer: Any, stage: str, results: list[dict[str, float]]) -> None:
     """Print the results of an evaluation on rank 0, or let the loop object that the program has set print them."""
     if (loop := trainer._own_loops.get(stage)) is not None:
         loop.show(results)
-    else:
-        trainer.print(encodable(results_table(stage, results)))
+    elif trainer.is_global_zero:
+        notebook.show(encodable(results_table(stage, results)), results_html(stage, results))
 
 
 def check_loggers(trainer: Any, callback: Any) -> None:
@@ -32,6 +33,18 @@ def check_loggers(trainer: Any, callback: Any) -> None:
             f"{type(callback).__name__} has nowhere to log to: Trainer(logger={trainer.settings.logger!r}) has no "
             "logger. Pass logger=True to the Trainer, or remove this callback."
         )
+
+
+def log(trainer: Any, metrics: Mapping[str, float], step: int) -> None:
+    """Log ``metrics`` with every logger and, on rank 0, add them to ``trainer.history``."""
+    keep(trainer, metrics, step)
+    tell(trainer, "log_metrics", metrics=metrics, step=step)
+
+
+def keep(trainer: Any, metrics: Mapping[str, float], step: int) -> None:
+    """Add ``metrics`` to ``trainer.history`` on rank 0."""
+    if trainer.is_global_zero:
+        trainer.history.add(metrics, step, trainer.progress.current_epoch)
 
 
 def tell(trainer: Any, method: str, *args: Any, begins: bool = False, **named: Any) -> None:

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 with on_first_use:
     from drivetrain.advice import error_notes, overlooked
-    from drivetrain.base import configs
+    from drivetrain.base import configs, notebook
     from drivetrain.loops import stop
     from drivetrain.trainer import attach, checkpoint, compiling, foreign, last, life, precision_checks, switches
     from drivetrain.trainer import job as jobs
@@ -473,6 +473,9 @@ class Trainer(TrainerView):
 
     def __repr__(self) -> str:
         return repr(self.settings).replace("Settings", type(self).__name__, 1)
+
+    def _repr_html_(self) -> str:
+        return notebook.table([(repr(self),)]) + self.plan._repr_html_()
 
     def __getstate__(self) -> dict[str, Any]:
         # a pickled Trainer begins a run of its own in the other process

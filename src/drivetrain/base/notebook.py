@@ -1,0 +1,48 @@
+"""Outputs in a notebook: HTML, with a text for readers that show none."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from drivetrain.base.packages import ipython_display
+from drivetrain.base.rank_zero import IMPORTED_IN
+
+_CELL = 'style="text-align:left;vertical-align:top;overflow-wrap:break-word"'
+_HEAD = 'style="text-align:left;white-space:nowrap"'
+
+
+def can_display() -> bool:
+    """Whether this process is a notebook's kernel. A copy forked from it is none: Jupyter drops what it displays."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None and os.getpid() == IMPORTED_IN
+
+
+def display(html: str, text: str) -> Any:
+    """Show an output in the running cell; return IPython's handle of it, for :func:`update`."""
+    return ipython_display.display({"text/html": html, "text/plain": text}, raw=True, display_id=True)
+
+
+def update(handle: Any, html: str, text: str) -> None:
+    """Replace an output of :func:`display`; any thread may call it."""
+    handle.update({"text/html": html, "text/plain": text}, raw=True)
+
+
+def show(text: str, html: str = "", file: Any = None) -> None:
+    """Show an output in a notebook, if there is ``html``; else print ``text`` to ``file``, by default stdout."""
+    if html and can_display():
+        display(html, text)
+    else:
+        print(text, file=file, flush=True)
+
+
+def table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
+    """Return a table as HTML. Every cell is escaped, and text wraps, so the table is no wider than the page."""
+    head = "".join(f"<th {_HEAD}>{escape(each)}</th>" for each in header)
+    lines = ["".join(f"<td {_CELL}>{escape(str(cell))}</td>" for cell in row) for row in rows]
+    top = f"<thead><tr>{head}</tr></thead>" if head else ""
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<table style="max-width:100%">{top}<tbody>{body}</tbody></table>'

@@ -1,0 +1,85 @@
+"""Curves of the logged values in a notebook, redrawn while a fit runs."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64encode
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.base import notebook
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.callback import Callback
+from drivetrain.errors import UnknownNameError, check_installed, wrong_value
+
+if TYPE_CHECKING:
+    from drivetrain.module.module import LightningModule
+    from drivetrain.trainer.trainer import Trainer
+
+
+class LivePlot(Callback):
+    """Shows ``trainer.plot(*names)`` in a notebook, and redraws it in place while a fit runs.
+
+    A drawing takes about a quarter of a second, for which training waits. The last one stays when the fit ends, also
+    by an exception. Outside of a notebook, and in processes that are started from it, a warning names what to call.
+
+    Args:
+        names: the names to draw, as in ``trainer.plot``; none: all.
+        every_s: the number of seconds between two drawings at least.
+
+    Raises:
+        ConfigurationError: the package matplotlib is not installed, or ``every_s`` is negative.
+    """
+
+    def __init__(self, *names: str, every_s: float = 10.0) -> None:
+        super().__init__()
+        check_installed("LivePlot", "matplotlib", "trainer.history")
+        if every_s < 0:
+            raise wrong_value("LivePlot", "every_s", every_s, "0 or more seconds", "every_s=10")
+        self.names, self.every_s = names, every_s
+        self._due_s = 0.0
+        self._output: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_output": None}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin a new output."""
+        self._output, self._due_s = None, time.monotonic() + min(self.every_s, 1.0)
+        if trainer.is_global_zero and not notebook.can_display():
+            rank_zero_warn("LivePlot draws only in a notebook's own process. Call trainer.plot() after the fit.")
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        """Draw if it is due."""
+        if time.monotonic() >= self._due_s:
+            self._draw(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw if it is due, because there are new values."""
+        self.on_train_batch_end(trainer, pl_module)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the last values."""
+        self._draw(trainer, last=True)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Draw the last values."""
+        self._draw(trainer)
+
+    def _draw(self, trainer: Trainer, last: bool = False) -> None:
+        if not notebook.can_display():
+            return
+        try:
+            figure, picture = trainer.plot(*self.names), BytesIO()
+        except UnknownNameError as error:  # a value may be logged later
+            if last:
+                rank_zero_warn(f"LivePlot: {error}")
+            return
+        figure.savefig(picture, dpi=100)
+        source = b64encode(picture.getvalue()).decode()
+        html = f'<img style="max-width:100%" alt="Curves of the logged values" src="data:image/png;base64,{source}">'
+        if self._output is None:
+            self._output = notebook.display(html, repr(trainer.history))
+        else:
+            notebook.update(self._output, html, repr(trainer.history))
+        self._due_s = time.monotonic() + self.every_s

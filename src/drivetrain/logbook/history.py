@@ -1,0 +1,136 @@
+"""The logged values of a Trainer as columns, in memory: ``trainer.history``.
+
+[Note: what the history costs]
+Numbers are kept in arrays of 8 bytes each, with the step and the epoch 24 bytes a value. Without a logger, values stay
+on their device, and are read when the history is, or together with those of ``_UNREAD`` flushes. No step has a call
+more: a row is added where values are flushed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from drivetrain.base.lazy import on_first_use
+from drivetrain.base.packages import pandas
+from drivetrain.errors import UnknownNameError, check_installed, did_you_mean
+from drivetrain.logbook.reading import read_together
+
+with on_first_use:
+    from drivetrain.base import notebook
+
+_UNREAD = 16
+_MOST = 100_000
+
+
+class Column(list[float]):
+    """A list of the values of one name, the oldest first.
+
+    Attributes:
+        steps: the step of each value, as loggers get it.
+        epochs: the index of the epoch of each value.
+    """
+
+    def __init__(self, values: Iterable[float], steps: Iterable[int], epochs: Iterable[int]) -> None:
+        super().__init__(values)
+        self.steps, self.epochs = list(steps), list(epochs)
+
+
+class History(Mapping[str, Column]):
+    """The values that loggers get, by name; ``history["val_loss"]`` is a :class:`Column`.
+
+    It holds at most 100,000 values of a name: each time there are as many, every second one is dropped.
+
+    Args:
+        has_float64: whether the device has 64-bit floats.
+    """
+
+    def __init__(self, has_float64: bool = True) -> None:
+        self._has_float64 = has_float64
+        self._columns: dict[str, tuple[array[float], array[int], array[int]]] = {}
+        self._unread: list[tuple[dict[str, Any], int, int]] = []
+
+    def add(self, values: Mapping[str, Any], step: int, epoch: int) -> None:
+        """Add one row. A tensor in it is copied on its device; a value named "step" is the step.
+
+        Args:
+            values: numbers, or tensors with one element, by name.
+            step: the step of the row.
+            epoch: the index of the epoch.
+        """
+        own = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in values.items()}
+        self._unread.append((own, step, epoch))
+        if len(self._unread) >= _UNREAD:
+            self._read()
+
+    @property
+    def columns(self) -> list[str]:
+        """The names, in the order in which they were first logged."""
+        return list(self)
+
+    def to_pandas(self) -> Any:
+        """Return a ``pandas.DataFrame``: one row for each step and epoch, with the columns ``step`` and ``epoch``.
+
+        Raises:
+            MissingPackageError: the package pandas is not installed.
+        """
+        check_installed("trainer.history.to_pandas()", "pandas", "trainer.history[name], a list")
+        rows: dict[tuple[int, int, int], dict[str, float]] = {}
+        for name, column in self.items():
+            earlier = Counter[tuple[int, int]]()  # a test may be repeated at the same step
+            for value, step, epoch in zip(column, column.steps, column.epochs, strict=True):
+                row = rows.setdefault((epoch, step, earlier[epoch, step]), {"step": step, "epoch": epoch})
+                earlier[epoch, step] += 1
+                row[name] = value
+        columns = list(dict.fromkeys(("step", "epoch", *self)))
+        return pandas.DataFrame([rows[key] for key in sorted(rows)], columns=columns)
+
+    def __getitem__(self, name: str) -> Column:
+        self._read()
+        if name not in self._columns:
+            cure = did_you_mean(str(name), self._columns)
+            raise UnknownNameError(f"trainer.history[{name!r}]: no value was logged under this name. {cure}")
+        return Column(*self._columns[name])
+
+    def __iter__(self) -> Iterator[str]:
+        self._read()
+        return iter([*self._columns])
+
+    def __len__(self) -> int:
+        self._read()
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"History({', '.join(f'{name}: {len(column)} values' for name, column in self.items())})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, len(each), *(f"{value:.6g}" for value in (each[-1], min(each), max(each))), each.steps[-1])
+            for name, each in self.items()
+        ]
+        return notebook.table(rows, ("name", "values", "last", "lowest", "highest", "last step"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._read()
+        return self.__dict__
+
+    def _read(self) -> None:
+        rows, self._unread = self._unread, []
+        if not rows:
+            return
+        numbers, _ = read_together([value for row, _, _ in rows for value in row.values()], self._has_float64)
+        flat = iter(numbers)
+        for row, step, epoch in rows:
+            read = {name: float(next(flat)) for name in row}
+            step = int(read.pop("step", step))
+            for name, value in read.items():
+                values, steps, epochs = self._columns.setdefault(name, (array("d"), array("q"), array("q")))
+                if len(values) >= _MOST:
+                    del values[1::2], steps[1::2], epochs[1::2]
+                values.append(value)
+                steps.append(step)
+                epochs.append(epoch)
