@@ -1,4 +1,5 @@
-"""``subprocess.Popen`` for prove-resume and advise, with copies of a process that has imported torch in place of new interpreters.
+"""``subprocess.Popen`` for prove-resume and advise, with copies of a process that has imported torch in place of new
+interpreters.
 
 A zoo of programs, each started seven times, would spend most of its time in imports: see tests/programs.py.
 """

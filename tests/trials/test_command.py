@@ -116,9 +116,7 @@ def test_why_a_program_cannot_be_measured(end: str, reason: str, advise: Advise)
     assert reason in found.err
 
 
-def test_what_was_measured_before_an_interrupt_is_printed(
-    advise: Advise, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_measured_before_an_interrupt_is_printed(advise: Advise, monkeypatch: pytest.MonkeyPatch) -> None:
     starts, run_to_end = [], measuring.run_to_end
 
     def interrupted(*args: Any) -> int:

@@ -119,9 +119,7 @@ def test_why_the_data_set_is_not_held_as_tensors(loader: Any, reason: str, cures
 
 
 @pytest.mark.parametrize(("batches", "is_tried"), [(4, False), (5, True)])
-def test_persistent_workers_are_tried_if_a_trial_goes_beyond_an_epoch(
-    batches: int, is_tried: bool, cures: Any
-) -> None:
+def test_persistent_workers_are_tried_if_a_trial_goes_beyond_an_epoch(batches: int, is_tried: bool, cures: Any) -> None:
     loader = DataLoader(Pairs(), batch_size=2, num_workers=1, multiprocessing_context="fork")
     found = cures(loader, batches=batches)["persistent_workers"]
     assert bool(found.write) is is_tried

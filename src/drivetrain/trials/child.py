@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from drivetrain.base.tree import batch_sizes
 from drivetrain.callback import Callback, Checkpoint
@@ -75,7 +75,8 @@ class Trial(Callback):
 
     def install(self) -> None:
         """Change drivetrain, in this process, so that the next fit is a trial."""
-        make_job, unshared = Trainer._job, Loaders.unshared
+        trainers, loaders = cast("Any", Trainer), cast("Any", Loaders)
+        make_job, unshared = trainers._job, loaders.unshared
 
         def job(trainer: Any, fn: TrainerFn, model: Any, passed: Any, datamodule: Any, *checkpoint: Any) -> Any:
             if fn is not TrainerFn.FITTING:
@@ -83,16 +84,16 @@ class Trial(Callback):
             self._prepare(trainer, model)
             return make_job(trainer, fn, model, passed, datamodule, None, None)
 
-        def loaders_of(loaders: Any, stage: str) -> Any:
-            made = unshared(loaders, stage)
+        def loaders_of(owner: Any, stage: str) -> Any:
+            made = unshared(owner, stage)
             if stage != "fit":
                 return made
             self._given = made
             batches = (self._warmup + self._steps) * self._window + 1  # one is fetched ahead
             return made if self._cure is None else changed(made, self._cure, batches)
 
-        Trainer._job, Loaders.unshared = job, loaders_of  # type: ignore[method-assign]
-        Trainer.save_checkpoint = lambda *args, **options: None  # type: ignore[method-assign, assignment]
+        trainers._job, loaders.unshared = job, loaders_of
+        trainers.save_checkpoint = lambda *args, **options: None
 
     def write(self, **found: Any) -> None:
         """Write the result of this trial."""

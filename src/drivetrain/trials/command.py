@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-
 import drivetrain
 from drivetrain.cli.program import add_program_arguments
 from drivetrain.errors import did_you_mean
@@ -46,15 +45,17 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise"
             Trials(command, folder, given.steps, given.timeout, _say).run(result, given.rounds, given.only)
     except CannotTryError as error:
         _say(f"{prog}: {given.program} cannot be measured: {error}")
-        return 1
+        code = 1
     except KeyboardInterrupt:
         _say(f"{prog}: interrupted; the program was ended")
         code = 128 + signal.SIGINT
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if not result.samples_per_s:
+        return code
     if given.json:
         print(json.dumps(_as_json(given, result)))
-    elif result.samples_per_s:
+    else:
         print("\n".join(_lines(given, result)))
     return code
 
@@ -71,8 +72,10 @@ def _parsed(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=_positive, default=20, help="optimizer steps that are measured (default: 20)")
     parser.add_argument("--rounds", type=_positive, default=3, help="how often each is measured (default: 3)")
-    parser.add_argument("--only", action="append", default=[], type=_cure, metavar="NAME",
-                        help=f"try only this, such as num_workers or num_workers=4; may be repeated: {', '.join(NAMES)}")  # fmt: skip
+    parser.add_argument(
+        "--only", action="append", default=[], type=_cure, metavar="NAME",
+        help=f"try only this, as num_workers or num_workers=4; may be repeated. There are: {', '.join(NAMES)}",
+    )  # fmt: skip
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for a trial (default: 3600)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_program_arguments(parser)

@@ -197,9 +197,7 @@ def _kernels(trainer: Trainer) -> Cure:
     for value in levels[levels.index(now) + 1 :]:
         if chosen[value] != chosen[now] and any(chosen[value]):
             note = "" if value == "equal" else "Results are equal up to rounding."
-            return Cure(
-                name, f'Trainer(optimizer_kernels="{value}")', settings={"optimizer_kernels": value}, note=note
-            )
+            return Cure(name, f'Trainer(optimizer_kernels="{value}")', settings={"optimizer_kernels": value}, note=note)
     used = ", ".join(sorted({each for group in chosen[now] for each in group}))
     return Cure(name, why_not=f"{used} is in use already" if used else "there is none for these optimizers")
 

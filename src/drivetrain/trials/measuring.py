@@ -128,7 +128,9 @@ class Trials:
                 tried.samples_per_s.append(found["samples_per_s"])
                 tried.judgement = judge(result.samples_per_s, tried.samples_per_s)
 
-    def _trial(self, name: str, cure: dict[str, Any] | None = None, looks: bool = False) -> tuple[dict[str, Any], float]:
+    def _trial(
+        self, name: str, cure: dict[str, Any] | None = None, looks: bool = False
+    ) -> tuple[dict[str, Any], float]:
         """Run one trial, and return its result and how many seconds it took.
 
         Raises:
