@@ -46,6 +46,9 @@ class Net(LightningModule):
         self.log("loss", loss, on_step=True)
         return loss
 
+    def test_step(self, batch, batch_idx):
+        self.log("test_loss", self.layer(batch).mean())
+
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
@@ -62,6 +65,7 @@ def trainer(**arguments):
     )
 """
 FIT = """
+trainer(limit_test_batches=1).test(Net(), DataLoader(Data()), verbose=False)
 trainer().fit(Net(), DataLoader(Data(), batch_size=4))
 open("after.txt", "w").close()
 """

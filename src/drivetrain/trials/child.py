@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from drivetrain.base.tree import batch_sizes
 from drivetrain.callback import Callback, Checkpoint
-from drivetrain.callbacks import GoodputMonitor, ModelSummary, ProgressBar
+from drivetrain.callbacks import GoodputMonitor, ModelSummary, ProgressBar, Timer
 from drivetrain.cli.program import add_program_arguments, run_program
 from drivetrain.loggers.dummy import DummyLogger
 from drivetrain.loops.loaders import Loaders
@@ -29,8 +29,8 @@ from drivetrain.tuner.lr_finder import LearningRateFinder
 VARIABLE = "DRIVETRAIN_TRIAL"
 """The environment variable with the JSON of a trial's :class:`Trial` arguments."""
 
-_LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, BatchSizeFinder, LearningRateFinder)
-"""Callbacks that write files or to the terminal, or that train by themselves."""
+_LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchSizeFinder, LearningRateFinder)
+"""Callbacks that write files or to the terminal, limit the time, or train by themselves."""
 
 
 class NoLogger(DummyLogger):
@@ -79,9 +79,10 @@ class Trial(Callback):
         make_job, unshared = trainers._job, loaders.unshared
 
         def job(trainer: Any, fn: TrainerFn, model: Any, passed: Any, datamodule: Any, *checkpoint: Any) -> Any:
+            self._leave_no_trace(trainer, model)
             if fn is not TrainerFn.FITTING:
                 return make_job(trainer, fn, model, passed, datamodule, *checkpoint)
-            self._prepare(trainer, model)
+            self._prepare(trainer)
             return make_job(trainer, fn, model, passed, datamodule, None, None)
 
         def loaders_of(owner: Any, stage: str) -> Any:
@@ -104,21 +105,25 @@ class Trial(Callback):
         sys.stdout.flush()
         os._exit(0)  # what the program does after its fit, and in exit handlers, is no part of the trial
 
-    def _prepare(self, trainer: Any, model: Any) -> None:
-        """Switch off what leaves a trace or takes time beside training, and apply the cure's settings."""
+    def _leave_no_trace(self, trainer: Any, model: Any) -> None:
+        """Switch off what writes files or to the terminal, or takes time beside training."""
+        own = model.configure_callbacks
+        model.configure_callbacks = lambda: _without_traces(_listed(own()))
+        trainer._callbacks = _without_traces(trainer._callbacks)
+        trainer._loggers = [NoLogger(self._folder)] if trainer._loggers else []
+        trainer.default_root_dir, trainer._profiler = self._folder, None
+        trainer.settings = dataclasses.replace(trainer.settings, max_time=None, profiler=None)
+
+    def _prepare(self, trainer: Any) -> None:
+        """Refuse a fit that cannot be measured; limit its validations, and apply the cure's settings."""
         if trainer.world_size > 1 or not trainer.engine.launcher.is_external:
             self._end(
                 refused=f"The program trains with {trainer.world_size} processes, and a trial measures one. Let the "
                 "program read its number of devices from the command line, and try it with one: what makes a rank "
                 "faster there makes each rank faster."
             )
-        own = model.configure_callbacks
-        model.configure_callbacks = lambda: _without_traces(_listed(own()))
-        trainer._callbacks = [*_without_traces(trainer._callbacks), self]
-        trainer._loggers = [NoLogger(self._folder)] if trainer._loggers else []
-        trainer.default_root_dir, trainer._set_ckpt_path, trainer._profiler = self._folder, None, None
-        settings = {"max_time": None, "profiler": None, **(self._cure["settings"] if self._cure else {})}
-        trainer.settings = dataclasses.replace(trainer.settings, **settings)
+        trainer._callbacks, trainer._set_ckpt_path = [*trainer._callbacks, self], None
+        trainer.settings = dataclasses.replace(trainer.settings, **(self._cure["settings"] if self._cure else {}))
         limits = trainer.limits
         self._window = limits.accumulate
         limits.sanity_batches, limits.val_batches = 0, 1 if limits.val_batches else 0
