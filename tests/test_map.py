@@ -206,6 +206,7 @@ TESTS_OF = {
     "trainer/stopping.py": "loops/test_stop.py faults/test_stop.py",
     "trainer/switches.py": "loops/test_fit.py",
     "trainer/weights.py": "trainer/test_resume.py",
+    "trials/child.py": "trials/test_command.py",
     "tuner/_tuned_attribute.py": "tuner/test_lr_finder.py tuner/test_batch_size_finder.py",
     "tuner/tuning.py": "tuner/test_lr_finder.py",
 }

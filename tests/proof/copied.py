@@ -1,4 +1,5 @@
-"""``subprocess.Popen`` for prove-resume, with copies of a process that has imported torch in place of new interpreters.
+"""``subprocess.Popen`` for prove-resume and advise, with copies of a process that has imported torch in place of new
+interpreters.
 
 A zoo of programs, each started seven times, would spend most of its time in imports: see tests/programs.py.
 """
@@ -22,9 +23,9 @@ class CopiedProcess:
     ) -> None:
         assert command[0] == sys.executable
         self._channel: socket.socket = programs._start()
-        # The prover's own descendants would be the server, and all that the tests started.
-        asked = {**json.loads(env[VARIABLE]), "parent": programs._server.pid}
-        job = {"command": command[1:], "cwd": str(cwd), "environ": {**env, VARIABLE: json.dumps(asked)}}
+        if VARIABLE in env:  # the prover's own descendants would be the server, and all that the tests started
+            env = {**env, VARIABLE: json.dumps({**json.loads(env[VARIABLE]), "parent": programs._server.pid})}
+        job = {"command": command[1:], "cwd": str(cwd), "environ": env}
         socket.send_fds(self._channel, [json.dumps(job).encode()], [stdout.fileno(), stdout.fileno()])
         self.pid, self._code = int(self._channel.recv(64)), None
 

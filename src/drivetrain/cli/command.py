@@ -29,6 +29,7 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
+    "advise": Command("drivetrain.trials.command:main", "try what may make a program faster, and print what does"),
     "checkpoint": Command(
         "drivetrain.cli.checkpoint_command:main", "inspect, verify, compare, convert, prune checkpoints"
     ),

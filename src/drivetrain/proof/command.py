@@ -15,7 +15,7 @@ from pathlib import Path
 
 from drivetrain.cli.program import add_program_arguments
 from drivetrain.proof.proving import Verdict, prove
-from drivetrain.proof.runs import NEWEST, RUN, Program
+from drivetrain.proof.runs import NEWEST, RUN, Program, signals_as_interrupts
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-resume") -> int:
@@ -62,17 +62,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
     command = [*(["-m"] if given.is_module else []), given.program, *given.arguments]
     program = Program(command, given.resume_args, given.ranks, links=given.link)
     verdict = Verdict(2)
-    stops = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
     try:
-        for each in stops:  # they end the program and remove the folder, as Ctrl-C does
-            signal.signal(each, signal.default_int_handler)
-        verdict = prove(program, folder, given.kills, given.seed, given.timeout, _say, given.why)
+        with signals_as_interrupts():  # they end the program and remove the folder, as Ctrl-C does
+            verdict = prove(program, folder, given.kills, given.seed, given.timeout, _say, given.why)
     except KeyboardInterrupt:
         _say(f"{prog}: interrupted, the program was ended")
         return 128 + signal.SIGINT
     finally:
-        for each in stops:
-            signal.signal(each, signal.SIG_DFL)
         if given.folder is None and verdict.code != 1:
             shutil.rmtree(folder, ignore_errors=True)
     if verdict.code == 1 and given.folder is None:

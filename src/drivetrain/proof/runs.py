@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -130,23 +130,10 @@ class Run:
         words = [self._here(word) for word in words]
         command = [self.program.python, *launcher, "-m", "drivetrain.proof.child", *words]
         began = time.monotonic()
-        with open(self.log, "ab") as log:
-            process = subprocess.Popen(
-                command, cwd=self.work, env={**os.environ, VARIABLE: json.dumps(asked)}, stdin=subprocess.DEVNULL,
-                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-            )  # fmt: skip
-            try:
-                return process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                raise CannotTryError(f"The program did not end within {limit_s:g} s. {self.output()}") from None
-            finally:
-                with suppress(psutil.NoSuchProcess):  # torchrun starts each rank in a session of its own
-                    for each in psutil.Process(process.pid).children(recursive=True):
-                        each.kill()
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                self.seconds += time.monotonic() - began
+        try:
+            return run_to_end(command, self.work, {VARIABLE: json.dumps(asked)}, self.log, limit_s)
+        finally:
+            self.seconds += time.monotonic() - began
 
     @property
     def log(self) -> Path:
@@ -155,8 +142,7 @@ class Run:
 
     def output(self) -> str:
         """Return the last lines that the program has printed."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
-        return "Its last output:\n" + "\n".join(f"  {line}" for line in lines) if lines else "It printed nothing."
+        return last_lines(self.log)
 
     def starts(self, rank: int) -> list[Start]:
         """Return the records of a rank, one for each start; empty ones of starts that made no step."""
@@ -172,6 +158,58 @@ class Run:
             paths = sorted(self.work.glob(pattern), key=lambda path: path.stat().st_mtime_ns)
             word = word.replace(text, str(paths[-1].relative_to(self.work)))
         return word.replace(RUN, str(self.work)).replace(str(self.program.source) + os.sep, str(self.work) + os.sep)
+
+
+def run_to_end(
+    command: Sequence[str], folder: Path, variables: Mapping[str, str], log: Path, limit_s: float
+) -> int:  # fmt: skip
+    """Start ``command``, wait until it ends, and return its exit code; no process that it has started remains.
+
+    Args:
+        command: the program and its arguments.
+        folder: the working directory.
+        variables: environment variables that it gets in addition.
+        log: the file to which its output is appended.
+        limit_s: seconds after which it is killed.
+
+    Raises:
+        CannotTryError: it ran longer than ``limit_s``.
+    """
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise CannotTryError(f"The program did not end within {limit_s:g} s. {last_lines(log)}") from None
+        finally:
+            with suppress(psutil.NoSuchProcess):  # torchrun starts each rank in a session of its own
+                for each in psutil.Process(process.pid).children(recursive=True):
+                    each.kill()
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def last_lines(log: Path) -> str:
+    """Return the last lines of a program's output, with a few words before them."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]
+    return "Its last output:\n" + "\n".join(f"  {line}" for line in lines) if lines else "It printed nothing."
+
+
+@contextmanager
+def signals_as_interrupts() -> Iterator[None]:
+    """Context in which SIGTERM and SIGHUP raise KeyboardInterrupt as Ctrl-C does, unless they are handled already."""
+    stops = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    try:
+        for each in stops:
+            signal.signal(each, signal.default_int_handler)
+        yield
+    finally:
+        for each in stops:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def undisturbed(program: Program, folder: Path, limit_s: float) -> Run:

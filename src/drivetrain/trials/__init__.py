@@ -1,0 +1,1 @@
+"""The command ``drivetrain advise``: try what may make a program faster, and report what does."""

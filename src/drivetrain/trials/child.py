@@ -1,0 +1,199 @@
+"""The process of a trial: ``python -m drivetrain.trials.child program.py ...`` runs a program until its first fit has
+made the steps of the trial.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from drivetrain.base.tree import batch_sizes
+from drivetrain.callback import Callback, Checkpoint
+from drivetrain.callbacks import GoodputMonitor, ModelSummary, ProgressBar, Timer
+from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.loggers.dummy import DummyLogger
+from drivetrain.loops.loaders import Loaders
+from drivetrain.loops.progress import TrainerFn
+from drivetrain.trainer.trainer import Trainer
+from drivetrain.trials.cures import changed, cures_of
+from drivetrain.tuner.batch_size_finder import BatchSizeFinder
+from drivetrain.tuner.lr_finder import LearningRateFinder
+
+VARIABLE = "DRIVETRAIN_TRIAL"
+"""The environment variable with the JSON of a trial's :class:`Trial` arguments."""
+
+_LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchSizeFinder, LearningRateFinder)
+"""Callbacks that write files or to the terminal, limit the time, or train by themselves."""
+
+
+class NoLogger(DummyLogger):
+    """Stands for the program's loggers: it writes nothing, and its folders are those of the trial."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = folder
+
+    @property
+    def save_dir(self) -> str:
+        return self.folder
+
+    @property
+    def log_dir(self) -> str:
+        return self.folder
+
+
+class Trial(Callback):
+    """Measures the first fit of this process, with one cure, and ends the process.
+
+    Args:
+        result: the file to which the result is written.
+        folder: an empty folder, in place of the Trainer's ``default_root_dir``.
+        steps: how many optimizer steps are measured.
+        warmup: how many steps come before them.
+        cure: the attributes of a :class:`drivetrain.trials.cures.Cure`; ``None``: the program as it is.
+        looks: add the cures for this program to the result.
+    """
+
+    position = "last"
+
+    def __init__(
+        self, result: str, folder: str, steps: int, warmup: int, cure: dict[str, Any] | None = None, looks: bool = False
+    ) -> None:  # fmt: skip
+        self._result, self._folder, self._cure, self._looks = result, folder, cure, looks
+        self._steps, self._warmup = steps, warmup
+        self._window = 1  # batches of an optimizer step in the program
+        self._given: Any = None  # the training data as the program passes it
+        self._batches = self._samples = 0
+        self._began = 0.0
+
+    def install(self) -> None:
+        """Change drivetrain, in this process, so that the next fit is a trial."""
+        trainers, loaders = cast("Any", Trainer), cast("Any", Loaders)
+        make_job, unshared = trainers._job, loaders.unshared
+
+        def job(trainer: Any, fn: TrainerFn, model: Any, passed: Any, datamodule: Any, *checkpoint: Any) -> Any:
+            self._leave_no_trace(trainer, model)
+            if fn is not TrainerFn.FITTING:
+                return make_job(trainer, fn, model, passed, datamodule, *checkpoint)
+            self._prepare(trainer)
+            return make_job(trainer, fn, model, passed, datamodule, None, None)
+
+        def loaders_of(owner: Any, stage: str) -> Any:
+            made = unshared(owner, stage)
+            if stage != "fit":
+                return made
+            self._given = made
+            batches = (self._warmup + self._steps) * self._window + 1  # one is fetched ahead
+            return made if self._cure is None else changed(made, self._cure, batches)
+
+        trainers._job, loaders.unshared = job, loaders_of
+        trainers.save_checkpoint = lambda *args, **options: None
+
+    def write(self, **found: Any) -> None:
+        """Write the result of this trial."""
+        Path(self._result).write_text(json.dumps(found), encoding="utf-8")
+
+    def _end(self, **found: Any) -> None:
+        self.write(**found)
+        sys.stdout.flush()
+        os._exit(0)  # what the program does after its fit, and in exit handlers, is no part of the trial
+
+    def _leave_no_trace(self, trainer: Any, model: Any) -> None:
+        """Switch off what writes files or to the terminal, or takes time beside training."""
+        own = model.configure_callbacks
+        model.configure_callbacks = lambda: _without_traces(_listed(own()))
+        trainer._callbacks = _without_traces(trainer._callbacks)
+        trainer._loggers = [NoLogger(self._folder)] if trainer._loggers else []
+        trainer.default_root_dir, trainer._profiler = self._folder, None
+        trainer.settings = dataclasses.replace(trainer.settings, max_time=None, profiler=None)
+
+    def _prepare(self, trainer: Any) -> None:
+        """Refuse a fit that cannot be measured; limit its validations, and apply the cure's settings."""
+        if trainer.world_size > 1 or not trainer.engine.launcher.is_external:
+            self._end(
+                refused=f"The program trains with {trainer.world_size} processes, and a trial measures one. Let the "
+                "program read its number of devices from the command line, and try it with one: what makes a rank "
+                "faster there makes each rank faster."
+            )
+        trainer._callbacks, trainer._set_ckpt_path = [*trainer._callbacks, self], None
+        trainer.settings = dataclasses.replace(trainer.settings, **(self._cure["settings"] if self._cure else {}))
+        limits = trainer.limits
+        self._window = limits.accumulate
+        limits.sanity_batches, limits.val_batches = 0, 1 if limits.val_batches else 0
+        if self._cure and (factor := self._cure["factor"]) > 1:
+            limits.accumulate //= factor
+            if type(limits.train_batches) is int:
+                limits.train_batches = max(1, limits.train_batches // factor)
+
+    # ---- hooks ---------------------------------------------------------------------------------------------------
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Count the batch; start the clock after the warm-up, and end after the last step."""
+        self._batches += 1
+        window = trainer.limits.accumulate
+        if self._batches == self._warmup * window:
+            trainer.accelerator.synchronize(trainer.strategy.root_device)
+            self._samples, self._began = 0, time.perf_counter()
+            return
+        self._samples += next(batch_sizes(batch), 1)
+        if self._batches == (self._warmup + self._steps) * window:
+            self._finish(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """End with fewer steps, if the program's own limits end its fit earlier."""
+        if not self._began or not self._samples:
+            self._end(
+                refused=f"The program's fit ends after {trainer.global_step} optimizer steps, and the first "
+                f"{self._warmup} of a trial are not measured. Let it train longer."
+            )
+        self._finish(trainer)
+
+    def _finish(self, trainer: Any) -> None:
+        trainer.accelerator.synchronize(trainer.strategy.root_device)
+        seconds = time.perf_counter() - self._began
+        found: dict[str, Any] = {"samples_per_s": self._samples / seconds}
+        if self._looks:
+            batches = (self._warmup + self._steps) * self._window
+            found["cures"] = [dataclasses.asdict(each) for each in cures_of(trainer, self._given, batches)]
+        self._end(**found)
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
+
+
+def _without_traces(callbacks: Iterable[Any]) -> list[Any]:
+    return [each for each in callbacks if not isinstance(each, _LEFT_OUT)]
+
+
+def main() -> int:
+    """Run the program on the command line, with the trial that :data:`VARIABLE` asks for."""
+    parser = argparse.ArgumentParser("drivetrain advise")
+    add_program_arguments(parser)
+    given = parser.parse_args()
+    trial = Trial(**json.loads(os.environ[VARIABLE]))
+    trial.install()
+    try:
+        return run_program(given, parser.prog)
+    except Exception as error:
+        trial.write(failed=_cause(error))
+        raise
+
+
+def _cause(error: Exception) -> str:
+    """Return an exception as one line."""
+    lines = str(error).strip().splitlines() or [""]
+    if lines[0].startswith("Caught "):  # in a worker of a loader, with the worker's traceback
+        return f"{lines[-1]} (in a worker)"
+    return f"{type(error).__name__}: {lines[0]}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

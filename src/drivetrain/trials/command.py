@@ -1,0 +1,146 @@
+"""The command ``drivetrain advise``: try each cure that applies to a program, and print what makes it faster."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import drivetrain
+from drivetrain.cli.program import add_program_arguments
+from drivetrain.errors import did_you_mean
+from drivetrain.proof.runs import CannotTryError, signals_as_interrupts
+from drivetrain.trials.cures import NAMES
+from drivetrain.trials.measuring import Result, Trials
+
+SCHEMA = 1
+"""The version of the form of the JSON."""
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise") -> int:
+    """Try what may make the program in ``arguments`` faster.
+
+    Args:
+        arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
+        prog: the command's name in messages.
+
+    Returns:
+        0: measured, whether something helps or not. 1: the program fails, or cannot be measured. 130: interrupted;
+        what was measured is printed. Wrong usage ends in ``SystemExit(2)``.
+    """
+    given = _parsed(arguments, prog)
+    folder = Path(tempfile.mkdtemp(prefix="advise-"))
+    command = [*(["-m"] if given.is_module else []), given.program, *given.arguments]
+    result, code = Result(), 0
+    try:
+        with signals_as_interrupts():
+            Trials(command, folder, given.steps, given.timeout, _say).run(result, given.rounds, given.only)
+    except CannotTryError as error:
+        _say(f"{prog}: {given.program} cannot be measured: {error}")
+        code = 1
+    except KeyboardInterrupt:
+        _say(f"{prog}: interrupted; the program was ended")
+        code = 128 + signal.SIGINT
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not result.samples_per_s:
+        return code
+    if given.json:
+        print(json.dumps(_as_json(given, result)))
+    else:
+        print("\n".join(_lines(given, result)))
+    return code
+
+
+def _parsed(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog,
+        "%(prog)s [OPTION ...] PROGRAM [ARGUMENT ...]\n       %(prog)s [OPTION ...] -m MODULE [ARGUMENT ...]",
+        "Run the first steps of a training program as it is and with one change at a time, each in a fresh process; "
+        "print how much faster each change makes it, and what to write. The program must call trainer.fit. Neither "
+        "checkpoints nor logs are written.",
+        epilog="Exit codes: 0: measured, 1: the program fails or cannot be measured, 2: wrong usage, 130: interrupted.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--steps", type=_positive, default=20, help="optimizer steps that are measured (default: 20)")
+    parser.add_argument("--rounds", type=_positive, default=3, help="how often each is measured (default: 3)")
+    parser.add_argument(
+        "--only", action="append", default=[], type=_cure, metavar="NAME",
+        help=f"try only this, as num_workers or num_workers=4; may be repeated. There are: {', '.join(NAMES)}",
+    )  # fmt: skip
+    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for a trial (default: 3600)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_program_arguments(parser)
+    given = parser.parse_args(arguments)
+    if not given.is_module and not Path(given.program).exists():
+        parser.error(
+            f"there is no file {given.program!r}. Write the program's file without `python` before it; for a module, "
+            "write -m before its name"
+        )
+    return given
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def _cure(text: str) -> str:
+    if (name := text.partition("=")[0]) not in NAMES:
+        raise argparse.ArgumentTypeError(f"there is no {name!r}. {did_you_mean(name, NAMES)}")
+    return text
+
+
+def _lines(given: argparse.Namespace, result: Result) -> list[str]:
+    """Return the report."""
+    speeds, rounds = result.samples_per_s, len(result.samples_per_s)
+    spread = max(speeds) / min(speeds)
+    lines = [
+        f"{given.program}: {given.steps} steps in each of {rounds} round{'s' * (rounds > 1)}; 1.00 is the unchanged "
+        f"program, with {min(speeds):.4g} to {max(speeds):.4g} samples a second",
+        "",
+    ]
+    measured = [each for each in result.cures if each.judgement]
+    width = max((len(each.name) for each in result.cures), default=0)
+    for each in sorted(measured, key=lambda each: -each.judgement.ratio if each.judgement else 0):
+        found = each.judgement
+        assert found is not None
+        lines.append(
+            f"  {each.name:<{width}}  {found.ratio:5.2f}  ({found.low:.2f} to {found.high:.2f})"
+            f"{'  helps' if found.helps else ''}"
+        )
+    lines += [f"  {each.name:<{width}}  failed: {each.failed}" for each in result.cures if each.failed]
+    for why, several in groupby((each for each in result.cures if each.why_not), key=lambda each: each.why_not):
+        lines.append(f"  {', '.join(each.name for each in several):<{width}}  not tried: {why}")
+    lines.append("")
+    if helpful := result.helpful():
+        lines.append("Write one of these, the best first; then measure again, because two together may help no more:")
+        for each in helpful:
+            lines.append(f"  {each.write}{f'   {each.note}' if each.note else ''}")
+    elif rounds < 2:
+        lines.append("With one round the spread is unknown, so nothing is recommended. Write --rounds 3.")
+    else:
+        lines.append(f"Nothing helped: no change is faster than the unchanged program's own spread ({spread:.2f}).")
+    return lines
+
+
+def _as_json(given: argparse.Namespace, result: Result) -> dict[str, object]:
+    return {
+        "schema": SCHEMA, "program": given.program, "arguments": given.arguments, "steps": given.steps,
+        "rounds": len(result.samples_per_s), **dataclasses.asdict(result),
+        "write": [each.write for each in result.helpful()], "torch": importlib.metadata.version("torch"),
+        "drivetrain": drivetrain.__version__,
+    }  # fmt: skip
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,171 @@
+"""Run the trials of a program, the one without a change between those with, and judge what makes it faster."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end
+from drivetrain.trials.child import VARIABLE
+
+WARMUP = 4  # steps before those that are measured; as many as the most workers, whose batches arrive together
+_LEAST_GAIN = 1.05  # a smaller gain is not worth a changed program
+_LONGER = 10.0  # a trial may take this many times as long as the first one, which compiled nothing,
+_GRACE_S = 120.0  # and so many seconds more
+
+
+@dataclass
+class Judgement:
+    """What a cure does for the speed.
+
+    Attributes:
+        ratio: the median over the rounds of its speed, divided by that of the unchanged program in the same round.
+        low, high: the smallest and the largest of these ratios.
+        helps: whether all of them are larger than what the unchanged program reaches against itself.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    helps: bool
+
+
+def judge(unchanged: Sequence[float], changed: Sequence[float]) -> Judgement:
+    """Compare the samples per second of each round without and with a cure."""
+    ratios = [new / old for new, old in zip(changed, unchanged, strict=True)]
+    is_measured = len(ratios) > 1  # with a single round, the spread is unknown
+    spread = max(unchanged) / min(unchanged)
+    return Judgement(
+        statistics.median(ratios), min(ratios), max(ratios), is_measured and min(ratios) > max(spread, _LEAST_GAIN)
+    )
+
+
+@dataclass
+class Tried:
+    """A cure and what was measured.
+
+    Attributes:
+        name, write, note, why_not: as in :class:`drivetrain.trials.cures.Cure`.
+        samples_per_s: the speed in each round.
+        judgement: ``None``: it was not tried, failed, or was interrupted in the first round.
+        failed: why a trial ended with an error; "": none did.
+    """
+
+    name: str
+    write: str
+    note: str
+    why_not: str
+    samples_per_s: list[float] = field(default_factory=list)
+    judgement: Judgement | None = None
+    failed: str = ""
+
+
+@dataclass
+class Result:
+    """What was measured in the rounds that are complete, or nearly so.
+
+    Attributes:
+        samples_per_s: the speed of the unchanged program in each round.
+        cures: each cure, in the order in which they were tried.
+    """
+
+    samples_per_s: list[float] = field(default_factory=list)
+    cures: list[Tried] = field(default_factory=list)
+
+    def helpful(self) -> list[Tried]:
+        """The cures that help, the best first."""
+        found = [(each.judgement.ratio, each) for each in self.cures if each.judgement and each.judgement.helps]
+        return [each for _, each in sorted(found, key=lambda pair: -pair[0])]
+
+
+class Trials:
+    """Runs trials of one program, each in a fresh process.
+
+    Args:
+        command: the words after ``python``.
+        folder: an empty folder for everything that the trials write.
+        steps: how many optimizer steps each trial measures.
+        limit_s: seconds for the first trial.
+        say: called with a line of text about each trial.
+    """
+
+    def __init__(
+        self, command: Sequence[str], folder: Path, steps: int, limit_s: float, say: Callable[[str], Any]
+    ) -> None:  # fmt: skip
+        self._command, self._folder, self._steps = command, folder, steps
+        self._limit_s, self._say, self._count = limit_s, say, 0
+
+    def run(self, result: Result, rounds: int, only: Sequence[str] = ()) -> None:
+        """Fill in ``result``, which is true at any time, also when this raises KeyboardInterrupt.
+
+        Raises:
+            CannotTryError: the unchanged program fails, or it has no fit that could be measured.
+        """
+        found, seconds = self._trial("a first look at the program", looks=True)
+        self._limit_s = min(self._limit_s, _GRACE_S + _LONGER * seconds)
+        cures = [
+            each for each in found["cures"] if not only or {each["name"], each["name"].partition("=")[0]} & {*only}
+        ]
+        result.cures += [Tried(each["name"], each["write"], each["note"], each["why_not"]) for each in cures]
+        for number in range(1, rounds + 1):
+            where = f"round {number} of {rounds}"
+            result.samples_per_s.append(self._trial(f"{where}: unchanged")[0]["samples_per_s"])
+            for tried, cure in zip(result.cures, cures, strict=True):
+                if tried.why_not or tried.failed:
+                    continue
+                try:
+                    found, _ = self._trial(f"{where}: {tried.name}", cure=cure)
+                except CannotTryError as error:
+                    tried.failed, tried.judgement = str(error).splitlines()[0], None
+                    continue
+                tried.samples_per_s.append(found["samples_per_s"])
+                tried.judgement = judge(result.samples_per_s, tried.samples_per_s)
+
+    def _trial(
+        self, name: str, cure: dict[str, Any] | None = None, looks: bool = False
+    ) -> tuple[dict[str, Any], float]:
+        """Run one trial, and return its result and how many seconds it took.
+
+        Raises:
+            CannotTryError: it has no result; the message begins with a line that says why.
+        """
+        began = time.monotonic()
+        self._count += 1
+        folder = self._folder / str(self._count)
+        folder.mkdir()
+        result, log = folder / "result.json", folder / "output.txt"
+        asked = {
+            "result": str(result), "folder": str(folder), "steps": self._steps, "warmup": WARMUP, "cure": cure,
+            "looks": looks,
+        }  # fmt: skip
+        # Caches of compilers and sockets of workers are in the folder too; modules leave no new __pycache__.
+        variables = {VARIABLE: json.dumps(asked), "TMPDIR": str(self._folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-m", "drivetrain.trials.child", *self._command]
+        code = run_to_end(command, Path.cwd(), variables, log, self._limit_s)
+        found = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+        if "samples_per_s" in found:
+            self._say(f"{name}: {found['samples_per_s']:.4g} samples a second")
+            return found, time.monotonic() - began
+        if "refused" in found:
+            raise CannotTryError(found["refused"])
+        self._say(f"{name}: failed")
+        raise CannotTryError(f"{found.get('failed') or _ending(code)}\n{last_lines(log)}")
+
+
+def _ending(code: int) -> str:
+    """Say how a program without a result has ended."""
+    if code == -signal.SIGKILL:
+        return "The system has killed it, as it does when memory runs out."
+    if code:
+        return f"It ends with exit code {code}."
+    return (
+        "The program ends without a call of trainer.fit. A trial changes what the Trainer gets: programs with an "
+        "Engine, or with another trainer, are not measured."
+    )
