@@ -25,7 +25,7 @@ from drivetrain.strategies.step import Step
 from drivetrain.strategies.strategy import Strategy
 
 PACKAGE = Path(drivetrain.__file__).parent
-LEAVES = {"cli", "compat", "legacy", "loggers", "profilers", "proof", "testing", "tuner"}
+LEAVES = {"cli", "compat", "legacy", "loggers", "profilers", "proof", "report", "testing", "tuner"}
 """Folders that are no part of the core, which trains without them."""
 
 _LAYOUT = {
