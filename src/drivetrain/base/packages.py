@@ -55,6 +55,7 @@ _MODULES = {
     "ray_scheduling": "ray.util.scheduling_strategies",
     "rich": "rich", "rich_console": "rich.console", "rich_progress": "rich.progress", "rich_table": "rich.table",
     "rich_text": "rich.text", "safetensors": "safetensors", "safetensors_torch": "safetensors.torch",
+    "tb_events": "tensorboard.backend.event_processing.event_accumulator",
     "te": "transformer_engine.pytorch", "te_recipe": "transformer_engine.common.recipe",
     "torch_xla": "torch_xla", "xla_fsdp": "torch_xla.distributed.fsdp", "xla_model": "torch_xla.core.xla_model",
     "xla_fsdp_wrap": "torch_xla.distributed.fsdp.wrap", "xla_runtime": "torch_xla.runtime",

@@ -88,7 +88,7 @@ class _Record:
             "id": uuid.uuid4().hex[:12],
             "began": time.time(),
             "status": "running",
-            "resumed_from": resumed_from,
+            "resumed_from": None if resumed_from is None else files.absolute(resumed_from),
             "first_step": trainer.global_step,
             "model": type(trainer.lightning_module).__qualname__,
             "plan": [asdict(each) for each in trainer.plan.decisions],
