@@ -63,7 +63,7 @@ _MODULES = {
     "xla_parallel_loader": "torch_xla.distributed.parallel_loader", "xla_spmd": "torch_xla.distributed.spmd",
     "xla_tpu": "torch_xla._internal.tpu",
     "torchao_float8": "torchao.float8", "torchao_float8_linear": "torchao.float8.float8_linear",
-    "torchvision": "torchvision", "tqdm_auto": "tqdm.auto", "tqdm_utils": "tqdm.utils",
+    "torchvision": "torchvision", "trackio": "trackio", "tqdm_auto": "tqdm.auto", "tqdm_utils": "tqdm.utils",
     "wandb": "wandb", "yaml": "yaml",
 }  # fmt: skip
 
