@@ -29,6 +29,7 @@ PACKAGES = {  # a package, and how the names of its files begin
     "streaming": "test_streaming",
     "torchdata": "test_torchdata",
     "torchao": "test_torchao",
+    "trackio": "test_trackio",
     "wandb": "test_wandb",
 }
 SUITE = Suite(Path(__file__).parent, "DRIVETRAIN_EXTRAS", "make test-extras", PACKAGES)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drivetrain.errors import ConfigurationError
-from drivetrain.loggers import CometLogger, MLFlowLogger, NeptuneLogger, WandbLogger
+from drivetrain.loggers import CometLogger, MLFlowLogger, NeptuneLogger, TrackioLogger, WandbLogger
 from drivetrain.loggers._run import RunLogger, flat, mapping_of
 
 
@@ -36,9 +36,15 @@ class Service(RunLogger):
 def test_a_package_that_is_missing_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drivetrain.errors.importlib.util.find_spec", lambda name: None)
     for cls, package in ((WandbLogger, "wandb"), (MLFlowLogger, "mlflow"), (CometLogger, "comet_ml"),
-                         (NeptuneLogger, "neptune")):  # fmt: skip
+                         (NeptuneLogger, "neptune"), (TrackioLogger, "trackio")):  # fmt: skip
         with pytest.raises(ConfigurationError, match=f"{cls.__name__} needs the package {package}.*pip install"):
             cls()
+
+
+def test_neptune_warns_that_its_service_is_closed_and_names_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drivetrain.loggers._run.check_installed", lambda *_: None)
+    with pytest.warns(UserWarning, match="closed in March 2026.*Use a TrackioLogger, CSVLogger or TensorBoardLogger"):
+        NeptuneLogger()
 
 
 def test_a_run_begins_once_and_a_copy_continues_it() -> None:

@@ -56,6 +56,7 @@ _MODULES = {
     "ray_scheduling": "ray.util.scheduling_strategies",
     "rich": "rich", "rich_console": "rich.console", "rich_progress": "rich.progress", "rich_table": "rich.table",
     "rich_text": "rich.text", "safetensors": "safetensors", "safetensors_torch": "safetensors.torch",
+    "tb_events": "tensorboard.backend.event_processing.event_accumulator",
     "te": "transformer_engine.pytorch", "te_recipe": "transformer_engine.common.recipe",
     "torch_xla": "torch_xla", "xla_fsdp": "torch_xla.distributed.fsdp", "xla_model": "torch_xla.core.xla_model",
     "xla_fsdp_wrap": "torch_xla.distributed.fsdp.wrap", "xla_runtime": "torch_xla.runtime",
@@ -63,7 +64,7 @@ _MODULES = {
     "xla_parallel_loader": "torch_xla.distributed.parallel_loader", "xla_spmd": "torch_xla.distributed.spmd",
     "xla_tpu": "torch_xla._internal.tpu",
     "torchao_float8": "torchao.float8", "torchao_float8_linear": "torchao.float8.float8_linear",
-    "torchvision": "torchvision", "tqdm_auto": "tqdm.auto", "tqdm_utils": "tqdm.utils",
+    "torchvision": "torchvision", "trackio": "trackio", "tqdm_auto": "tqdm.auto", "tqdm_utils": "tqdm.utils",
     "wandb": "wandb", "yaml": "yaml",
 }  # fmt: skip
 

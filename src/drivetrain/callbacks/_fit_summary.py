@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from drivetrain.base import files
 from drivetrain.callbacks._progress_thread import duration_text
 from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
-from drivetrain.callbacks.timer import Timer
+from drivetrain.trainer.stopping import why_ended
 
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
@@ -21,7 +21,7 @@ def summary(trainer: Trainer, seconds: float) -> list[str]:
         trainer: the Trainer of the fit.
         seconds: how long it took.
     """
-    progress, (why, limit) = trainer.progress, _reason(trainer)
+    progress, (why, limit) = trainer.progress, why_ended(trainer)
     epochs, steps = progress.current_epoch, progress.global_step
     counts = f"{epochs} {'epoch' if epochs == 1 else 'epochs'}, {steps} {'step' if steps == 1 else 'steps'}"
     lines = [f"The fit took {duration_text(seconds)} and ended after {counts}: {why}."]
@@ -35,21 +35,6 @@ def summary(trainer: Trainer, seconds: float) -> list[str]:
     if savers and not savers[0].save_weights_only:
         parts.append(f'To train on{limit}: trainer.fit(model, ckpt_path="last")')
     return [*lines, *([". ".join(parts)] if parts else [])]
-
-
-def _reason(trainer: Trainer) -> tuple[str, str]:
-    """Return why the fit has ended, and how to let it continue, after "To train on"."""
-    progress, limits = trainer.progress, trainer.limits
-    for name, reached in (("max_steps", progress.global_step), ("max_epochs", progress.current_epoch)):
-        if reached >= (limit := getattr(limits, name)):
-            return f"{name}={limit:.0f} is reached", f", raise {name}"
-    timers = [each for each in trainer.callbacks if isinstance(each, Timer)]
-    if any(left is not None and left <= 0 for left in (each.time_remaining() for each in timers)):
-        return "its time is over", ", raise the time limit"
-    stopped = [each.monitor for each in trainer.early_stopping_callbacks if each.stopped_epoch]
-    if stopped:
-        return f"EarlyStopping({stopped[0]!r}) stopped it", ""
-    return "it was asked to stop" if progress.should_stop else "there is no batch to train on", ""
 
 
 def _short(path: str) -> str:

@@ -45,6 +45,7 @@ COMMANDS: dict[str, Command] = {
     "migrate": Command("drivetrain.legacy.migrate.command:main", "rewrite programs that were written for Lightning"),
     "prove-resume": Command("drivetrain.proof.command:main", "kill a program, start it again, and compare every step"),
     "recipe": Command("drivetrain.cli.recipe:main", "print the file that submits a program to a cluster"),
+    "report": Command("drivetrain.report.command:main", "write a page on a run, or on what differs between two"),
     "run": Command("drivetrain.cli.run:main", "run a program with a loop of its own on hardware chosen here"),
     "stacks": Command("drivetrain.cli.stacks:main", "show where the ranks of a running job are and wait"),
 }

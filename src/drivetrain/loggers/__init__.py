@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from drivetrain.loggers.mlflow import MLFlowLogger as MLFlowLogger
     from drivetrain.loggers.neptune import NeptuneLogger as NeptuneLogger
     from drivetrain.loggers.tensorboard import TensorBoardLogger as TensorBoardLogger
+    from drivetrain.loggers.trackio import TrackioLogger as TrackioLogger
     from drivetrain.loggers.wandb import WandbLogger as WandbLogger
 
 
@@ -27,6 +28,7 @@ _FILES = {
     "MLFlowLogger": "mlflow",
     "NeptuneLogger": "neptune",
     "TensorBoardLogger": "tensorboard",
+    "TrackioLogger": "trackio",
     "WandbLogger": "wandb",
 }
 __all__ = list(_FILES)

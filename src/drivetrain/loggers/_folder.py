@@ -40,6 +40,7 @@ class FolderLogger(Logger):
     """
 
     NAME_HPARAMS_FILE: ClassVar[str] = "hparams.yaml"
+    keeps_run_record = True
 
     def __init__(
         self, save_dir: str | os.PathLike[str], name: str | None, version: int | str | None, prefix: str

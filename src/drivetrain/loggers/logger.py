@@ -31,6 +31,9 @@ class Logger(ABC):
     group_separator: str = "/"
     """Between the parts of a name that a callback builds, for example ``lr-SGD/momentum``."""
 
+    keeps_run_record: bool = False
+    """Whether each fit is recorded in ``run.json`` in :attr:`log_dir`, for ``drivetrain report``."""
+
     @property
     @abstractmethod
     def name(self) -> str | None:

@@ -8,12 +8,15 @@ from typing import Any, Literal
 
 from drivetrain.base.introspect import reads
 from drivetrain.base.packages import neptune, neptune_types
-from drivetrain.base.rank_zero import rank_zero_only
+from drivetrain.base.rank_zero import rank_zero_only, rank_zero_warn
 from drivetrain.loggers._run import RunLogger, array_of, flat, mapping_of
 
 
 class NeptuneLogger(RunLogger):
-    """Logs to a run of Neptune, through the package neptune 1.x.
+    """Logs to a run of Neptune, through the package neptune 1.x. The service closed in March 2026.
+
+    Creating the logger warns of it. Use a TrackioLogger, which keeps runs on this machine, or a CSVLogger, a
+    TensorBoardLogger, a WandbLogger, an MLFlowLogger or a CometLogger instead.
 
     A fit that resumes from a checkpoint continues the run that wrote it, if its id was known: Neptune assigns the id
     when the run is online.
@@ -44,6 +47,11 @@ class NeptuneLogger(RunLogger):
     ) -> None:
         log_model: Literal["all"] | bool = "all" if log_model_checkpoints else False
         super().__init__("", neptune_run_kwargs.pop("with_id", None), "neptune", log_model)
+        rank_zero_warn(
+            "NeptuneLogger: the service Neptune closed in March 2026, so nothing can be sent to it. Use a "
+            "TrackioLogger, CSVLogger or TensorBoardLogger, which keep runs on this machine, or a WandbLogger, "
+            "MLFlowLogger or CometLogger."
+        )
         self._folder = f"{prefix}/" if prefix else ""
         self._api_key = api_key
         self._project = project

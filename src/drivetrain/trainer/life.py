@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.advice.observers import observers_of
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.registry import load
 from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.loops.evaluate import Stage, evaluate, predict
 from drivetrain.loops.fit import fit
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
 
 
+_RECORD = "drivetrain.report.record"
 _PLANS_SHOWN: set[str] = set()  # plans that this process has shown: a program may create many equal Trainers
 
 
@@ -137,6 +139,8 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
                 checkpoint.restore_training(trainer, loaded)
         if loaded is not None:
             resume_line.tell(trainer, loaded, str(job.ckpt_path), counted(run.restart or {}))
+        if trainer.loggers:
+            load(f"{_RECORD}:begin")(trainer, job.ckpt_path)
     else:
         with vote("logging the hyperparameters"):
             attach.log_hyperparameters(trainer)
@@ -278,6 +282,8 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
     trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved a checkpoint
     _end_profile(trainer, fn)
     if trainer.loggers and trainer.is_global_zero:
+        if fn is TrainerFn.FITTING:
+            load(f"{_RECORD}:end")(trainer)
         telling.tell(trainer, "finalize", "success")
 
 
@@ -294,6 +300,8 @@ def abort(trainer: Trainer, error: BaseException) -> None:
         if trainer.datamodule is not None:
             _attempt(trainer.datamodule.on_exception, error)
         _attempt(trainer.strategy.on_exception, error)
+        if trainer.loggers and trainer.progress.fn is TrainerFn.FITTING:
+            _attempt(load(f"{_RECORD}:end"), trainer, error)
         for logger in trainer.loggers if trainer.is_global_zero else ():
             _attempt(logger.finalize, "failed")
         _attempt(_end_profile, trainer, trainer.progress.fn or "")

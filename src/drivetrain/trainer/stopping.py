@@ -1,4 +1,6 @@
-"""The checkpoint of a fit that is asked to end, and checkpoints that another number of processes can resume."""
+"""The checkpoint of a fit that is asked to end, checkpoints that another number of processes can resume, and why a fit
+has ended.
+"""
 
 from __future__ import annotations
 
@@ -94,3 +96,18 @@ def end_of_epoch(trainer: Trainer, refused: str | None, weights: Any) -> str:
         except Exception:  # a damaged or foreign file may raise anything
             continue
     return "a checkpoint that was saved at the end of an epoch"
+
+
+def why_ended(trainer: Trainer) -> tuple[str, str]:
+    """Return why the fit has ended, and how to let it continue, after "To train on"."""
+    progress, limits = trainer.progress, trainer.limits
+    for name, reached in (("max_steps", progress.global_step), ("max_epochs", progress.current_epoch)):
+        if reached >= (limit := getattr(limits, name)):
+            return f"{name}={limit:.0f} is reached", f", raise {name}"
+    remaining = [each.time_remaining() for each in trainer._callbacks_like("Timer")]
+    if any(left is not None and left <= 0 for left in remaining):
+        return "its time is over", ", raise the time limit"
+    stopped = [each.monitor for each in trainer.early_stopping_callbacks if each.stopped_epoch]
+    if stopped:
+        return f"EarlyStopping({stopped[0]!r}) stopped it", ""
+    return "it was asked to stop" if progress.should_stop else "there is no batch to train on", ""

@@ -1,0 +1,67 @@
+"""Log to Trackio, which keeps runs on this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drivetrain.base.introspect import reads
+from drivetrain.base.packages import trackio
+from drivetrain.base.rank_zero import rank_zero_only
+from drivetrain.loggers._run import RunLogger, array_of, flat, mapping_of
+
+
+class TrackioLogger(RunLogger):
+    """Logs to a run of Trackio: a database on this machine, which ``trackio show`` shows in a browser.
+
+    The variable ``TRACKIO_DIR`` names the database's folder, and must be set before trackio is imported. A fit that
+    resumes from a checkpoint continues the run that wrote it.
+
+    Args:
+        project: the project; ``None``: the variable ``TRACKIO_PROJECT``, otherwise "lightning_logs".
+        name: the run's name, to continue an earlier one; ``None``: a new run with a name that Trackio chooses.
+        prefix: prepended to every metric's name, joined by a hyphen.
+        kwargs: passed on to ``trackio.init``: ``group``, ``space_id``, ``server_url``, ``auto_log_gpu``, ...
+
+    Raises:
+        ConfigurationError: the package trackio is not installed.
+    """
+
+    def __init__(self, project: str | None = None, name: str | None = None, prefix: str = "", **kwargs: Any) -> None:
+        super().__init__(prefix, name, "trackio")
+        self._project = project or os.environ.get("TRACKIO_PROJECT", "lightning_logs")
+        self._init: dict[str, Any] = {"embed": False, **kwargs}
+        # Trackio replaces a run's configuration whenever the run is continued.
+        self._init["config"] = dict(kwargs.get("config") or {})
+
+    def _begin(self) -> Any:
+        run = trackio.init(project=self._project, name=self._run_id, resume="allow", **self._init)
+        self._run_id = run.name
+        return run
+
+    name: str | None = reads("_project", "The project.")
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log numbers, or other values that ``trackio.log`` accepts, at ``step``."""
+        self.experiment.log(self._named(metrics), step=step)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any = None) -> None:
+        """Add ``params``, a mapping or a namespace, to the run's configuration, which is sent with the first values."""
+        self._init["config"].update(flat(mapping_of(params)))
+        self.experiment.config.update(self._init["config"])
+
+    @rank_zero_only
+    def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Sequence[Any]) -> None:
+        """Log images: tensors, arrays of 8-bit numbers, PIL images or paths; ``caption`` has one entry for each."""
+        for image, own in self._each("log_image", key, images, kwargs):
+            self.log_metrics({key: trackio.Image(array_of(image), **own)}, step)
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Write the remaining values. ``trainer.test`` continues the run."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None

@@ -1,0 +1,113 @@
+"""The command ``drivetrain report``: one HTML page on a run, or on what differs between two."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from drivetrain.base import files
+from drivetrain.report.comparing import differences, slower, summary
+from drivetrain.report.page import comparison, page
+from drivetrain.report.reading import NothingToRead, Run, find, number, read
+from drivetrain.report.sections import headline
+
+SCHEMA = 1
+"""The layout of ``--json``."""
+
+FINE, SLOWER, NOTHING = 0, 1, 2
+"""The exit codes: 2 is also wrong usage."""
+
+
+def main(arguments: Sequence[str], prog: str = "drivetrain report") -> int:
+    """Write the report, and print where it is; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog, description="Write one HTML page on a run, or on what differs between two runs.", allow_abbrev=False,
+        epilog="exit codes: 0 fine, 1 slower than --max-slower allows, 2 wrong usage or nothing to read",
+    )  # fmt: skip
+    parser.add_argument("run", metavar="RUN", nargs="+", help="a log folder, a folder above some, or run.json")
+    parser.add_argument("--output", metavar="FILE", help="the page; default: report.html in the folder of the last RUN")
+    parser.add_argument(
+        "--json", action="store_true", help="print the same as JSON, and write no page without --output"
+    )
+    parser.add_argument(
+        "--max-slower",
+        metavar="5%",
+        type=_share,
+        help="with two runs: exit with 1 if a step of the second takes longer",
+    )
+    given = parser.parse_args(arguments)
+    if len(given.run) > 2:
+        parser.error(f"there are {len(given.run)} runs, and two can be compared. Pass one or two.")
+    if given.max_slower is not None and len(given.run) != 2:
+        parser.error("--max-slower compares two runs. Pass RUN twice, the earlier one first.")
+    try:
+        runs = [_run(path, prog) for path in given.run]
+        _write(runs, given.output, given.json)
+    except (NothingToRead, OSError) as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        return NOTHING
+    if given.max_slower is None:
+        return FINE
+    ratio = slower(*runs)
+    if ratio is None:
+        print(
+            f"{prog}: the time of a step is unknown: both runs need a run.json of a fit that has ended.",
+            file=sys.stderr,
+        )
+        return NOTHING
+    is_slower = ratio > given.max_slower
+    verdict = f"{abs(ratio):.1%} {'longer' if ratio > 0 else 'less time'}; --max-slower allows {given.max_slower:.1%}"
+    print(f"A step of the second run takes {verdict}.", file=sys.stderr)
+    return SLOWER if is_slower else FINE
+
+
+def _share(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)%", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"got {text!r}, and a percentage is expected, such as 5%")
+    return float(found[1]) / 100
+
+
+def _run(path: str, prog: str) -> Run:
+    folder, count = find(path)
+    if count > 1:
+        print(f"{prog}: {path} has {count} runs; this is the newest, {folder}.", file=sys.stderr)
+    return read(folder)
+
+
+def _write(runs: list[Run], output: str | None, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_data(runs)))
+    if as_json and output is None:
+        return
+    name = "report.html" if len(runs) == 1 else "comparison.html"
+    path = output or os.path.join(runs[-1].folder, name)
+    content = (page(*runs) if len(runs) == 1 else comparison(*runs)).encode()
+    try:
+        files.write(path, content)
+    except OSError as error:
+        raise NothingToRead(f"{path} cannot be written: {error.strerror}. Pass --output FILE.") from error
+    if not as_json:
+        print("\n".join(f"{headline(run)}." for run in runs))
+        print(f"Report: {path} ({len(content) / 1000:.0f} kB)")
+
+
+def _data(runs: list[Run]) -> dict[str, Any]:
+    """Return the reports as plain data; values that are not finite are ``None``."""
+    found = [
+        {
+            **asdict(run),
+            "headline": headline(run),
+            "seconds_per_step": run.step_s,
+            "curves": {name: [(x, number(y)) for x, y in points] for name, points in run.curves.items()},
+            "values": summary(run),
+        }
+        for run in runs
+    ]
+    return {"schema": SCHEMA, "runs": found, "differences": differences(*runs) if len(runs) == 2 else None}

@@ -1,0 +1,72 @@
+"""What differs between two runs: settings, code, speed and curves."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from drivetrain.report.reading import Run
+
+_LINES = 2000  # of the hyperparameters that are compared
+
+
+def facts(run: Run) -> dict[str, dict[str, str]]:
+    """Return what was fixed when the newest fit of a run began, as text: by section and name."""
+    last = run.last
+    plan = {str(row.get("what")): row.get("choice") for row in rows(last.get("plan"))}
+    code = {name: value for name, value in mapping(last.get("code")).items() if name != "folder"}
+    sections = {
+        "Settings": mapping(last.get("settings")),
+        "Plan": plan,
+        "Environment": mapping(last.get("environment")),
+        "Code": {"model": last.get("model"), **code} if last else {},
+    }
+    return {
+        title: {str(name): str(value) for name, value in found.items() if value is not None}
+        for title, found in sections.items()
+    }
+
+
+def differences(one: Run, other: Run) -> dict[str, Any]:
+    """Return what differs: by section and name, the values of both runs; "" for a value that one run does not have."""
+    first, second = facts(one), facts(other)
+    found: dict[str, Any] = {}
+    for title in first:
+        names = [*dict.fromkeys([*first[title], *second[title]])]
+        pairs = {name: (first[title].get(name, ""), second[title].get(name, "")) for name in names}
+        found[title] = {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    before, after = (run.hparams.splitlines()[:_LINES] for run in (one, other))
+    found["Hyperparameters"] = [*difflib.unified_diff(before, after, lineterm="", n=0)][2:]
+    found["Speed"] = {"seconds_per_step": (one.step_s, other.step_s), "slower": slower(one, other)}
+    values = summary(one), summary(other)
+    found["Values"] = {name: (values[0].get(name), values[1].get(name)) for name in {**one.curves, **other.curves}}
+    return found
+
+
+def slower(one: Run, other: Run) -> float | None:
+    """Return by which share a step of ``other`` takes longer than one of ``one``; ``None`` if a time is unknown."""
+    return other.step_s / one.step_s - 1 if one.step_s and other.step_s else None
+
+
+def summary(run: Run) -> dict[str, dict[str, float]]:
+    """Return the last, the lowest and the highest value of each curve, and their steps."""
+    found = {}
+    for name, points in run.curves.items():
+        known = [(x, y) for x, y in points if y == y]
+        if known:
+            low, high = min(known, key=lambda point: point[1]), max(known, key=lambda point: point[1])
+            found[name] = {
+                "last": known[-1][1], "lowest": low[1], "lowest_at": low[0], "highest": high[1], "highest_at": high[0],
+            }  # fmt: skip
+    return found
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """Return ``value`` if it is a mapping: a record may have been edited."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def rows(value: Any) -> list[Mapping[str, Any]]:
+    """Return the mappings in ``value``, if it is a list."""
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []

@@ -1,0 +1,172 @@
+"""Read what a run's folder tells: its record, its logged values, its hyperparameters and its ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from drivetrain.base import files
+from drivetrain.base.lazy import on_first_use
+from drivetrain.base.packages import tb_events
+from drivetrain.report import run_file
+
+with on_first_use:
+    from drivetrain.loops import goodput  # it imports torch
+
+Points = list[tuple[float, float]]
+
+_EVENTS = "events.out.tfevents"
+_TABLE, _HPARAMS = "metrics.csv", "hparams.yaml"
+_DEEPEST = 6  # folders below the given one
+
+
+class NothingToRead(Exception):
+    """There is no run at a path; the message says what to pass instead."""
+
+
+@dataclass
+class Run:
+    """What is known about a run.
+
+    Attributes:
+        folder: its log folder.
+        attempts: its fits, the oldest first, as in ``run.json``; empty without that file.
+        diffs: the diffs of the code, by their digest in an attempt.
+        curves: for each logged name its steps and values, in the order of the steps.
+        source: the file of the curves.
+        hparams: the text of ``hparams.yaml``.
+        goodput: where the time of all runs of the training went, from its ledger.
+        notes: what is missing, and what to write to have it.
+    """
+
+    folder: str
+    attempts: list[dict[str, Any]] = field(default_factory=list)
+    diffs: dict[str, str] = field(default_factory=dict)
+    curves: dict[str, Points] = field(default_factory=dict)
+    source: str = ""
+    hparams: str = ""
+    goodput: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The newest attempt; empty without a record."""
+        return self.attempts[-1] if self.attempts else {}
+
+    @property
+    def step_s(self) -> float | None:
+        """The seconds per optimizer step, with all that the fit did beside it, over the fits that have ended."""
+        ended = [each for each in self.attempts if number(each.get("seconds")) is not None]
+        steps = sum((number(each.get("last_step")) or 0) - (number(each.get("first_step")) or 0) for each in ended)
+        return sum(each["seconds"] for each in ended) / steps if steps > 0 else None
+
+
+def number(value: Any) -> float | None:
+    """Return ``value`` if it is a finite number."""
+    return float(value) if type(value) in (int, float) and math.isfinite(value) else None
+
+
+def find(path: str) -> tuple[str, int]:
+    """Return the folder of the run at ``path``, or the newest below it, and how many there are.
+
+    Raises:
+        NothingToRead: there is none.
+    """
+    if files.is_remote(path):
+        raise NothingToRead(f"{path} is an address. Copy the folder of the run to this machine, and pass the copy.")
+    if os.path.isfile(path):
+        return os.path.dirname(os.path.abspath(path)), 1
+    found = {}
+    for folder, inner, names in os.walk(path):
+        marks = [name for name in names if name in (run_file.NAME, _TABLE) or name.startswith(_EVENTS)]
+        if marks:
+            found[folder] = max(os.path.getmtime(os.path.join(folder, name)) for name in marks)
+        if marks or folder[len(path) :].count(os.sep) >= _DEEPEST:
+            inner.clear()  # a run's folder may have folders with further event files
+    if not found:
+        what = "has no run in it" if os.path.isdir(path) else "does not exist"
+        raise NothingToRead(
+            f"{path} {what}. Pass the log folder of a run, such as lightning_logs/version_0, in which a fit with "
+            'Trainer(logger="csv") or Trainer(logger="tensorboard") has written run.json.'
+        )
+    return max(found, key=lambda each: found[each]), len(found)
+
+
+def read(folder: str) -> Run:
+    """Return what is known about the run with this log folder. What cannot be read is a note."""
+    run = Run(folder)
+    try:
+        record = run_file.load(os.path.join(folder, run_file.NAME))
+        run.attempts, run.diffs = record["attempts"], record["diffs"]
+    except FileNotFoundError:
+        run.notes.append(
+            "There is no run.json, so plan, settings, environment, code and duration are unknown. A fit writes it "
+            "into the log folder of CSVLogger and TensorBoardLogger, unless keeps_run_record is False."
+        )
+    except (OSError, ValueError) as error:
+        run.notes.append(f"run.json cannot be read: {error}.")
+    _read_curves(run)
+    with contextlib.suppress(OSError):
+        run.hparams = files.read(os.path.join(folder, _HPARAMS)).decode(errors="replace").strip()
+    _read_ledger(run)
+    return run
+
+
+def _read_curves(run: Run) -> None:
+    names = sorted(os.listdir(run.folder))
+    events = [name for name in names if name.startswith(_EVENTS)]
+    try:
+        if _TABLE in names:
+            run.source, run.curves = _TABLE, _table(os.path.join(run.folder, _TABLE))
+        elif events:
+            run.source, run.curves = "TensorBoard's event files", _scalars(run.folder)
+    except ModuleNotFoundError:
+        run.notes.append("The values are in TensorBoard's event files. To see them, pip install tensorboard.")
+        return
+    except Exception as error:  # a damaged file may raise anything in the package that reads it
+        run.notes.append(f"The values in {run.source or _TABLE} cannot be read: {error}.")
+    if not run.curves:
+        run.notes.append(
+            'There are no logged values here. Log some with self.log, and pass Trainer(logger="csv") or '
+            'Trainer(logger="tensorboard"), whose files are read.'
+        )
+
+
+def _table(path: str) -> dict[str, Points]:
+    found: dict[str, dict[float, float]] = {}
+    with open(path, encoding="utf-8", errors="backslashreplace", newline="") as file:
+        for row in csv.DictReader(file):
+            with contextlib.suppress(ValueError, TypeError):  # a line that was cut
+                step = float(row["step"])
+                for name, text in row.items():
+                    if text and name not in (None, "step"):
+                        found.setdefault(name, {})[step] = float(text)
+    return {name: sorted(points.items()) for name, points in found.items()}
+
+
+def _scalars(folder: str) -> dict[str, Points]:
+    events = tb_events.EventAccumulator(folder, size_guidance={"scalars": 0})
+    events.Reload()
+    return {
+        name: sorted({float(each.step): float(each.value) for each in events.Scalars(name)}.items())
+        for name in events.Tags()["scalars"]
+    }
+
+
+def _read_ledger(run: Run) -> None:
+    paths = [run.last.get("ledger"), os.path.join("checkpoints", "ledger.jsonl")]
+    path = next(
+        (full for each in paths if isinstance(each, str) and os.path.isfile(full := os.path.join(run.folder, each))),
+        None,
+    )
+    if path is not None:
+        try:
+            report = goodput.account(*goodput.read(path))
+        except OSError as error:
+            run.notes.append(f"The ledger {path} cannot be read: {error}.")
+        else:
+            run.goodput = {"goodput": report.goodput, **asdict(report), "notes": report.notes()}

@@ -1,0 +1,226 @@
+"""The record of a run, ``run.json`` in its log folder: written when a fit begins, and again when it ends.
+
+Each fit that writes into the folder adds an attempt. Rank 0 writes, into the folders of the loggers that have
+:attr:`~drivetrain.loggers.logger.Logger.keeps_run_record`. A step does nothing for it. The record has no environment
+variables and no command line, which may contain secrets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import drivetrain
+from drivetrain.base import files
+from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.report.code import version_of
+from drivetrain.report.run_file import NAME, SCHEMA, load
+from drivetrain.settings import Settings
+from drivetrain.strategies.agreement import text_of
+from drivetrain.trainer.stopping import why_ended
+
+Trainer = Any  # not imported: the Trainer reaches this file by name
+
+_GIT_WAIT_S = 5.0  # how long the end of a fit waits for git, which has begun with the fit
+
+
+def begin(trainer: Trainer, resumed_from: str | None) -> None:
+    """Begin the record of a fit that is set up; every rank may call it. An error becomes a warning.
+
+    Args:
+        trainer: the Trainer of the fit.
+        resumed_from: the checkpoint from which the fit resumes.
+    """
+    _OPEN.pop(trainer, None)
+    if trainer.is_global_zero and not trainer.fast_dev_run:
+        loggers = [each for each in trainer.loggers if getattr(each, "keeps_run_record", False)]
+        if loggers:
+            _OPEN[trainer] = _Record(trainer, loggers, resumed_from)
+
+
+def end(trainer: Trainer, error: BaseException | None = None) -> None:
+    """Complete the record of the fit, if there is one.
+
+    Args:
+        trainer: the Trainer of the fit.
+        error: the exception that has ended the fit.
+    """
+    if (record := _OPEN.pop(trainer, None)) is not None:
+        record.end(trainer, error)
+
+
+class _Record:
+    """The attempt of one fit, and the files to which it is written.
+
+    Args:
+        trainer: the Trainer of the fit.
+        loggers: the loggers in whose folders the files are.
+        resumed_from: the checkpoint from which the fit resumes.
+    """
+
+    def __init__(self, trainer: Trainer, loggers: list[Any], resumed_from: str | None) -> None:
+        self._error: Exception | None = None
+        self._folders: list[str] = []
+        self._attempt: dict[str, Any] = {}
+        self._diff = ""
+        self._began_s = time.monotonic()
+        self._carefully(lambda: self._describe(trainer, loggers, resumed_from))
+        # A thread, because git takes about 20 ms.
+        self._thread = threading.Thread(
+            target=self._carefully, args=(self._begin,), name="drivetrain record", daemon=True
+        )
+        self._thread.start()
+
+    def _describe(self, trainer: Trainer, loggers: list[Any], resumed_from: str | None) -> None:
+        self._folders = [*dict.fromkeys(folder for each in loggers if (folder := each.log_dir))]
+        self._attempt = {
+            "id": uuid.uuid4().hex[:12],
+            "began": time.time(),
+            "status": "running",
+            "resumed_from": None if resumed_from is None else files.absolute(resumed_from),
+            "first_step": trainer.global_step,
+            "model": type(trainer.lightning_module).__qualname__,
+            "plan": [asdict(each) for each in trainer.plan.decisions],
+            "settings": _settings(trainer.settings),
+            "environment": _environment(trainer),
+        }
+
+    def _begin(self) -> None:
+        self._attempt["code"], self._diff = version_of()
+        self._write()
+
+    def end(self, trainer: Trainer, error: BaseException | None) -> None:
+        """Write the end of the attempt, and warn if the record could not be written."""
+        self._thread.join(_GIT_WAIT_S)
+        self._carefully(lambda: self._end(trainer, error))
+        if self._error is not None:
+            failure = self._error
+            why = files.reason(failure, Path(failure.filename or NAME)) if isinstance(failure, OSError) else failure
+            rank_zero_warn(
+                f"The record of this run, {NAME} in {', '.join(self._folders) or 'its log folder'}, could not be "
+                f"written: {why}. The fit is not affected; `drivetrain report` will not show all of it. Free disk "
+                f"space or move the file away, or set logger.keeps_run_record = False to write no record."
+            )
+
+    def _end(self, trainer: Trainer, error: BaseException | None) -> None:
+        asked = isinstance(error, (KeyboardInterrupt, SystemExit))
+        seconds = time.monotonic() - self._began_s
+        self._attempt.update(
+            ended=time.time(),
+            seconds=seconds,
+            status="finished" if error is None else "stopped" if asked else "failed",
+            why=why_ended(trainer)[0]
+            if error is None
+            else f"{type(error).__name__}: {error}"[:2000].removesuffix(": "),
+            last_step=trainer.global_step,
+            epochs=trainer.current_epoch,
+            time=_time_spent(trainer),
+            checkpoints=_checkpoints(trainer),
+            ledger=next((each.path(trainer) for each in trainer._callbacks_like("GoodputMonitor")), None),
+        )
+        self._write()
+
+    def _write(self) -> None:
+        for folder in self._folders:
+            path = os.path.join(folder, NAME)
+            new: dict[str, Any] = {"schema": SCHEMA, "diffs": {}, "attempts": []}
+            record = load(path) if files.is_file(path) else new
+            if digest := self._attempt.get("code", {}).get("diff"):
+                record["diffs"][digest] = self._diff
+            earlier = [each for each in record["attempts"] if each.get("id") != self._attempt["id"]]
+            record["attempts"] = [*earlier, _plain(_inside(self._attempt, folder))]
+            if not files.is_remote(folder):
+                os.makedirs(folder, exist_ok=True)
+            files.write(path, json.dumps(record, indent=1).encode())
+
+    def _carefully(self, act: Callable[[], None]) -> None:
+        if self._error is None:
+            try:
+                act()
+            except Exception as error:  # a record must not end a fit
+                self._error = error
+
+
+_OPEN: weakref.WeakKeyDictionary[Trainer, _Record] = weakref.WeakKeyDictionary()
+
+
+def _settings(settings: Settings) -> dict[str, str]:
+    """Return the Trainer's arguments that differ from their default, as text."""
+    texts = {name: text_of(getattr(settings, name)) for name in Settings.__dataclass_fields__}
+    return {name: text for name, text in texts.items() if text != text_of(getattr(Settings, name))}
+
+
+def _environment(trainer: Trainer) -> dict[str, Any]:
+    device = trainer.strategy.root_device
+    memory = trainer.accelerator.total_memory(device)
+    return {
+        "drivetrain": drivetrain.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "host": platform.node(),
+        "cores": os.cpu_count(),
+        "device": str(device),
+        "device memory": None if memory is None else f"{memory / (1 << 30):.1f} GiB",
+        "machines": trainer.num_nodes,
+        "processes": trainer.world_size,
+    }
+
+
+def _time_spent(trainer: Any) -> dict[str, Any] | None:
+    """Return where the time of the fit went, with the verdict, if the Trainer has measured it."""
+    spent = getattr(trainer, "time_spent", None)
+    if spent is None:
+        return None
+    verdict = spent.verdict
+    named = None if verdict is None else {name: getattr(verdict, name) for name in ("cause", "text", "advice")}
+    return {"seconds": dict(spent.seconds), "wall_s": spent.wall_s, "verdict": named}
+
+
+def _checkpoints(trainer: Trainer) -> list[dict[str, Any]]:
+    """Return the files of each callback that writes checkpoints; a callback of the user may have other attributes."""
+    return [
+        {
+            "monitor": getattr(each, "monitor", None),
+            "best": getattr(each, "best_model_path", None) or None,
+            "score": _number(getattr(each, "best_model_score", None)),
+            "last": getattr(each, "last_model_path", None) or None,
+            "kept": {path: _number(score) for path, score in getattr(each, "best_k_models", {}).items()},
+        }
+        for each in trainer.checkpoint_callbacks
+    ]
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _inside(value: Any, folder: str) -> Any:
+    """Return ``value`` with each path below ``folder`` relative to it, so that the folder may be moved."""
+    if isinstance(value, Mapping):
+        return {_inside(name, folder): _inside(each, folder) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_inside(each, folder) for each in value]
+    return value.removeprefix(os.path.join(folder, "")) if isinstance(value, str) else value
+
+
+def _plain(value: Any) -> Any:
+    """Return ``value`` as data that every JSON reader accepts: NaN and infinities become text."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

@@ -1,0 +1,33 @@
+"""The file ``run.json``: its name and its layout. Reading it needs no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from drivetrain.base import files
+
+NAME = "run.json"
+SCHEMA = 1
+"""The layout of the file. Readers refuse another one."""
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the content of a run's record.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not such a record, or it has another layout.
+    """
+    try:
+        record = json.loads(files.read(path))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a run's record: {error}") from error
+    if not isinstance(record, dict) or not isinstance(attempts := record.get("attempts"), list):
+        raise ValueError(f"{path} is not a run's record")
+    if record.get("schema") != SCHEMA:
+        raise ValueError(f"{path} has layout {record.get('schema')!r}, and this version reads {SCHEMA}")
+    if not isinstance(record.get("diffs"), dict) or not all(isinstance(each, dict) for each in attempts):
+        raise ValueError(f"{path} is not a run's record")
+    return record

@@ -1,0 +1,99 @@
+"""The version of the program's code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from drivetrain.report import code
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ("-c", "user.name=me", "-c", "user.email=me@example.org")
+    return subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text("lr = 0.1\n")
+    git(tmp_path, "init", "-q", "-b", "trunk")
+    git(tmp_path, "add", "train.py")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(tmp_path / "train.py")))  # type: ignore[arg-type]
+    return tmp_path
+
+
+def version() -> tuple[dict[str, Any], str]:
+    code._version.cache_clear()
+    return code.version_of()
+
+
+def test_a_clean_repository_has_a_commit_and_no_diff(repository: Path) -> None:
+    commit = git(repository, "rev-parse", "HEAD")
+    assert version() == ({"folder": str(repository), "commit": commit, "branch": "trunk", "dirty": False}, "")
+
+
+def test_a_changed_file_is_in_the_diff_also_if_it_is_staged(repository: Path) -> None:
+    (repository / "train.py").write_text("lr = 0.2\n")
+    found, diff = version()
+    assert found["dirty"]
+    assert "-lr = 0.1\n+lr = 0.2\n" in diff
+    git(repository, "add", "train.py")
+    assert version() == (found, diff)
+
+
+def test_a_long_diff_is_cut_and_tells_its_length(repository: Path) -> None:
+    (repository / "train.py").write_text("x = 1\n" * 50_000)
+    found, diff = version()
+    assert len(diff) < code.DIFF_LIMIT + 100
+    assert "... cut here: the diff has 3" in diff.splitlines()[-1]
+    assert found["diff"]
+
+
+def test_programs_of_the_repository_s_configuration_do_not_run(repository: Path) -> None:
+    git(repository, "config", "diff.external", f"touch {repository}/external; true")
+    git(repository, "config", "core.fsmonitor", f"touch {repository}/monitor; true")
+    git(repository, "config", "diff.text.textconv", f"touch {repository}/text; cat")
+    (repository / ".gitattributes").write_text("*.py diff=text\n")
+    (repository / "train.py").write_text("lr = 0.2\n")
+    assert "+lr = 0.2" in version()[1]
+    assert not {"external", "monitor", "text"} & {path.name for path in repository.iterdir()}
+    git(repository, "diff", "HEAD")  # which runs them, so that the check can fail
+    assert (repository / "external").exists()
+
+
+def test_a_folder_without_a_repository_or_a_machine_without_git_is_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__=str(tmp_path / "train.py")))  # type: ignore[arg-type]
+    assert version()[0]["note"] == "the folder is in no git repository"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert version()[0]["note"] == "git is not installed"
+
+
+def test_a_repository_without_a_commit_has_no_diff(tmp_path: Path, repository: Path) -> None:
+    git(repository, "checkout", "-q", "--orphan", "empty")
+    found, diff = version()
+    assert (found["commit"], found["dirty"], diff) == ("(initial)", True, "")
+
+
+def test_git_that_hangs_is_a_note(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (repository / "git").write_text("#!/bin/sh\nexec sleep 60\n")
+    (repository / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(repository), prepend=":")
+    monkeypatch.setattr(code, "_TIMEOUT_S", 0.1)
+    assert "timed out" in version()[0]["note"]
+
+
+def test_a_module_or_an_installed_program_is_looked_for_in_the_working_folder(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(repository)
+    for main in (SimpleNamespace(), SimpleNamespace(__file__=f"{sys.prefix}/bin/drivetrain")):
+        monkeypatch.setitem(sys.modules, "__main__", main)  # type: ignore[arg-type]
+        assert version()[0]["branch"] == "trunk"
