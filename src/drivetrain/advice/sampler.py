@@ -80,10 +80,10 @@ class Sampler(threading.Thread):
 
     def __init__(self, run: Run, began_s: float, resumes: bool) -> None:
         super().__init__(name="drivetrain time", daemon=True)
-        self._run, self._progress, self._trains = run, run.progress, threading.get_ident()
-        self._began_s, self._last_s, self._trained_s = began_s, began_s, 0.0
+        self._run, self._progress, self._thread = run, run.progress, threading.get_ident()
+        self._began_s, self._last_s, self._trains = began_s, time.monotonic(), False
         self._before = "restart" if resumes else "start"
-        self._seconds, self._looks = dict.fromkeys(PARTS, 0.0), 0
+        self._seconds, self._looks = {**dict.fromkeys(PARTS, 0.0), self._before: self._last_s - began_s}, 0
         self._places: defaultdict[_Place, float] = defaultdict(float)
         self._kinds: dict[CodeType, str] = {}
         self._memory: dict[str, list[float]] = {"host": [], "device": []}
@@ -91,7 +91,7 @@ class Sampler(threading.Thread):
         self._period_s, self._due_s = 0.1, 0.0
         engine = run.engine
         self._device = None if isinstance(engine.accelerator, CPUAccelerator) else engine.strategy.root_device
-        self._first_batch = 0
+        self._earlier_batches = self._progress.total_batches
         self._sheet = board.own_sheet()
         self._over, self._lock = threading.Event(), threading.Lock()
 
@@ -109,10 +109,11 @@ class Sampler(threading.Thread):
     def _look(self) -> None:
         slot, now_s = self._progress.slot, time.monotonic()
         phase, since_s, self._last_s = slot[0], now_s - self._last_s, now_s
-        if not self._trained_s and Phase.BATCH_START <= phase <= Phase.OPTIMIZER_STEP:
-            self._trained_s, self._first_batch = now_s, self._progress.total_batches
+        in_step = Phase.BATCH_START <= phase <= Phase.OPTIMIZER_STEP
+        if not self._trains and (in_step or (phase >= Phase.FETCH and self._batches() > 0)):
+            self._trains = True
         part = "checkpoint" if slot[3] else _PART_OF[phase]
-        if self._trained_s:
+        if self._trains:
             self._looks += 1
             if phase in _HAS_USERS_CODE and not slot[3]:
                 place = self._place(part)
@@ -127,8 +128,13 @@ class Sampler(threading.Thread):
             words = self._sheet.words
             words[_FETCH_S], words[_FORWARD_S] = (int(1e6 * self._seconds[each]) for each in ("fetch", "forward"))
 
+    def _batches(self) -> int:
+        """Return the number of batches that this fit has trained on."""
+        progress = self._progress
+        return progress.total_batches - max(self._earlier_batches, progress.resumed_batches)
+
     def _place(self, part: str) -> _Place:
-        frame = sys._current_frames().get(self._trains)
+        frame = sys._current_frames().get(self._thread)
         users: tuple[str, int, str] = ("", 0, "")
         while frame is not None:
             code = frame.f_code
@@ -187,11 +193,11 @@ class Sampler(threading.Thread):
                 what, collate_s = "collate", collate_s + seconds
             line = what, place._replace(fetcher=("", 0))
             lines[line] = lines.get(line, 0.0) + seconds
-        loaders = parts_of(run.loaders.training()) if self._trained_s else ()
+        loaders = parts_of(run.loaders.training()) if self._trains else ()
         return Measured(
             seconds=self._seconds,
             wall_s=wall_s,
-            batches=self._progress.total_batches - self._first_batch,
+            batches=self._batches(),
             looks=self._looks,
             collate_s=collate_s,
             lines=[_line(what, place, seconds) for (what, place), seconds in lines.items() if place.line],
