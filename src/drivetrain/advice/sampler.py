@@ -1,10 +1,9 @@
-"""Measure where the wall time of a fit goes, from a thread: the loops write their phase anyway, so a step costs no more.
+"""Measure where the wall time of a fit goes, from a thread that reads the phase, which the loops write anyway.
 
 [Note: what a look sees]
 The thread looks at intervals. The time since the last look counts as the part of the phase that it finds, so the parts
-add up to the wall time. In the phases in which users' code runs, it also looks for the innermost line of that code in
-the stack of the thread that trains. It resolves nothing while the fit runs: importing or reading a file in a thread could
-block a fork.
+add up to the wall time. In some phases it also looks for the innermost line of users' code in the stack of the thread
+that trains. It resolves nothing while the fit runs: importing or reading a file in a thread could block a fork.
 """
 
 from __future__ import annotations
@@ -19,9 +18,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from drivetrain.accelerators.cpu import CPUAccelerator
+import torch
+
 from drivetrain.advice.time_spent import PARTS, TimeSpent
 from drivetrain.advice.verdict import Line, Measured, RankTimes, judge
 from drivetrain.data.kept import parts_of
@@ -43,11 +43,13 @@ for _phase, _part in {
 }.items():  # fmt: skip
     _PART_OF[_phase] = _part
 
-_HAS_USERS_CODE = frozenset({Phase.FETCH, Phase.BATCH_START, Phase.FORWARD})
+_SEEN_IN_STACK = frozenset({Phase.FETCH, Phase.BATCH_START, Phase.FORWARD, Phase.EPOCH_END})
+"""The phases in which the stack tells more than the phase."""
 
 _OWN_PLACES = {
     ("tree.py", "move"): "move", ("hooks.py", "by_hooks"): "move", ("step.py", "manual_backward"): "backward",
     ("own_step.py", "backward"): "backward", ("own_step.py", "optimizer_step"): "optimizer",
+    ("run.py", "publish"): "log",
 }  # fmt: skip
 """Functions of this package whose time is not what the phase says: file and name -> part."""
 
@@ -89,8 +91,8 @@ class Sampler(threading.Thread):
         self._memory: dict[str, list[float]] = {"host": [], "device": []}
         self._busy: list[float] = []
         self._period_s, self._due_s = 0.1, 0.0
-        engine = run.engine
-        self._device = None if isinstance(engine.accelerator, CPUAccelerator) else engine.strategy.root_device
+        device = run.engine.strategy.root_device
+        self._device = None if device == torch.device("cpu") else device  # None: the host computes
         self._earlier_batches = self._progress.total_batches
         self._sheet = board.own_sheet()
         self._over, self._lock = threading.Event(), threading.Lock()
@@ -115,7 +117,7 @@ class Sampler(threading.Thread):
         part = "checkpoint" if slot[3] else _PART_OF[phase]
         if self._trains:
             self._looks += 1
-            if phase in _HAS_USERS_CODE and not slot[3]:
+            if phase in _SEEN_IN_STACK and not slot[3]:
                 place = self._place(part)
                 self._places[place] += since_s
                 part = place.part

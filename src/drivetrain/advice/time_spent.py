@@ -40,8 +40,8 @@ class TimeSpent:
     """Where the wall time of a fit went; ``print`` shows it as a table, with the verdict first.
 
     Attributes:
-        seconds: the seconds of each part, in the order of :data:`PARTS`. "start": until the first batch, with the sanity
-            check; "restart": the same of a fit that resumes from a checkpoint; "fetch": waiting for a batch; "move":
+        seconds: the seconds of each part, in the order of :data:`PARTS`. "start": until the first batch, with the
+            sanity check; "restart": the same of a fit that resumes from a checkpoint; "fetch": waiting for a batch; "move":
             moving it to the device; "forward", "backward" and "optimizer": the parts of a step, "optimizer" with the
             schedulers; "hooks": the other hooks of batches and epochs; "log": reading logged values and passing them to
             the loggers; "checkpoint": waiting for a checkpoint, in any phase; "validation".

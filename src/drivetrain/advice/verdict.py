@@ -24,8 +24,8 @@ _GROWTH, _GROWTH_BYTES, _STEADY = 0.1, 64 * 2**20, 0.3
 """Memory grows if it has grown by this share and these bytes, at least the share _STEADY of it in each half."""
 
 _WAITS = re.compile(
-    r"\.(item|tolist|numpy|cpu|nonzero|synchronize)\(|(?<![.\w])(float|int|bool|print)\(|\.to\(\s*[\"']cpu"
-    r"|^(if|elif|while|assert)\b[^(]*$"
+    r"\.(item|tolist|numpy|cpu|nonzero|unique|equal|allclose|synchronize)\(|(?<![.\w])(float|int|bool|print)\("
+    r"|\.to\(\s*[\"']cpu|^(if|elif|while|assert)\b([^(]*$|.*\b(any|all|isnan|isinf|isfinite)\()"
 )
 """What makes the host wait for a value of the device, in a line of code."""
 
@@ -166,7 +166,11 @@ def _fetch(measured: Measured) -> Iterator[tuple[float, Verdict]]:
 def _sync(measured: Measured) -> Iterator[tuple[float, Verdict]]:
     waiting = [each for each in measured.lines if each.part == "forward" and _WAITS.search(each.source)]
     line = max(waiting, key=lambda each: each.seconds, default=None)
-    if measured.on_host or line is None or line.seconds < max(_SYNC * measured.training_s, _PER_BATCH_S * measured.batches):
+    if (
+        measured.on_host
+        or line is None
+        or line.seconds < max(_SYNC * measured.training_s, _PER_BATCH_S * measured.batches)
+    ):
         return
     text = f"A step waits for the device in {measured.of(line.seconds)}, at {line.place}: {line.source}"
     advice = (
@@ -193,7 +197,10 @@ def _log(measured: Measured) -> Iterator[tuple[float, Verdict]]:
     if seconds < max(_LOG * measured.training_s, _PER_BATCH_S * measured.batches):
         return
     text = f"Logging takes {measured.of(seconds)}, with log_every_n_steps={every}."
-    yield seconds / measured.training_s, Verdict("log", text, f"Write Trainer(log_every_n_steps={max(50, 10 * every)}).")
+    yield (
+        seconds / measured.training_s,
+        Verdict("log", text, f"Write Trainer(log_every_n_steps={max(50, 10 * every)})."),
+    )
 
 
 def _checkpoint(measured: Measured) -> Iterator[tuple[float, Verdict]]:
@@ -230,8 +237,8 @@ def _memory(measured: Measured) -> Iterator[tuple[float, Verdict]]:
                 f"{growth / measured.batches / 2**20 / 0.8:.2g} MiB a batch."
             )
             advice = (
-                "Keep no tensor of a step, whose graph it holds: append loss.item() or loss.detach().cpu() at the end of "
-                "an epoch, and clear lists. If a cache grows on purpose, nothing is wrong."
+                "Keep no tensor of a step, whose graph it holds: append loss.detach() to a list, and clear the "
+                "list after each epoch. If a cache grows on purpose, nothing is wrong."
             )
             yield 0.0, Verdict("memory", text, advice)  # named if nothing else costs time
 
