@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from drivetrain import Callback, LightningModule, Trainer
-from drivetrain.advice import verdict
+from drivetrain.advice import sampler, verdict
 from drivetrain.advice.time_spent import CAUSES, PARTS, TimeSpent
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
@@ -29,13 +29,15 @@ from drivetrain.testing import FakeAccelerator
 from drivetrain.testing._machine import Machine
 
 LONG = os.environ.get("DRIVETRAIN_FAULTS") == "long"
-NAP_S, STEPS = 0.02, 40  # of a seeded fit: each step naps in the seeded place
+NAP_S, STEPS = 0.02, 25  # of a seeded fit: each step naps in the seeded place
 
 
 @pytest.fixture(autouse=True)
 def _short_fits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(verdict, "SHORTEST_S", verdict.SHORTEST_S if LONG else 0.2)
     monkeypatch.setattr(verdict, "FEWEST", 5)
+    if not LONG:
+        monkeypatch.setattr(sampler, "_EVERY_S", (0.02, 0.02))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a step of several threads takes tens of milliseconds on a machine that is loaded
     yield
@@ -171,7 +173,7 @@ def memory(make_trainer: Any, _: Path, __: Any) -> TimeSpent:
         kept.append(torch.ones(2**20))  # 4 MiB
         nap()
 
-    return fitted(make_trainer, Net(keep), loader(2 * STEPS))
+    return fitted(make_trainer, Net(keep), loader(50))
 
 
 def slow_rank(folder: Path, where: str, slow: int) -> TimeSpent | None:
@@ -239,7 +241,7 @@ class HealthyValidated(Healthy):
 
 @pytest.mark.parametrize("number", range(20))
 def test_a_healthy_fit_has_no_verdict(number: int, make_trainer: Any, tmp_path: Path) -> None:
-    steps = 500 if LONG else 60
+    steps = 600 if LONG else 50
     batch, width = (4, 16, 32)[number % 3], (8, 64, 256)[number // 3 % 3]
     arguments: dict[str, Any] = {
         "accumulate_grad_batches": 1 + number % 2 * 3, "logger": CSVLogger(tmp_path) if number % 4 < 2 else False,
@@ -293,7 +295,7 @@ def test_parts_are_found_by_their_phase_and_add_up_to_the_wall_time(make_trainer
         log_every_n_steps=1,
     )  # fmt: skip
     began_s = time.monotonic()
-    trainer.fit(InAllPhases(nap), DataLoader(SlowSamples(30), 4), loader(1))
+    trainer.fit(InAllPhases(nap), DataLoader(SlowSamples(15), 4), loader(1))
     wall_s, spent = time.monotonic() - began_s, trainer.time_spent
     assert tuple(spent.seconds) == PARTS
     assert sum(spent.seconds.values()) == pytest.approx(spent.wall_s, rel=0.01)

@@ -55,7 +55,7 @@ _OWN_PLACES = {
 
 _USERS, _FETCHER, _LOOP = "a user's", "torch's fetcher of samples", "the loop, where the stack of a batch ends"
 
-_EVERY_S, _LOOKS_PER_AGE = (0.02, 0.25), 100  # a look after each 1 % of the fit's age, within these limits
+_EVERY_S, _LOOKS_PER_AGE = (0.05, 0.25), 60  # a look after each 1/60 of the fit's age, within these limits
 _MOST_POINTS = 64  # of a curve of memory
 
 _FETCH_S, _FORWARD_S = board.ENGINE + 1, board.ENGINE + 2  # microseconds that a rank shows on the board
