@@ -247,7 +247,6 @@ def test_a_healthy_fit_has_no_verdict(number: int, make_trainer: Any, tmp_path: 
         "accumulate_grad_batches": 1 + number % 2 * 3, "logger": CSVLogger(tmp_path) if number % 4 < 2 else False,
         "log_every_n_steps": (10, 5)[number % 5 > 2],
         "enable_checkpointing": LONG and number % 3 == 0,  # one slow write is a large part of a short fit
-       
         "gradient_clip_val": (None, 1.0)[number % 7 > 3], "precision": ("32-true", "bf16-mixed")[number % 6 == 5],
         "enable_progress_bar": number % 8 == 7,
     }  # fmt: skip
