@@ -26,6 +26,7 @@ from drivetrain.strategies.sharded_state import whole_parameters, whole_state
 from drivetrain.trainer import rank_parts
 
 if TYPE_CHECKING:
+    from drivetrain.advice.time_spent import TimeSpent
     from drivetrain.module.datamodule import LightningDataModule
     from drivetrain.trainer.trainer import Trainer
 
@@ -84,6 +85,7 @@ class Outcome:
             :class:`Remains`.
         callbacks: the key and state of each callback, in order.
         ranks: if a fit has ended inside an epoch, each rank's state for resuming it.
+        time_spent: where the time of the last fit went, on rank 0.
     """
 
     results: list[Any]
@@ -99,6 +101,7 @@ class Outcome:
     precision: dict[str, Any]
     rng: dict[str, Any]
     ranks: list[dict[str, Any]]
+    time_spent: TimeSpent | None
 
     @classmethod
     def of(cls, trainer: Trainer, results: list[Any]) -> Outcome:
@@ -131,6 +134,7 @@ class Outcome:
             # the launching process does not use the device
             rng={name: state for name, state in rng_state().items() if name != "device"},
             ranks=ranks,
+            time_spent=trainer.time_spent,
         )
 
     def restore_into(self, trainer: Trainer) -> None:
@@ -147,7 +151,7 @@ class Outcome:
             trainer.engine.bind_optimizers(self.optimizers, self.schedulers)
         strategy.precision_plugin.load_state_dict(self.precision, module, strategy.optimizers)
         trainer.progress.take_over(self.progress)
-        trainer.ranks_of_job = self.ranks
+        trainer.ranks_of_job, trainer._time_spent = self.ranks, self.time_spent
         book.restore_results(*self.metrics)
         states = list(self.callbacks)
         for callback in trainer.callbacks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.advice.observers import observers_of
+from drivetrain.advice.sampler import Sampler
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.registry import load
@@ -89,7 +91,7 @@ def join_book(book: Logbook, strategy: Strategy) -> None:
 def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
     """Run the steps from the start of the processes to the first loop."""
     progress, strategy, hooks, stage = trainer.progress, trainer.strategy, trainer.hooks, job.fn
-    model, datamodule, fn = job.model, job.datamodule, job.fn
+    model, datamodule, fn, began_s = job.model, job.datamodule, job.fn, time.monotonic()
     trainer.engine.launch()
     several = strategy.world.size > 1
     vote: Vote = _no_vote
@@ -122,6 +124,9 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         validates_last=trainer.validates_last,
         kept=KeptStates(any(callback.saves_on_exception for callback in trainer.checkpoint_callbacks)),
     )
+    if fn is TrainerFn.FITTING and not trainer.settings.barebones:
+        run.sampler = Sampler(run, began_s, resumes=job.ckpt_path is not None)
+        run.sampler.start()
     if run.kept.saves_on_exception and several:
         run.kept.token = strategy.broadcast(uuid.uuid4().hex)
     run.window.gather = strategy.data.all_gather if strategy.data.size > 1 else None
@@ -279,6 +284,8 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
         trainer.hooks.call_on(trainer.datamodule, "teardown", fn)
     trainer.hooks.call_callbacks("teardown", fn)
     trainer.hooks.call_method("teardown", fn)
+    if fn is TrainerFn.FITTING and trainer.time_spent is not None and trainer.time_spent.verdict is not None:
+        rank_zero_info(str(trainer.time_spent.verdict))
     trainer.strategy.checkpoint_io.wait()  # one of these hooks may have saved a checkpoint
     _end_profile(trainer, fn)
     if trainer.loggers and trainer.is_global_zero:
@@ -316,9 +323,11 @@ def _end_profile(trainer: Trainer, stage: str) -> None:
 
 def _clean_up(trainer: Trainer) -> None:
     if trainer._run_parts is not None:
-        trainer._run_parts.unbind()
-        trainer._run_parts.loaders.close()
         run = trainer._run_parts
+        if run.sampler is not None:
+            trainer._time_spent, run.sampler = run.sampler.stop(), None
+        run.unbind()
+        run.loaders.close()
         run.swap_optimizers()
         run.let_go()
         trainer.lightning_module.untoggle_optimizer(None)  # an exception may have left an optimizer toggled

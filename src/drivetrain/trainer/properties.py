@@ -36,6 +36,7 @@ from drivetrain.trainer.limits import LimitsView
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from drivetrain.advice.time_spent import TimeSpent
     from drivetrain.loggers.logger import Logger
 
 with on_first_use:
@@ -77,6 +78,7 @@ class TrainerView(LimitsView, RankFacts):
     _run_parts: Run | None = None
     _ckpt_path: str | None = None
     _set_ckpt_path: str | Path | None = None
+    _time_spent: TimeSpent | None = None
 
     fit_loop: Any = FromCompat()
     validate_loop: Any = FromCompat()
@@ -256,6 +258,14 @@ class TrainerView(LimitsView, RankFacts):
         monitor = next(iter(self._callbacks_like("GoodputMonitor")), None)
         report = None if monitor is None else monitor.report(self)
         return None if report is None else report.goodput
+
+    @property
+    def time_spent(self) -> TimeSpent | None:
+        """Where the wall time of the fit that runs, or else of the last one, went, and why it was slow; ``None`` before
+        the first fit, and with ``barebones=True``. On each rank it is that rank's time; rank 0 compares the ranks.
+        """
+        sampler = None if self._run_parts is None else self._run_parts.sampler
+        return self._time_spent if sampler is None else sampler.time_spent()
 
     @property
     def progress_bar_callback(self) -> Any:

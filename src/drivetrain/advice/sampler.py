@@ -1,0 +1,248 @@
+"""Measure where the wall time of a fit goes, from a thread that reads the phase, which the loops write anyway.
+
+[Note: what a look sees]
+The thread looks at intervals. The time since the last look counts as the part of the phase that it finds, so the parts
+add up to the wall time. In some phases it also looks for the innermost line of users' code in the stack of the thread
+that trains. It resolves nothing while the fit runs: importing or reading a file in a thread could block a fork.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from drivetrain.advice.time_spent import PARTS, TimeSpent
+from drivetrain.advice.verdict import Line, Measured, RankTimes, judge
+from drivetrain.data.kept import parts_of
+from drivetrain.launchers import board
+from drivetrain.launchers.tracebacks import is_library
+from drivetrain.loops.progress import Phase
+
+if TYPE_CHECKING:
+    from drivetrain.loops.run import Run
+
+_PART_OF = ["start"] * (max(Phase) + 1)
+"""By phase, the part of a fit's time."""
+for _phase, _part in {
+    Phase.EPOCH_START: "hooks", Phase.FETCH: "fetch", Phase.BATCH_START: "hooks", Phase.FORWARD: "forward",
+    Phase.BACKWARD: "backward", Phase.OPTIMIZER_STEP: "optimizer", Phase.BATCH_END: "hooks", Phase.LOG_FLUSH: "log",
+    Phase.VALIDATION_DUE: "validation", Phase.VALIDATED: "hooks", Phase.EPOCH_END: "hooks",
+    Phase.BETWEEN_EPOCHS: "hooks", Phase.TRAIN_END: "hooks", Phase.VALIDATION_START: "validation",
+    Phase.VALIDATION_FETCH: "validation", Phase.VALIDATION_BATCH: "validation", Phase.VALIDATION_END: "validation",
+}.items():  # fmt: skip
+    _PART_OF[_phase] = _part
+
+_SEEN_IN_STACK = frozenset({Phase.FETCH, Phase.BATCH_START, Phase.FORWARD, Phase.EPOCH_END})
+"""The phases in which the stack tells more than the phase."""
+
+_OWN_PLACES = {
+    ("tree.py", "move"): "move", ("hooks.py", "by_hooks"): "move", ("step.py", "manual_backward"): "backward",
+    ("own_step.py", "backward"): "backward", ("own_step.py", "optimizer_step"): "optimizer",
+    ("run.py", "publish"): "log",
+}  # fmt: skip
+"""Functions of this package whose time is not what the phase says: file and name -> part."""
+
+_USERS, _FETCHER, _LOOP = "a user's", "torch's fetcher of samples", "the loop, where the stack of a batch ends"
+
+_EVERY_S, _LOOKS_PER_AGE = (0.05, 0.25), 60  # a look after each 1/60 of the fit's age, within these limits
+_MOST_POINTS = 64  # of a curve of memory
+
+_FETCH_S, _FORWARD_S = board.ENGINE + 1, board.ENGINE + 2  # microseconds that a rank shows on the board
+
+
+class _Place(NamedTuple):
+    """Where a look has found the thread that trains: the part, the user's line, and the line of torch's fetcher."""
+
+    part: str
+    file: str = ""
+    line: int = 0
+    name: str = ""
+    fetcher: tuple[str, int] = ("", 0)
+
+
+class Sampler(threading.Thread):
+    """Measures one fit, from its creation to :meth:`stop`, both in the thread that trains.
+
+    Args:
+        run: the run of the fit.
+        began_s: when the fit began, by ``time.monotonic``.
+        resumes: whether it resumes from a checkpoint.
+    """
+
+    def __init__(self, run: Run, began_s: float, resumes: bool) -> None:
+        super().__init__(name="drivetrain time", daemon=True)
+        self._run, self._progress, self._thread = run, run.progress, threading.get_ident()
+        self._began_s, self._last_s, self._trains = began_s, time.monotonic(), False
+        self._before = "restart" if resumes else "start"
+        self._seconds, self._looks = {**dict.fromkeys(PARTS, 0.0), self._before: self._last_s - began_s}, 0
+        self._places: defaultdict[_Place, float] = defaultdict(float)
+        self._kinds: dict[CodeType, str] = {}
+        self._memory: dict[str, list[float]] = {"host": [], "device": []}
+        self._busy: list[float] = []
+        self._period_s, self._due_s = 0.1, 0.0
+        device = run.engine.strategy.root_device
+        self._device = None if device == torch.device("cpu") else device  # None: the host computes
+        self._earlier_batches = self._progress.total_batches
+        self._sheet = board.own_sheet()
+        self._over, self._lock = threading.Event(), threading.Lock()
+
+    def run(self) -> None:
+        """Look at intervals."""
+        looks, (shortest_s, longest_s) = 0, _EVERY_S
+        while True:
+            age_s, looks = self._last_s - self._began_s, looks + 1
+            wait_s = min(max(age_s / _LOOKS_PER_AGE, shortest_s), longest_s)
+            if self._over.wait(wait_s * (0.5 + looks * 0.618 % 1)):  # uneven, so as not to follow the rhythm of steps
+                return
+            with self._lock:
+                self._look()
+
+    def _look(self) -> None:
+        slot, now_s = self._progress.slot, time.monotonic()
+        phase, since_s, self._last_s = slot[0], now_s - self._last_s, now_s
+        in_step = Phase.BATCH_START <= phase <= Phase.OPTIMIZER_STEP
+        if not self._trains and (in_step or (phase >= Phase.FETCH and self._batches() > 0)):
+            self._trains = True
+        part = "checkpoint" if slot[3] else _PART_OF[phase]
+        if self._trains:
+            self._looks += 1
+            if phase in _SEEN_IN_STACK and not slot[3]:
+                place = self._place(part)
+                self._places[place] += since_s
+                part = place.part
+            if now_s >= self._due_s:
+                self._read_device(now_s)
+        elif part not in ("checkpoint", "validation"):
+            part = self._before
+        self._seconds[part] += since_s
+        if self._sheet is not None:
+            words = self._sheet.words
+            words[_FETCH_S], words[_FORWARD_S] = (int(1e6 * self._seconds[each]) for each in ("fetch", "forward"))
+
+    def _batches(self) -> int:
+        """Return the number of batches that this fit has trained on."""
+        progress = self._progress
+        return progress.total_batches - max(self._earlier_batches, progress.resumed_batches)
+
+    def _place(self, part: str) -> _Place:
+        frame = sys._current_frames().get(self._thread)
+        users: tuple[str, int, str] = ("", 0, "")
+        while frame is not None:
+            code = frame.f_code
+            kind = self._kinds.get(code)
+            if kind is None:
+                kind = self._kinds[code] = _kind(code)
+            if kind == _LOOP:
+                break
+            if kind == _USERS:
+                users = users if users[0] else (code.co_filename, frame.f_lineno or 0, code.co_name)
+            elif kind == _FETCHER:
+                return _Place(part, *users, (code.co_filename, frame.f_lineno))
+            elif kind:
+                part = kind
+            frame = frame.f_back
+        return _Place(part, *users)
+
+    def _read_device(self, now_s: float) -> None:
+        """Read the memory in use and the device's utilization, at most ``_MOST_POINTS`` times."""
+        stats: Mapping[str, float] = {}
+        if self._device is not None:
+            with suppress(Exception):  # of another thread; what a device does not tell is not judged
+                stats = self._run.engine.accelerator.get_device_stats(self._device)
+        if "utilization_percent" in stats:
+            self._busy.append(stats["utilization_percent"] / 100)
+        for name, value in (("host", _host_memory()), ("device", stats.get("allocated_bytes.all.current"))):
+            if value is not None:
+                self._memory[name].append(value)
+        if max(map(len, self._memory.values())) >= _MOST_POINTS:
+            for curve in self._memory.values():
+                del curve[1::2]
+            self._period_s *= 2
+        self._due_s = now_s + self._period_s
+
+    def time_spent(self, final: bool = False) -> TimeSpent:
+        """Return where the time has gone until now; ``final``: with the verdict."""
+        with self._lock:
+            if not self._over.is_set():
+                self._look()
+            seconds, wall_s = dict(self._seconds), self._last_s - self._began_s
+        return TimeSpent(seconds, wall_s, judge(self._measured(wall_s)) if final else None)
+
+    def stop(self) -> TimeSpent:
+        """End the measurement and return its result."""
+        with self._lock:
+            self._look()
+            self._over.set()
+        self.join()
+        return self.time_spent(final=True)
+
+    def _measured(self, wall_s: float) -> Measured:
+        run, collate_s, lines = self._run, 0.0, dict[tuple[str, _Place], float]()
+        for place, seconds in self._places.items():
+            what = place.part
+            if what == "fetch" and "collate_fn" in linecache.getline(*place.fetcher):
+                what, collate_s = "collate", collate_s + seconds
+            line = what, place._replace(fetcher=("", 0))
+            lines[line] = lines.get(line, 0.0) + seconds
+        loaders = parts_of(run.loaders.training()) if self._trains else ()
+        return Measured(
+            seconds=self._seconds,
+            wall_s=wall_s,
+            batches=self._batches(),
+            looks=self._looks,
+            collate_s=collate_s,
+            lines=[_line(what, place, seconds) for (what, place), seconds in lines.items() if place.line],
+            num_workers=max((getattr(each, "num_workers", 0) for each in loaders), default=0),
+            log_every=run.limits.log_every_n_steps,
+            on_host=self._device is None,
+            busy=sum(self._busy) / len(self._busy) if self._busy else None,
+            memory=self._memory,
+            ranks=self._ranks(),
+        )
+
+    def _ranks(self) -> Sequence[RankTimes]:
+        """Return the times of this machine's ranks, as they are on the board; nothing on other ranks than 0."""
+        if self._sheet is None or self._run.engine.strategy.global_rank:
+            return ()
+        with suppress(OSError, ValueError):  # the folder of the board is gone
+            shared = board.Board.found(self._sheet.folder)
+            words = [shared.words(each) for each in range(len(shared.ranks))]
+            return [
+                RankTimes(rank, each[_FETCH_S] / 1e6, each[_FORWARD_S] / 1e6)
+                for rank, each in zip(shared.ranks, words, strict=True)
+            ]
+        return ()
+
+
+def _kind(code: CodeType) -> str:
+    file, name = os.path.basename(code.co_filename), code.co_name
+    if not is_library(code.co_filename):
+        return _USERS
+    if (file, name) == ("epoch.py", "run_batches"):
+        return _LOOP
+    return _FETCHER if (file, name) == ("fetch.py", "fetch") else _OWN_PLACES.get((file, name), "")
+
+
+def _line(what: str, place: _Place, seconds: float) -> Line:
+    source = linecache.getline(place.file, place.line).strip()
+    return Line(what, f"{os.path.basename(place.file)}:{place.line} in {place.name}", source, seconds)
+
+
+def _host_memory() -> float | None:
+    """Return the bytes of memory that this process has for itself; ``None`` where the system does not tell."""
+    try:
+        _, resident, shared, *_ = Path("/proc/self/statm").read_text(encoding="ascii").split()
+        return float((int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE"))
+    except (OSError, ValueError):
+        return None

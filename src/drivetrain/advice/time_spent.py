@@ -1,0 +1,58 @@
+"""Where the wall time of a fit went, and why the fit was slow: what ``trainer.time_spent`` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PARTS = (
+    "start", "restart", "fetch", "move", "forward", "backward", "optimizer", "hooks", "log", "checkpoint", "validation",
+)  # fmt: skip
+"""The parts of a fit's wall time: see :class:`TimeSpent`."""
+
+CAUSES = (
+    "dataset", "collate", "rank_data", "rank_compute", "sync", "launch", "checkpoint", "validation", "log", "memory",
+)  # fmt: skip
+"""The causes that a :class:`Verdict` names."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a fit was slow.
+
+    Attributes:
+        cause: one of :data:`CAUSES`: a slow data set, or ``collate_fn``; one rank with slower data, or a slower forward
+            pass, than the others; code in the step that makes the host wait for the device; a device that waits for the
+            host; checkpoints; validation; logging; growing memory.
+        text: a sentence with the measured figures.
+        advice: what to write.
+    """
+
+    cause: str
+    text: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.advice}"
+
+
+@dataclass(frozen=True)
+class TimeSpent:
+    """Where the wall time of a fit went; ``print`` shows it as a table, with the verdict first.
+
+    Attributes:
+        seconds: the seconds of each part, in the order of :data:`PARTS`. "start": until the first batch, with the
+            sanity check; "restart": the same of a fit that resumes from a checkpoint; "fetch": waiting for a batch;
+            "move": moving it to the device; "forward", "backward" and "optimizer": the parts of a step, "optimizer"
+            with the schedulers; "hooks": the other hooks of batches and epochs; "log": reading logged values and
+            passing them to the loggers; "checkpoint": waiting for a checkpoint, in any phase; "validation".
+        wall_s: the seconds from the set-up of the fit to the end of its last epoch. The parts add up to them.
+        verdict: why the fit was slow; ``None``: no cause was found, or the fit was too short to tell.
+    """
+
+    seconds: dict[str, float]
+    wall_s: float
+    verdict: Verdict | None = None
+
+    def __str__(self) -> str:
+        rows = [f"{name:<12}{value:10.1f} s {value / (self.wall_s or 1):7.1%}" for name, value in self.seconds.items()]
+        return "\n".join([*([str(self.verdict)] if self.verdict else []), *rows])

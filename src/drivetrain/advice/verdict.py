@@ -1,0 +1,251 @@
+"""Name the cause of a slow fit from what was measured: a function of numbers, without a clock."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from drivetrain.advice.time_spent import Verdict
+
+SHORTEST_S, FEWEST = 3.0, 20
+"""The training time, and the number of looks, before there is a verdict."""
+
+_FETCH, _SYNC, _LOG, _CHECKPOINT, _VALIDATION, _RANK = 0.3, 0.2, 0.2, 0.2, 0.4, 0.15
+"""The share of the training time from which each is a cause. _RANK: of what one rank takes longer than the others."""
+
+_PER_BATCH_S = 0.001  # what costs a batch less is not worth a change
+_BUSY, _IDLE, _STEPS = 0.9, 0.5, 0.7
+"""A device that computes for this share of the time waits for nothing; for less than the second it starves, if the
+steps take the share _STEPS."""
+
+_GROWTH, _GROWTH_BYTES, _STEADY = 0.1, 64 * 2**20, 0.3
+"""Memory grows if it has grown by this share and these bytes, at least the share _STEADY of it in each half."""
+
+_WAITS = re.compile(
+    r"\.(item|tolist|numpy|cpu|nonzero|unique|equal|allclose|synchronize)\(|(?<![.\w])(float|int|bool|print)\("
+    r"|\.to\(\s*[\"']cpu|^(if|elif|while|assert)\b([^(]*$|.*\b(any|all|isnan|isinf|isfinite)\()"
+)
+"""What makes the host wait for a value of the device, in a line of code."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of users' code and the time for which the fit was in it.
+
+    Attributes:
+        part: the part of the fit, or "collate" for what "fetch" spends in ``collate_fn``.
+        place: file, line and function. source: the line.
+    """
+
+    part: str
+    place: str
+    source: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """What one rank has spent waiting for batches and in forward passes, in seconds."""
+
+    rank: int
+    fetch_s: float
+    forward_s: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of a fit.
+
+    Attributes:
+        seconds, wall_s: as in :class:`drivetrain.advice.time_spent.TimeSpent`.
+        batches: the number of training batches. looks: how often the fit was looked at while it trained.
+        collate_s: the part of "fetch" that was in ``collate_fn``.
+        num_workers, log_every: of the training loader, and of the Trainer.
+        on_host: the host itself computes, so a step waits for no device.
+        busy: the mean share of the time in which the device computed; ``None``: unknown.
+        memory: bytes in use at equal intervals, of the "host" and the "device".
+        ranks: the ranks of this machine, if there are several.
+    """
+
+    seconds: Mapping[str, float]
+    wall_s: float
+    batches: int
+    looks: int
+    collate_s: float = 0.0
+    lines: Sequence[Line] = ()
+    num_workers: int = 0
+    log_every: int = 50
+    on_host: bool = False
+    busy: float | None = None
+    memory: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    ranks: Sequence[RankTimes] = ()
+
+    @property
+    def training_s(self) -> float:
+        """The seconds since the first batch."""
+        return self.wall_s - self.seconds["start"] - self.seconds["restart"]
+
+    def of(self, seconds: float) -> str:
+        """Return a text for a share of the training time."""
+        return f"{seconds / self.training_s:.0%} of the {self.training_s:.0f} s of training"
+
+    def line(self, part: str) -> Line | None:
+        """Return the line that took the longest in ``part``."""
+        return max((each for each in self.lines if each.part == part), key=lambda each: each.seconds, default=None)
+
+
+def judge(measured: Measured) -> Verdict | None:
+    """Return the cause that costs most; ``None``: there is none, or too little was measured."""
+    if measured.training_s < SHORTEST_S or measured.looks < FEWEST or not measured.batches:
+        return None
+    found = max(_causes(measured), key=lambda each: each[0], default=None)
+    return None if found is None else found[1]
+
+
+def _causes(measured: Measured) -> Iterator[tuple[float, Verdict]]:
+    """Yield each cause that applies, with the share of the training time that it costs."""
+    of_ranks = list(_ranks(measured))
+    yield from of_ranks
+    if measured.busy is None or measured.busy < _BUSY:  # otherwise the device computes meanwhile
+        if not of_ranks:
+            yield from _fetch(measured)
+        yield from _sync(measured)
+        yield from _launch(measured)
+        yield from _log(measured)
+    yield from _checkpoint(measured)
+    yield from _validation(measured)
+    yield from _memory(measured)
+
+
+def _ranks(measured: Measured) -> Iterator[tuple[float, Verdict]]:
+    if len(measured.ranks) < 2:
+        return
+    kinds = (
+        ("rank_data", "fetch_s", "waited {0:.1f} s for batches", "reads its data",
+         "Compare what it reads, and the disk or the network that it reads from, with the other ranks."),
+        ("rank_compute", "forward_s", "spent {0:.1f} s in forward passes", "computes",
+         "Compare its batches (longer sequences?), its device and what else runs there with the other ranks."),
+    )  # fmt: skip
+    for cause, name, did, does, advice in kinds:
+        slowest = max(measured.ranks, key=lambda each: getattr(each, name))
+        seconds = getattr(slowest, name)
+        others = median(getattr(each, name) for each in measured.ranks if each is not slowest)
+        if (share := (seconds - others) / measured.training_s) >= _RANK:
+            text = (
+                f"Rank {slowest.rank} {does} slower than the others, which wait for it: it {did.format(seconds)}, and "
+                f"the median of the others is {others:.1f} s, in {measured.training_s:.0f} s of training."
+            )
+            yield share, Verdict(cause, text, advice)
+
+
+def _fetch(measured: Measured) -> Iterator[tuple[float, Verdict]]:
+    seconds, workers = measured.seconds["fetch"], measured.num_workers
+    if seconds < _FETCH * measured.training_s or seconds < _PER_BATCH_S * measured.batches:
+        return
+    text = f"The fit waits for batches in {measured.of(seconds)}, {_per_batch(measured, seconds)}"
+    collates = measured.collate_s > seconds / 2
+    line = measured.line("collate" if collates else "fetch")
+    at = f" ({line.place})" if line is not None else ""
+    share = seconds / measured.training_s
+    if collates:
+        advice = (
+            "Write DataLoader(..., num_workers=2), or more, or let collate_fn work on the stacked batch instead of on "
+            "each sample."
+        )
+        yield share, Verdict("collate", f"{text}, most of it in collate_fn{at}.", advice)
+    elif workers:
+        advice = f"Write DataLoader(..., num_workers={2 * workers}), or do less work for each sample."
+        yield share, Verdict("dataset", f"{text}: {_count(workers, 'worker')} cannot read the data set faster.", advice)
+    else:
+        advice = "Write DataLoader(..., num_workers=2), or more, or do this work once, before the fit."
+        yield share, Verdict("dataset", f"{text}: the data set is read in the process that trains{at}.", advice)
+
+
+def _sync(measured: Measured) -> Iterator[tuple[float, Verdict]]:
+    waiting = [each for each in measured.lines if each.part == "forward" and _WAITS.search(each.source)]
+    line = max(waiting, key=lambda each: each.seconds, default=None)
+    if (
+        measured.on_host
+        or line is None
+        or line.seconds < max(_SYNC * measured.training_s, _PER_BATCH_S * measured.batches)
+    ):
+        return
+    text = f"A step waits for the device in {measured.of(line.seconds)}, at {line.place}: {line.source}"
+    advice = (
+        "Leave the value on the device there: self.log takes tensors and reads them together, and torch.where replaces "
+        "an if."
+    )
+    yield line.seconds / measured.training_s, Verdict("sync", f"{text}.", advice)
+
+
+def _launch(measured: Measured) -> Iterator[tuple[float, Verdict]]:
+    seconds = sum(measured.seconds[each] for each in ("forward", "backward", "optimizer"))
+    if measured.busy is None or measured.busy >= _IDLE or seconds < _STEPS * measured.training_s:
+        return
+    text = (
+        f"The device computes for {measured.busy:.0%} of the time and waits for the host, which spends "
+        f"{measured.of(seconds)} starting operations, {_per_batch(measured, seconds)}."
+    )
+    advice = "Write Trainer(compile=True), or cuda_graphs=True, or use larger batches."
+    yield min(1 - measured.busy, seconds / measured.training_s), Verdict("launch", text, advice)
+
+
+def _log(measured: Measured) -> Iterator[tuple[float, Verdict]]:
+    seconds, every = measured.seconds["log"], measured.log_every
+    if seconds < max(_LOG * measured.training_s, _PER_BATCH_S * measured.batches):
+        return
+    text = f"Logging takes {measured.of(seconds)}, with log_every_n_steps={every}."
+    yield (
+        seconds / measured.training_s,
+        Verdict("log", text, f"Write Trainer(log_every_n_steps={max(50, 10 * every)})."),
+    )
+
+
+def _checkpoint(measured: Measured) -> Iterator[tuple[float, Verdict]]:
+    if (seconds := measured.seconds["checkpoint"]) < _CHECKPOINT * measured.training_s:
+        return
+    advice = (
+        'Write ModelCheckpoint(every="auto"), which measures what a save costs, or save less often (every_n_epochs, '
+        "every_n_train_steps), or in the background: Trainer(plugins=AsyncCheckpointIO())."
+    )
+    yield (
+        seconds / measured.training_s,
+        Verdict("checkpoint", f"The fit waits for checkpoints in {measured.of(seconds)}.", advice),
+    )
+
+
+def _validation(measured: Measured) -> Iterator[tuple[float, Verdict]]:
+    if (seconds := measured.seconds["validation"]) < _VALIDATION * measured.training_s:
+        return
+    advice = "Write Trainer(check_val_every_n_epoch=5), a larger val_check_interval, or limit_val_batches."
+    yield seconds / measured.training_s, Verdict("validation", f"Validation takes {measured.of(seconds)}.", advice)
+
+
+def _memory(measured: Measured) -> Iterator[tuple[float, Verdict]]:
+    for where, curve in measured.memory.items():
+        later = curve[len(curve) // 5 :]  # the first steps allocate what all others use
+        if len(later) < 4:
+            continue
+        first, middle, last = later[0], later[len(later) // 2], later[-1]
+        growth = last - first
+        steady = min(middle - first, last - middle) >= _STEADY * growth
+        if growth >= max(_GROWTH_BYTES, _GROWTH * first) and steady:
+            text = (
+                f"The memory of the {where} grows from {first / 2**30:.2f} to {last / 2**30:.2f} GiB, by about "
+                f"{growth / measured.batches / 2**20 / 0.8:.2g} MiB a batch."
+            )
+            advice = (
+                "Keep no tensor of a step, whose graph it holds: append loss.detach() to a list, and clear the "
+                "list after each epoch. If a cache grows on purpose, nothing is wrong."
+            )
+            yield 0.0, Verdict("memory", text, advice)  # named if nothing else costs time
+
+
+def _per_batch(measured: Measured, seconds: float) -> str:
+    return f"{1000 * seconds / measured.batches:.1f} ms a batch"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
