@@ -41,6 +41,10 @@ COMMANDS: dict[str, Command] = {
     "goodput": Command("drivetrain.cli.goodput:main", "show where the wall time of a training went, over its restarts"),
     "migrate": Command("drivetrain.legacy.migrate.command:main", "rewrite programs that were written for Lightning"),
     "prove-resume": Command("drivetrain.proof.command:main", "kill a program, start it again, and compare every step"),
+    "fit": Command("drivetrain.cli.fit:main", "train a model of a file or a configuration"),
+    "validate": Command("drivetrain.cli.fit:main", "one pass over the validation data"),
+    "test": Command("drivetrain.cli.fit:main", "one pass over the test data"),
+    "predict": Command("drivetrain.cli.fit:main", "the model's outputs for the prediction data"),
     "run": Command("drivetrain.cli.run:main", "run a program with a loop of its own on hardware chosen here"),
     "stacks": Command("drivetrain.cli.stacks:main", "show where the ranks of a running job are and wait"),
 }
