@@ -8,12 +8,12 @@ the ``argparse.ArgumentParser`` of help and completion, and ``main(arguments, pr
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import drivetrain
-from drivetrain.base.registry import load
 from drivetrain.errors import did_you_mean
 
 
@@ -62,6 +62,12 @@ COMMANDS: dict[str, Command] = {
     ),
     "completion": Command("drivetrain.cli.completion:main", "print the completion for bash, zsh or fish", _SHELL),
 }
+
+
+def load(path: str) -> Any:
+    """Return the object at ``"module:name"``; the function of this name in base/registry.py imports much more."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
