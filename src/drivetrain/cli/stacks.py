@@ -6,13 +6,15 @@ import argparse
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from drivetrain.cli.failed import failed
 from drivetrain.launchers.board import FOLDER, Board
 from drivetrain.launchers.stacks import process
-from drivetrain.launchers.watch import as_data, now_of, text_of
+from drivetrain.launchers.watch import Seen, missing, now_of, text_of
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain stacks") -> int:
     found = [board for board in boards if (_has_process(board, pid) if pid is not None else _is_in(board, job))]
     if found:
         seen = [(board, now_of(board)) for board in found]
-        text = json.dumps({"jobs": [as_data(*each) for each in seen]}, indent=2)
+        text = json.dumps({"jobs": [_as_data(*each) for each in seen]}, indent=2)
         print(text if given.json else "\n".join(text_of(now) for _, now in seen))
         return 0
     known = ", ".join(sorted({board.run_folder for board in boards if board.run_folder})) or "none"
@@ -45,6 +47,22 @@ def main(arguments: Sequence[str], prog: str = "drivetrain stacks") -> int:
         f"running jobs: {known}. They are looked for in {tempfile.gettempdir()}: set TMPDIR as the job has it.",
         given.json,
     )
+
+
+def _as_data(board: Board, seen: Mapping[int, Seen]) -> dict[str, Any]:
+    """Return what the ranks of a job do now, as what can be written as JSON."""
+    absent, now = missing(seen), time.time()
+    ranks = [
+        {
+            "rank": rank, "pid": each.answer.pid, "state": each.answer.process.state, "place": each.place,
+            "line": each.answer.line, "stacks": each.answer.stacks,
+            "waits_in": None if (waits := each.answer.waits_in) is None else str(waits),
+            "waits_s": None if waits is None else max(0.0, now - waits.since),
+            "missing": {str(other): why for other, why in absent.get(rank, {}).items()},
+        }
+        for rank, each in seen.items()
+    ]  # fmt: skip
+    return {"run_folder": board.run_folder, "ranks": ranks}
 
 
 def _boards() -> Iterator[Board]:

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from drivetrain.launchers import flight, stacks
 from drivetrain.launchers.board import BATCHES, PHASE, SAVING, SHOWN, STALL, STEP, Board, say
@@ -207,22 +206,6 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
 def text_of(seen: Mapping[int, Seen]) -> str:
     """Return a line for each rank, and the stacks of all its threads."""
     return "\n".join((*describe(seen), "", _stacks(seen)))
-
-
-def as_data(board: Board, seen: Mapping[int, Seen]) -> dict[str, Any]:
-    """Return the same for programs: what can be written as JSON."""
-    absent, now = missing(seen), time.time()
-    ranks = [
-        {
-            "rank": rank, "pid": each.answer.pid, "state": each.answer.process.state, "place": each.place,
-            "line": each.answer.line, "stacks": each.answer.stacks,
-            "waits_in": None if (waits := each.answer.waits_in) is None else str(waits),
-            "waits_s": None if waits is None else max(0.0, now - waits.since),
-            "missing": {str(other): why for other, why in absent.get(rank, {}).items()},
-        }
-        for rank, each in seen.items()
-    ]  # fmt: skip
-    return {"run_folder": board.run_folder, "ranks": ranks}
 
 
 def describe(seen: Mapping[int, Seen]) -> list[str]:
