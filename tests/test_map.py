@@ -34,6 +34,7 @@ TESTS_OF = {
     "base/packages.py": "base/test_lazy.py",
     "base/no_init.py": "engine/test_verbs.py familiar/test_precisions.py",
     "callback.py": "test_hook_order.py",
+    "cli/failed.py": "cli/test_command.py",
     "callbacks/_checkpoint_arguments.py": "callbacks/test_model_checkpoint.py",
     "callbacks/_checkpoint_names.py": "callbacks/test_model_checkpoint.py",
     "callbacks/_progress_thread.py": "callbacks/test_progress_bar.py",

@@ -2,34 +2,107 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import drivetrain
 from drivetrain.base.registry import load
 from drivetrain.cli import command
-from drivetrain.cli.command import COMMANDS, Command, main
+from drivetrain.cli.command import COMMANDS, Command, main, parser_of
 
 
-def test_help_lists_the_commands_and_imports_no_torch() -> None:
+def test_help_of_every_command_imports_no_torch() -> None:
     code = """
-import json, sys
-from drivetrain.cli.command import main
-try:
-    main(sys.argv[1:])
-except SystemExit as ended:
-    heavy = {"torch", "numpy", "rich", "jsonargparse"} & set(sys.modules)
-    print(json.dumps([ended.code, sorted(heavy), "drivetrain.compat" in sys.modules]))
+import contextlib, io, json, sys
+from drivetrain.cli import command, completion
+for name in command.COMMANDS:
+    shown = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(shown):
+            command.main([name, "--help"])
+    except SystemExit as ended:
+        assert ended.code == 0
+    heavy = {"torch", "numpy", "rich", "jsonargparse", "yaml"} & set(sys.modules)
+    print(json.dumps([name, shown.getvalue(), sorted(heavy), len(sys.modules)]))
 """
-    for arguments in (["--help"], ["checkpoint", "--help"], ["exec", "--help"], ["run", "--help"], ["--version"]):
-        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
-        *shown, ended = done.stdout.splitlines()
-        assert json.loads(ended) == [0, [], arguments[0] == "exec"]
-        if arguments == ["--help"]:
-            assert [line.split()[0] for line in shown[shown.index("commands:") + 1 :]] == list(COMMANDS)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    helps = {name: (text, heavy, count) for name, text, heavy, count in map(json.loads, done.stdout.splitlines())}
+    assert list(helps) == list(COMMANDS)
+    for name, (text, heavy, count) in helps.items():
+        assert f"usage: drivetrain {name} " in text
+        assert text == parser_of(name).format_help()  # the help shows the parser that completion reads
+        assert (name, heavy) == (name, [])
+        assert count < 300  # modules, of which Python and argparse need most; torch has 1,100
+
+
+def test_help_lists_every_command_under_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    parts = capsys.readouterr().out.split("\n\n")
+    for name, each in COMMANDS.items():
+        [heading] = [part for part in parts if f"\n  {name} " in part]
+        assert heading.startswith(f"{each.group}:\n")
+
+
+def parsers(name: str, parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parser of a command, or those of its subcommands."""
+    below = [each for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
+    yield from (its for each in below for its in each.choices.values()) if below else [parser]
+
+
+def test_the_page_has_a_row_for_every_command_and_tells_which_print_json() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    rows = {
+        name: [cell.strip() for cell in row.split("|")[2:-1]]
+        for row in page.splitlines() if row.startswith("| `drivetrain ")
+        for name in re.findall(r"`drivetrain ([a-z-]+)`", row.split("|")[1])
+    }  # fmt: skip
+    assert list(rows) == list(COMMANDS)
+    for name, (about, prints_json, _) in rows.items():
+        assert about
+        has_option = {
+            any("--json" in each.option_strings for each in its._actions) for its in parsers(name, parser_of(name))
+        }
+        assert has_option == {prints_json == "yes"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["checkpoint", "verify", "nowhere"], ["checkpoint", "diff", "nowhere", "here"], ["goodput", "nowhere"],
+        ["stacks", "nowhere"], ["diff", "nowhere", "here"], ["conformance", "cluster", "nowhere:Part"],
+        ["migrate", "nowhere.py"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)  # fmt: skip
+def test_what_cannot_be_tried_is_one_json_document_and_exit_code_2(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert main([*words, "--json"]) == 2
+    shown = capfd.readouterr()
+    error = json.loads(shown.out)["error"]
+    assert "nowhere" in error
+    assert error in shown.err
+    assert main(words) == 2  # and without the option, it is only said on stderr
+    assert capfd.readouterr() == ("", shown.err)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_wrong_usage_of_every_command_exits_with_2(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--no-such-option"])
+    shown = capsys.readouterr()
+    assert (ended.value.code, shown.out) == (2, "")
+    assert "error:" in shown.err
 
 
 def test_the_module_is_the_command() -> None:

@@ -89,7 +89,7 @@ def test_what_cannot_be_tried_is_neither_right_nor_wrong(file: Path, capfd: pyte
         (["cluster", "slum"], "Did you mean 'slurm'?"),
         (["cluster", "no_such_module:Class"], "No module named 'no_such_module'"),
         (["cluster", "no_such_file.py:Class"], "There is no Python file"),
-        (["cluster", "parts_of_mine:Left"], "has no attribute 'Left'"),
+        (["cluster", "parts_of_mine:Left"], "has no Left"),
         (["cluster", "parts_of_mine:Right", "--args", '{"second": 1}'], "unexpected keyword argument 'second'"),
         (["cluster", "parts_of_mine:Right", "--settings", '{"rank": []}'], "Did you mean 'ranks'?"),
         (["cluster", "parts_of_mine:Right", "--check", "it_can_be_torn"], "Did you mean 'it_can_be_torn_down'?"),

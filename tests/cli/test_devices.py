@@ -217,20 +217,6 @@ def test_installed_packages_are_listed_also_where_they_do_not_import(command: An
     assert "bad" not in {row["name"] for row in json.loads(command("--json").stdout)["accelerators"]}  # the control
 
 
-def test_help_imports_no_torch() -> None:
-    code = """
-import sys
-from drivetrain.cli.command import main
-try:
-    main(["devices", "--help"])
-except SystemExit as ended:
-    print(ended.code, "torch" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "--json" in done.stdout
-    assert done.stdout.splitlines()[-1] == "0 False"
-
-
 @pytest.mark.parametrize("arguments", [["--jsn"], ["cpu"]])
 def test_wrong_options_are_answered(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

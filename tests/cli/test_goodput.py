@@ -33,7 +33,7 @@ def test_it_prints_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_where_there_is_no_ledger_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["goodput", str(tmp_path)]) == 1
+    assert command.main(["goodput", str(tmp_path)]) == 2
     assert "ledger.jsonl cannot be read: No such file or directory" in capsys.readouterr().err
 
 
@@ -42,11 +42,12 @@ def test_a_file_without_a_record_is_no_ledger(
     tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "fit.ckpt").write_bytes(content)
-    assert command.main(["goodput", str(tmp_path / "fit.ckpt"), "--json"]) == 1
+    assert command.main(["goodput", str(tmp_path / "fit.ckpt"), "--json"]) == 2
     shown = capsys.readouterr()
-    assert (shown.out, "fit.ckpt has no record of a run" in shown.err) == ("", True)
+    assert "fit.ckpt has no record of a run" in shown.err
+    assert json.loads(shown.out) == {"error": shown.err.rstrip("\n")}
 
 
 def test_an_address_is_no_ledger(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["goodput", "s3://bucket/run"]) == 1
+    assert command.main(["goodput", "s3://bucket/run"]) == 2
     assert "s3://bucket/run is an address, and a ledger is a local file." in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -37,15 +38,24 @@ def test_a_job_is_found_by_its_folder_by_one_above_and_by_its_process(
         assert f"Rank 0 (process {os.getpid()}) waits in no collective, and does not answer" in capsys.readouterr().out
 
 
+def test_the_same_for_programs(boards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job(boards, "a", tmp_path / "logs")
+    assert main(["stacks", str(tmp_path), "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)["jobs"]
+    assert found["run_folder"] == str(tmp_path / "logs")
+    [rank] = found["ranks"]
+    assert (rank["rank"], rank["pid"], rank["waits_in"], rank["missing"]) == (0, os.getpid(), None, {})
+
+
 def test_a_job_that_is_not_there_is_an_error_that_names_those_that_are(
     boards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job(boards, "a", tmp_path / "logs")
-    assert main(["stacks", str(tmp_path / "other")]) == 1
+    assert main(["stacks", str(tmp_path / "other")]) == 2
     said = capsys.readouterr().err
     assert f"no job writes to {tmp_path / 'other'}" in said
     assert f"Folders of running jobs: {tmp_path / 'logs'}." in said
-    assert main(["stacks", "999999999"]) == 1
+    assert main(["stacks", "999999999"]) == 2
     assert "no job has the process 999999999" in capsys.readouterr().err
 
 
@@ -54,5 +64,5 @@ def test_what_an_ended_job_has_left_is_passed_over(
 ) -> None:
     Board(boards, [0], 1)  # no rank has joined it
     (boards / f"{FOLDER}empty").mkdir()
-    assert main(["stacks", str(tmp_path)]) == 1
+    assert main(["stacks", str(tmp_path)]) == 2
     assert "Folders of running jobs: none" in capsys.readouterr().err

@@ -48,7 +48,7 @@ class Model(LightningModule):
             wait_for_message()
             for job in (".", str(os.getpid())):
                 assert drivetrain(["stacks", job]) == 0
-            assert drivetrain(["stacks", "nowhere"]) == 1
+            assert drivetrain(["stacks", "nowhere"]) == 2
         if FAULT == "launcher killed":
             os.kill(os.getppid(), signal.SIGKILL)
         if FAULT in ("other collective", "launcher killed"):

@@ -41,9 +41,9 @@ def prove(copies: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys:
     monkeypatch.chdir(tmp_path / "here")
 
     def run(*words: str | Path) -> Proof:
-        verdict = tmp_path / "verdict.json"
-        code = command.main(["--folder", str(tmp_path / "runs"), "--json", str(verdict), *map(str, words)])
-        found = json.loads(verdict.read_text())
+        capsys.readouterr()
+        code = command.main(["--folder", str(tmp_path / "runs"), "--json", *map(str, words)])
+        found = json.loads(capsys.readouterr().out)
         differences = [tuple(each) for each in found["differences"]]
         return Proof(code, found["message"], differences, [after for _, after in found["kills"]])
 

@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.callbacks import GradientAccumulationScheduler
-from drivetrain.trials.cures import NAMES, Cure, changed, cures_of
+from drivetrain.trials import NAMES
+from drivetrain.trials.cures import Cure, changed, cures_of
 
 
 class Pairs(Dataset):  # type: ignore[type-arg]

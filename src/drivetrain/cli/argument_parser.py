@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import PurePath
 from typing import Any, NoReturn
@@ -28,12 +30,14 @@ if tuple(map(int, jsonargparse.__version__.split(".")[:2])) < (4, 53):
         name="jsonargparse",
     )
 
-from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader, set_parsing_settings
 from jsonargparse.typing import class_from_function
 
 from drivetrain import callbacks, loggers
 from drivetrain.base import files, remote
+from drivetrain.base.packages import yaml
 from drivetrain.callback import Callback
+from drivetrain.cli import class_files
 from drivetrain.cli.class_paths import Recipe, ReduceLROnPlateau
 from drivetrain.cli.hints import with_hint
 from drivetrain.errors import ConfigurationError, described, did_you_mean, shown
@@ -44,6 +48,19 @@ from drivetrain.trainer.trainer import Trainer
 
 AUTOMATIC = "AUTOMATIC"
 """``link_to`` of an optimizer or a scheduler that becomes the model's ``configure_optimizers``."""
+
+
+_MODE = "yaml with file.py:Class"
+_working_directory: ContextVar[str] = ContextVar("_working_directory", default="")  # while a command line is parsed
+
+
+def _loaded(text: str) -> Any:
+    """Read YAML; only what the user has written on the command line, or named there, may import files."""
+    value, folder = get_loader("yaml")(text), _working_directory.get()
+    return class_files.import_paths(value, folder) if folder else value
+
+
+set_loader(_MODE, _loaded, (yaml.YAMLError,))
 
 
 class LightningArgumentParser(ArgumentParser):
@@ -57,12 +74,14 @@ class LightningArgumentParser(ArgumentParser):
 
     Attributes:
         callback_keys: the keys of callbacks that are always added.
+        files: the modules that were imported as ``file.py:Class``, each with its path; spawned ranks get it, too.
         optimizers, lr_schedulers: for each key, the allowed classes, and the option to which the object is linked.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"env_prefix": "PL", "allow_abbrev": False, **kwargs})
+        super().__init__(*args, **{"env_prefix": "PL", "allow_abbrev": False, "parser_mode": _MODE, **kwargs})
         self.callback_keys: list[str] = []
+        self.files: dict[str, str] = {}
         self.optimizers: dict[str, tuple[type | tuple[type, ...], str]] = {}
         self.lr_schedulers: dict[str, tuple[type | tuple[type, ...], str]] = {}
 
@@ -161,7 +180,9 @@ class LightningArgumentParser(ArgumentParser):
                 self.set_defaults({f"trainer.{name}": plain})
 
     def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Parse a command line; configurations may be at addresses such as ``s3://bucket/config.yaml``.
+        """Parse a command line, on which and in whose configurations a class may be ``file.py:Class``.
+
+        Configurations may be at addresses such as ``s3://bucket/config.yaml``.
 
         Raises:
             ConfigurationError: a package for such an address is missing.
@@ -173,7 +194,22 @@ class LightningArgumentParser(ArgumentParser):
             if files.is_remote(address) and (address != word or option in ("--config", "-c")):
                 remote.check(address)
                 set_parsing_settings(config_read_mode_fsspec_enabled=True)
-        return super().parse_args(args, *rest, **kwargs)
+        token = _working_directory.set(_working_directory.get() or os.getcwd())  # jsonargparse leaves it meanwhile
+        try:
+            return super().parse_args(list(map(class_files.import_path, words)), *rest, **kwargs)
+        except ConfigurationError as error:  # such a class does not exist
+            self.error(str(error), error)
+        finally:
+            self.files.update(class_files.imported)
+            _working_directory.reset(token)
+
+    def dump(self, *args: Any, **kwargs: Any) -> str:
+        """Return a configuration as text; a class whose file was imported by its path is ``file.py:Class`` there.
+
+        With ``format="yaml"`` it is its import path, as that of any other class.
+        """
+        text: str = super().dump(*args, **kwargs)
+        return text if kwargs.get("format") == "yaml" else class_files.places(text, self.files)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with code 2, or raise if the parser was created with ``exit_on_error=False``."""

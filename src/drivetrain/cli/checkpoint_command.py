@@ -29,8 +29,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain checkpoint") -> int:
         0; 1 if ``verify`` has found damage or ``diff`` a difference; 2 after an error, which is printed, or if
         ``prune`` could not remove something.
     """
-    given = _parser(prog).parse_args(arguments)
-
+    given = parser(prog).parse_args(arguments)
     try:
         result, lines, code = _run(given)
         said = _json(result) if given.json else "\n".join(map(_escaped, lines))
@@ -60,19 +59,20 @@ def _escaped(line: str) -> str:
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    made = argparse.ArgumentParser(
         prog, description="Look at checkpoints of drivetrain, Lightning, torch.distributed.checkpoint, DeepSpeed, "
         "safetensors and Hugging Face. Files are never unpickled.",
     )  # fmt: skip
-    actions = parser.add_subparsers(dest="action", required=True, metavar="COMMAND")
+    actions = made.add_subparsers(dest="action", required=True, metavar="COMMAND")
 
     def action(name: str, text: str, *places: str) -> argparse.ArgumentParser:
-        made = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+        its = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
         for place in places:
-            made.add_argument(place.lower(), metavar=place)
-        made.add_argument("--json", action="store_true", help="print the result for programs")
-        return made
+            its.add_argument(place.lower(), metavar=place)
+        its.add_argument("--json", action="store_true", help="print the result for programs")
+        return its
 
     inspect = action("inspect", "what a checkpoint is and contains; its tensors are not read", "PATH")
     inspect.add_argument("--tensors", action="store_true", help="list every tensor")
@@ -92,7 +92,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     prune = action("prune", "show which checkpoints and leftovers in a folder would be removed", "DIR")
     prune.add_argument("--keep", type=int, metavar="N", help="keep the N newest complete ones (default: all)")
     prune.add_argument("--delete", action="store_true", help="remove them; without it, nothing is removed")
-    return parser
+    return made
 
 
 _ACTIONS: dict[str, tuple[Any, tuple[str, ...]]] = {

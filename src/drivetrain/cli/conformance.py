@@ -29,7 +29,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain conformance") -> int:
     Returns:
         0 if all checks pass, 1 if one fails, 2 if the part could not be tried.
     """
-    given = _parser(prog).parse_args(arguments)
+    given = parser(prog).parse_args(arguments)
 
     outcomes: list[checks.Outcome] = []
     error = None
@@ -56,26 +56,27 @@ def main(arguments: Sequence[str], prog: str = "drivetrain conformance") -> int:
     return 1 if counts["fails"] else 0
 
 
-def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    made = argparse.ArgumentParser(
         prog, description="Check that a part of yours keeps the contract of its kind. Exit code 0: all checks pass; "
         "1: a check fails; 2: the part could not be tried.",
         allow_abbrev=False,
     )  # fmt: skip
-    parser.add_argument("kind", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
-    parser.add_argument(
+    made.add_argument("kind", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
+    made.add_argument(
         "part", metavar="PATH_OR_NAME", help="package.module:Class, file.py:Class, or a registered name; a function "
         "that returns such a part may be in place of the class",
     )  # fmt: skip
-    parser.add_argument("--args", type=_mapping, default={}, metavar="JSON", help="keyword arguments of the class")
-    parser.add_argument(
+    made.add_argument("--args", type=_mapping, default={}, metavar="JSON", help="keyword arguments of the class")
+    made.add_argument(
         "--settings", type=_mapping, default={}, metavar="JSON", help='settings of the kit, such as {"devices": 2}'
     )
-    parser.add_argument("--check", metavar="NAME", help="run only this check")
-    form = parser.add_mutually_exclusive_group()
+    made.add_argument("--check", metavar="NAME", help="run only this check")
+    form = made.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the results for programs")
     form.add_argument("--badge", action="store_true", help="print one line of Markdown with a badge")
-    return parser
+    return made
 
 
 def _mapping(text: str) -> dict[str, Any]:

@@ -58,6 +58,15 @@ class Row:
         return f"{count}, {sizes[0]} GiB{each}" if len(set(sizes)) == 1 else f"{count}, {', '.join(sizes)} GiB"
 
 
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    made = argparse.ArgumentParser(
+        prog, description="List the hardware that drivetrain can use on this machine.", allow_abbrev=False
+    )
+    made.add_argument("--json", action="store_true", help="the same for programs; memory in bytes")
+    return made
+
+
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain devices") -> int:
     """Print the accelerators.
 
@@ -68,12 +77,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain devices
     Returns:
         The exit code, 0.
     """
-    parser = argparse.ArgumentParser(
-        prog, description="List the hardware that drivetrain can use on this machine.", allow_abbrev=False
-    )
-    parser.add_argument("--json", action="store_true", help="the same for programs; memory in bytes")
-    given = parser.parse_args(arguments)
-
+    given = parser(prog).parse_args(arguments)
     rows = list(_registered())
     for row in rows:
         row.also = kinds.AcceleratorRegistry.other_names(row.name)

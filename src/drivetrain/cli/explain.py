@@ -67,13 +67,19 @@ def entries() -> Iterator[Entry]:
         yield Entry(found[1], found[2], found[3].strip("\n") + "\n")
 
 
-def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain explain") -> int:
-    """Print the entry of a code, or a list of all; return 2 if there is no such code."""
-    parser = argparse.ArgumentParser(
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    made = argparse.ArgumentParser(
         prog, description="Explain a message that ends with a code such as [DT1042]: its cause, an example, the cure."
     )
-    parser.add_argument("code", nargs="?", metavar="CODE", help="without it, all codes are listed")
-    code: str | None = parser.parse_args(arguments).code
+    made.add_argument("code", nargs="?", metavar="CODE", help="without it, all codes are listed")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain explain") -> int:
+    """Print the entry of a code, or a list of all; return 2 if there is no such code."""
+    made = parser(prog)
+    code: str | None = made.parse_args(arguments).code
     known = {entry.code: entry for entry in entries()}
     if code is None:
         for entry in known.values():
@@ -84,7 +90,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain explain
     if name not in known:
         close = closest(name, known)
         hint = f"Did you mean {close}? " if close else ""
-        parser.error(f"there is no code {code!r}. {hint}Without a code, {prog} lists all.")
+        made.error(f"there is no code {code!r}. {hint}Without a code, {prog} lists all.")
     entry = known[name]
     print(f"{entry.code}: {entry.title}\n\n{entry.body}", end="")
     if entry.example:

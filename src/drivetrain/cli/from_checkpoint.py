@@ -200,7 +200,7 @@ def _parser_of(cls: type, given: Collection[str] = ()) -> ArgumentParser:
 
 def as_plain(parser: ArgumentParser, config: Namespace) -> dict[str, Any]:
     """Return the parsed ``config`` as plain data, with objects as class paths."""
-    text = parser.dump(config, skip_link_targets=False, skip_unset=False, skip_validation=True)
+    text = parser.dump(config, format="yaml", skip_link_targets=False, skip_unset=False, skip_validation=True)
     return dict(yaml.safe_load(text) or {})
 
 

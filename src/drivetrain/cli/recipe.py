@@ -19,52 +19,54 @@ _PORT = 12910
 _STOP_TIMEOUT_S = 600  # the Trainer's default, whose import would take seconds
 
 
-def main(arguments: Sequence[str], prog: str = "drivetrain recipe") -> int:
-    """Print the file for a cluster; wrong usage ends in ``SystemExit(2)``."""
-    arguments, own = _split(list(arguments))
-    parser = argparse.ArgumentParser(
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    made = argparse.ArgumentParser(
         prog, description="Print the file that submits PROGRAM to a cluster. Its first comment says how to submit it, "
         "and what the Trainer of the program must be given. Arguments of the program come after --."
     )  # fmt: skip
-    parser.add_argument("cluster", choices=_RECIPES, metavar="CLUSTER", help=", ".join(_RECIPES))
-    parser.add_argument(
-        "program", metavar="PROGRAM", help="the program: a path in the shared folder, or an absolute one"
-    )
-    parser.add_argument("--nodes", type=_count, default=1, help="machines (1)")
-    parser.add_argument("--devices", type=_count, default=1, help="GPUs, or with --cpu processes, of each machine (1)")
-    parser.add_argument("--cpu", action="store_true", help="machines without GPUs")
-    parser.add_argument("--gpu", type=_matching(_WORD, "a word"), default="H100", help="sky: the kind of GPU (H100)")
-    parser.add_argument(
+    made.add_argument("cluster", choices=_RECIPES, metavar="CLUSTER", help=", ".join(_RECIPES))
+    made.add_argument("program", metavar="PROGRAM", help="the program: a path in the shared folder, or an absolute one")
+    made.add_argument("--nodes", type=_count, default=1, help="machines (1)")
+    made.add_argument("--devices", type=_count, default=1, help="GPUs, or with --cpu processes, of each machine (1)")
+    made.add_argument("--cpu", action="store_true", help="machines without GPUs")
+    made.add_argument("--gpu", type=_matching(_WORD, "a word"), default="H100", help="sky: the kind of GPU (H100)")
+    made.add_argument(
         "--name", type=_matching(_NAME, "a name of a-z, 0-9 and -"), default="train", help="the job's name (train)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--folder", type=_matching(_FOLDER, "an absolute path without blanks and special characters"),
         default="/shared", help="the folder that all machines share, in which the program runs (/shared)",
     )  # fmt: skip
-    parser.add_argument(
+    made.add_argument(
         "--volume", type=_matching(_WORD, "a word"),
         help="trainjob, k8s: the volume claim of that folder (shared); sky: its bucket",
     )  # fmt: skip
-    parser.add_argument("--image", type=_matching(_WORD, "a word"), help="trainjob, k8s, dstack: the container's image")
-    parser.add_argument(
+    made.add_argument("--image", type=_matching(_WORD, "a word"), help="trainjob, k8s, dstack: the container's image")
+    made.add_argument(
         "--time", type=_matching(_TIME, "a time of SLURM"), default="1-00:00:00", help="slurm: the time limit (1 day)"
     )
-    parser.add_argument(
+    made.add_argument(
         "--stop-timeout", type=_count, default=_STOP_TIMEOUT_S, metavar="SECONDS",
         help="how long the processes have to save and end: the Trainer's stop_timeout_s (600)",
     )  # fmt: skip
-    given, unknown = parser.parse_known_args(arguments)
+    return made
+
+
+def main(arguments: Sequence[str], prog: str = "drivetrain recipe") -> int:
+    """Print the file for a cluster; wrong usage ends in ``SystemExit(2)``."""
+    arguments, own = _split(list(arguments))
+    made = parser(prog)
+    given, unknown = made.parse_known_args(arguments)
     if unknown:
-        parser.error(f"unrecognized arguments: {shlex.join(unknown)}. Arguments of the program come after --")
+        made.error(f"unrecognized arguments: {shlex.join(unknown)}. Arguments of the program come after --")
     if given.image is None and given.cluster in ("trainjob", "k8s"):
-        parser.error(f"{given.cluster} runs containers. Pass --image, an image with python, torch and drivetrain.")
+        made.error(f"{given.cluster} runs containers. Pass --image, an image with python, torch and drivetrain.")
     if given.volume is None and given.cluster == "sky":
-        parser.error("sky keeps the shared folder in a bucket. Pass its name, unique in the cloud: --volume.")
+        made.error("sky keeps the shared folder in a bucket. Pass its name, unique in the cloud: --volume.")
     for word in (given.program, *own):
         if not word.isprintable() or "${{" in word:  # dstack replaces ${{ }}
-            parser.error(
-                f"the argument {word!r} holds control characters or ${{{{. Let the program read it from a file."
-            )
+            made.error(f"the argument {word!r} holds control characters or ${{{{. Let the program read it from a file.")
     given.command = ["python", given.program, *own]
     print(_RECIPES[given.cluster](given), end="")
     return 0

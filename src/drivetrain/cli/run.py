@@ -24,6 +24,20 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
 """For each option the environment variable into which it is written, its type, and a line of help."""
 
 
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    made = argparse.ArgumentParser(
+        prog,
+        "%(prog)s [OPTION ...] PROGRAM [ARGUMENT ...]\n       %(prog)s [OPTION ...] -m MODULE [ARGUMENT ...]",
+        "Run a program that makes an Engine, with these choices in place of the Engine's defaults.",
+        allow_abbrev=False,
+    )
+    for name, (_, kind, text) in _OPTIONS.items():
+        made.add_argument(f"--{name.replace('_', '-')}", dest=name, type=kind, help=text)
+    add_program_arguments(made)
+    return made
+
+
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain run") -> int:
     """Export the options in ``arguments``, and run the program that they name.
 
@@ -34,17 +48,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain run") -
     Returns:
         The exit code, if the program does not exit itself.
     """
-    parser = argparse.ArgumentParser(
-        prog,
-        "%(prog)s [OPTION ...] PROGRAM [ARGUMENT ...]\n       %(prog)s [OPTION ...] -m MODULE [ARGUMENT ...]",
-        "Run a program that makes an Engine, with these choices in place of the Engine's defaults.",
-        allow_abbrev=False,
-    )
-    for name, (_, kind, text) in _OPTIONS.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", dest=name, type=kind, help=text)
-    add_program_arguments(parser)
-    given = parser.parse_args(arguments)
-
+    given = parser(prog).parse_args(arguments)
     for name, (variable, _, _) in _OPTIONS.items():
         if (value := getattr(given, name)) is not None:
             os.environ[variable] = str(value)

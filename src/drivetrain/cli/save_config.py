@@ -94,6 +94,14 @@ class SaveConfigCallback(Callback):
             )  # fmt: skip
 
 
+class SaveBesideLog(SaveConfigCallback):
+    """The same for a run with a logger; without one, the working directory may have a ``config.yaml`` of the user."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if trainer.loggers:
+            super().setup(trainer, pl_module, stage)
+
+
 @contextlib.contextmanager
 def _folder_to_write(folder: str, name: str) -> Iterator[str]:
     """Context with ``folder``, after a check that it can contain the file ``name``; for an address, with a temporary

@@ -11,6 +11,28 @@ from drivetrain.compat import table
 from drivetrain.errors import ConfigurationError
 
 
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    made = argparse.ArgumentParser(
+        prog,
+        "%(prog)s [--numbers NAMES] [--generation VERSION] PROGRAM [ARGUMENT ...]\n"
+        "       %(prog)s [--numbers NAMES] [--generation VERSION] -m MODULE [ARGUMENT ...]",
+        "Run a program that was written for Lightning on drivetrain.",
+        allow_abbrev=False,
+    )
+    made.add_argument(
+        "--numbers", default="", metavar="NAMES",
+        help=f"compute as Lightning does where drivetrain differs: original, or some of {', '.join(parity.NUMBERS)}, "
+        "with commas between them",
+    )  # fmt: skip
+    made.add_argument(
+        "--generation", default="", metavar="VERSION",
+        help=f"the version of Lightning that the program was written for: {', '.join(table.GENERATIONS)}; by default 2",
+    )  # fmt: skip
+    add_program_arguments(made)
+    return made
+
+
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain exec") -> int:
     """Install :mod:`drivetrain.compat`, and run the program in ``arguments``.
 
@@ -21,26 +43,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain exec") 
     Returns:
         The exit code, if the program does not exit itself.
     """
-    parser = argparse.ArgumentParser(
-        prog,
-        "%(prog)s [--numbers NAMES] [--generation VERSION] PROGRAM [ARGUMENT ...]\n"
-        "       %(prog)s [--numbers NAMES] [--generation VERSION] -m MODULE [ARGUMENT ...]",
-        "Run a program that was written for Lightning on drivetrain.",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--numbers", default="", metavar="NAMES",
-        help=f"compute as Lightning does where drivetrain differs: original, or some of {', '.join(parity.NUMBERS)}, "
-        "with commas between them",
-    )  # fmt: skip
-    parser.add_argument(
-        "--generation", default="", metavar="VERSION",
-        help=f"the version of Lightning that the program was written for: {', '.join(table.GENERATIONS)}; by default 2",
-    )  # fmt: skip
-    add_program_arguments(parser)
-    given = parser.parse_args(arguments)
+    made = parser(prog)
+    given = made.parse_args(arguments)
     try:
         compat.install(given.numbers, given.generation)
     except ConfigurationError as error:
-        parser.error(str(error))
+        made.error(str(error))
     return run_program(given, prog)

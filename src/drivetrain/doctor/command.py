@@ -17,6 +17,18 @@ SCHEMA = 1
 """The version of the JSON output."""
 
 
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    names = [check.name for check in CHECKS]
+    made = argparse.ArgumentParser(
+        prog, description="Check this machine and its torch: for each finding, what it is, what it means, and what to "
+        "write. Exit code 0: nothing is wrong; 1: something is; 2: wrong usage. Notes do not change the exit code.",
+    )  # fmt: skip
+    made.add_argument("checks", nargs="*", metavar="CHECK", help=f"only these: {', '.join(names)}")
+    made.add_argument("--json", action="store_true", help="the same for programs")
+    return made
+
+
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain doctor") -> int:
     """Run the checks.
 
@@ -28,16 +40,11 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain doctor"
         0 if nothing is wrong, 1 if a finding is "wrong"; 130 after Ctrl-C; wrong usage ends in ``SystemExit(2)``.
     """
     names = [check.name for check in CHECKS]
-    parser = argparse.ArgumentParser(
-        prog, description="Check this machine and its torch: for each finding, what it is, what it means, and what to "
-        "write. Exit code 0: nothing is wrong; 1: something is; 2: wrong usage. Notes do not change the exit code.",
-    )  # fmt: skip
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help=f"only these: {', '.join(names)}")
-    parser.add_argument("--json", action="store_true", help="the same for programs")
-    given = parser.parse_args(arguments)
+    made = parser(prog)
+    given = made.parse_args(arguments)
     for name in given.checks:
         if name not in names:
-            parser.error(f"there is no check {name!r}. {did_you_mean(name, names)}")
+            made.error(f"there is no check {name!r}. {did_you_mean(name, names)}")
 
     results: list[Result] = []
     try:

@@ -151,11 +151,10 @@ class Watch:
         return ""
 
 
-def now_of(board: Board) -> str:
-    """Return what the ranks do now, as text with the stacks of all their threads."""
+def now_of(board: Board) -> dict[int, Seen]:
+    """Return what the ranks of a machine do now."""
     answers = stacks.ask(board, range(len(board.ranks)))
-    seen = {rank: Seen(board.place(each), answers[each]) for each, rank in enumerate(board.ranks)}
-    return "\n".join((*describe(seen), "", _stacks(seen)))
+    return {rank: Seen(board.place(each), answers[each]) for each, rank in enumerate(board.ranks)}
 
 
 # ---- waiting and missing ranks ---------------------------------------------------------------------------------------
@@ -202,6 +201,11 @@ def cannot_go_on(seen: Mapping[int, Seen], waited_s: float) -> bool:
 
 
 # ---- texts -----------------------------------------------------------------------------------------------------------
+
+
+def text_of(seen: Mapping[int, Seen]) -> str:
+    """Return a line for each rank, and the stacks of all its threads."""
+    return "\n".join((*describe(seen), "", _stacks(seen)))
 
 
 def describe(seen: Mapping[int, Seen]) -> list[str]:

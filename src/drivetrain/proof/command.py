@@ -18,6 +18,38 @@ from drivetrain.proof.proving import Verdict, prove
 from drivetrain.proof.runs import NEWEST, RUN, Program, signals_as_interrupts
 
 
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    made = argparse.ArgumentParser(
+        prog,
+        "%(prog)s [OPTION ...] PROGRAM [ARGUMENT ...]\n       %(prog)s [OPTION ...] -m MODULE [ARGUMENT ...]",
+        "Run a training program undisturbed, then again with kills at random optimizer steps, each followed by a "
+        "restart with the same command; compare every step. It works for any program with optimizers of torch.optim.",
+        allow_abbrev=False,
+    )
+    made.add_argument("--kills", type=int, default=5, help="how many kills (default: 5); 0: only record the run")
+    made.add_argument("--ranks", type=int, default=0, help="start the program as this many ranks of torchrun")
+    made.add_argument("--seed", type=int, default=0, help="draws the steps at which to kill (default: 0)")
+    made.add_argument(
+        "--resume-args", type=shlex.split, default=[], metavar="WORDS",
+        help='arguments that a restart gets in addition, such as --resume-args "--resume {newest:step_*}": the newest '
+        "file or folder with such a name; without any, the restart gets none of these arguments",
+    )  # fmt: skip
+    made.add_argument("--link", action="append", default=[], metavar="NAME",
+                        help="a file or folder that the program only reads; each run gets a link to it")  # fmt: skip
+    made.add_argument("--timeout", type=float, default=3600.0, help="seconds for the undisturbed run (default: 3600)")
+    made.add_argument("--folder", type=Path, help="keep the runs and their records in this new folder")
+    made.add_argument("--json", action="store_true", help="print the verdict for programs")
+    made.add_argument("--why", action="store_true",
+                        help="name the first operation with another result, too: repeat the step")  # fmt: skip
+    made.epilog = (
+        "Both runs start in a copy of the working directory, so that neither sees the files of the other. "
+        f"{RUN} in an argument of the program stands for the copy."
+    )
+    add_program_arguments(made)
+    return made
+
+
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-resume") -> int:
     """Prove that the program in ``arguments`` resumes exactly.
 
@@ -28,36 +60,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
     Returns:
         0: it does. 1: it does not. 2: that could not be tried. 130: interrupted.
     """
-    parser = argparse.ArgumentParser(
-        prog,
-        "%(prog)s [OPTION ...] PROGRAM [ARGUMENT ...]\n       %(prog)s [OPTION ...] -m MODULE [ARGUMENT ...]",
-        "Run a training program undisturbed, then again with kills at random optimizer steps, each followed by a "
-        "restart with the same command; compare every step. It works for any program with optimizers of torch.optim.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--kills", type=int, default=5, help="how many kills (default: 5); 0: only record the run")
-    parser.add_argument("--ranks", type=int, default=0, help="start the program as this many ranks of torchrun")
-    parser.add_argument("--seed", type=int, default=0, help="draws the steps at which to kill (default: 0)")
-    parser.add_argument(
-        "--resume-args", type=shlex.split, default=[], metavar="WORDS",
-        help='arguments that a restart gets in addition, such as --resume-args "--resume {newest:step_*}": the newest '
-        "file or folder with such a name; without any, the restart gets none of these arguments",
-    )  # fmt: skip
-    parser.add_argument("--link", action="append", default=[], metavar="NAME",
-                        help="a file or folder that the program only reads; each run gets a link to it")  # fmt: skip
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for the undisturbed run (default: 3600)")
-    parser.add_argument("--folder", type=Path, help="keep the runs and their records in this new folder")
-    parser.add_argument("--json", metavar="FILE", help="write the verdict as JSON; -: to the standard output")
-    parser.add_argument("--why", action="store_true",
-                        help="name the first operation with another result, too: repeat the step")  # fmt: skip
-    parser.epilog = (
-        "Both runs start in a copy of the working directory, so that neither sees the files of the other. "
-        f"{RUN} in an argument of the program stands for the copy."
-    )
-    add_program_arguments(parser)
-    given = parser.parse_args(_joined(sys.argv[1:] if arguments is None else arguments))
+    made = parser(prog)
+    given = made.parse_args(_joined(sys.argv[1:] if arguments is None else arguments))
     if wrong := _wrong(given):
-        parser.error(wrong)
+        made.error(wrong)
     folder = (given.folder or Path(tempfile.mkdtemp(prefix="drivetrain-proof-"))).absolute()
     command = [*(["-m"] if given.is_module else []), given.program, *given.arguments]
     program = Program(command, given.resume_args, given.ranks, links=given.link)
@@ -73,11 +79,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
             shutil.rmtree(folder, ignore_errors=True)
     if verdict.code == 1 and given.folder is None:
         verdict.message += f"\nThe runs and their records are in {folder}"
-    if given.json != "-":
-        print(verdict.message)
-    if given.json:
-        text = json.dumps(dataclasses.asdict(verdict))
-        print(text) if given.json == "-" else Path(given.json).write_text(text + "\n", encoding="utf-8")
+    print(json.dumps(dataclasses.asdict(verdict), indent=2) if given.json else verdict.message)
     return verdict.code
 
 
@@ -110,8 +112,6 @@ def _wrong(given: argparse.Namespace) -> str | None:
         for _, pattern in NEWEST.findall(word):
             if pattern.startswith(("/", "{")):
                 return f"--resume-args: {{newest:{pattern}}} must be relative, such as {{newest:out/*.pt}}"
-    if given.json not in (None, "-") and not Path(given.json).parent.is_dir():
-        return f"--json {given.json}: the folder does not exist; create it first"
     return None
 
 

@@ -8,14 +8,32 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from drivetrain.cli.failed import failed
 from drivetrain.proof.judge import LOGGED, Judgement, earliest, judge, judge_ranks, summary
 from drivetrain.proof.proving import first_operation, text_of
 from drivetrain.proof.records import Start, ranks_of, start_of
 from drivetrain.proof.runs import CannotTryError, Program, Run, files_in
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    made = argparse.ArgumentParser(
+        prog,
+        description="Compare the undisturbed runs in two folders of `drivetrain prove-resume --folder`, step by step; "
+        "or, with one folder, the ranks of its run. `--kills 0` there makes an undisturbed run and no other.",
+    )
+    made.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="one or two folders with recorded runs")
+    made.add_argument("--ranks", type=int, nargs=2, metavar="RANK",
+                        help="with one folder: the ranks to compare (default: each with the first)")  # fmt: skip
+    made.add_argument("--why", action="store_true", help="start both programs again up to the step that differs, and "
+                        "name the first operation with another result")  # fmt: skip
+    made.add_argument("--timeout", type=float, default=3600.0, help="seconds for each start (default: 3600)")
+    made.add_argument("--json", action="store_true", help="the same for programs")
+    return made
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain diff") -> int:
@@ -28,43 +46,37 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain diff") 
     Returns:
         0: every step is equal. 1: one differs. 2: there are no records that can be compared.
     """
-    parser = argparse.ArgumentParser(
-        prog,
-        description="Compare the undisturbed runs in two folders of `drivetrain prove-resume --folder`, step by step; "
-        "or, with one folder, the ranks of its run. `--kills 0` there makes an undisturbed run and no other.",
-    )
-    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER", help="one or two folders with recorded runs")
-    parser.add_argument("--ranks", type=int, nargs=2, metavar="RANK",
-                        help="with one folder: the ranks to compare (default: each with the first)")  # fmt: skip
-    parser.add_argument("--why", action="store_true", help="start both programs again up to the step that differs, and "
-                        "name the first operation with another result")  # fmt: skip
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for each start (default: 3600)")
-    given = parser.parse_args(arguments)
+    made = parser(prog)
+    given = made.parse_args(arguments)
     if len(given.folders) > (1 if given.ranks else 2):
-        parser.error("name two folders, or one folder whose ranks are compared: FOLDER --ranks 0 1")
+        made.error("name two folders, or one folder whose ranks are compared: FOLDER --ranks 0 1")
     try:
-        return _compare(given.folders, given.ranks, given.why, given.timeout)
+        found, equal, head = _of_runs(given.folders) if given.folders[1:] else _of_ranks(given.folders[0], given.ranks)
+        has_operation = bool(found.differences) and found.differences[0].part != LOGGED
+        has_operation = has_operation and (found.against is None or bool(found.tensor))
+        operation = _operation(given.folders, found, given.timeout) if given.why and has_operation else ""
     except CannotTryError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return 2
-
-
-def _compare(folders: Sequence[Path], ranks: Sequence[int] | None, why: bool, limit_s: float) -> int:
-    found, equal, head = _of_runs(folders) if folders[1:] else _of_ranks(folders[0], ranks)
-    if found.differences:
-        step, part, *_ = found.differences[0]
-        print(f"optimizer step {step} is the first {head}:")
-        for each in found.differences[:8]:
-            print(f"  {text_of(each)}")
-        if found.equal:
-            print(f"  equal there: {', '.join(found.equal)}")
-        if why and part != LOGGED and (found.against is None or found.tensor):
-            print(f"  {_operation(folders, found, limit_s)}")
+        return failed(f"{prog}: {error}", given.json)
+    if given.json:
+        differences = [each._asdict() for each in found.differences]
+        parts = {"equal": not differences, "differences": differences, "equal_parts": found.equal, "notes": found.notes}
+        print(json.dumps({**parts, "operation": operation}, indent=2))
     else:
-        print(equal)
-    for note in found.notes:
-        print(f"note: {note}")
+        print("\n".join(_lines(found, equal, head, operation)))
     return 1 if found.differences else 0
+
+
+def _lines(found: Judgement, equal: str, head: str, operation: str) -> Iterator[str]:
+    if found.differences:
+        yield f"optimizer step {found.differences[0].step} is the first {head}:"
+        yield from (f"  {text_of(each)}" for each in found.differences[:8])
+        if found.equal:
+            yield f"  equal there: {', '.join(found.equal)}"
+        if operation:
+            yield f"  {operation}"
+    else:
+        yield equal
+    yield from (f"note: {note}" for note in found.notes)
 
 
 def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:

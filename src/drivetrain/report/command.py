@@ -24,28 +24,32 @@ FINE, SLOWER, NOTHING = 0, 1, 2
 """The exit codes: 2 is also wrong usage."""
 
 
-def main(arguments: Sequence[str], prog: str = "drivetrain report") -> int:
-    """Write the report, and print where it is; return the exit code."""
-    parser = argparse.ArgumentParser(
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    made = argparse.ArgumentParser(
         prog, description="Write one HTML page on a run, or on what differs between two runs.", allow_abbrev=False,
         epilog="exit codes: 0 fine, 1 slower than --max-slower allows, 2 wrong usage or nothing to read",
     )  # fmt: skip
-    parser.add_argument("run", metavar="RUN", nargs="+", help="a log folder, a folder above some, or run.json")
-    parser.add_argument("--output", metavar="FILE", help="the page; default: report.html in the folder of the last RUN")
-    parser.add_argument(
-        "--json", action="store_true", help="print the same as JSON, and write no page without --output"
-    )
-    parser.add_argument(
+    made.add_argument("run", metavar="RUN", nargs="+", help="a log folder, a folder above some, or run.json")
+    made.add_argument("--output", metavar="FILE", help="the page; default: report.html in the folder of the last RUN")
+    made.add_argument("--json", action="store_true", help="print the same as JSON, and write no page without --output")
+    made.add_argument(
         "--max-slower",
         metavar="5%",
         type=_share,
         help="with two runs: exit with 1 if a step of the second takes longer",
     )
-    given = parser.parse_args(arguments)
+    return made
+
+
+def main(arguments: Sequence[str], prog: str = "drivetrain report") -> int:
+    """Write the report, and print where it is; return the exit code."""
+    made = parser(prog)
+    given = made.parse_args(arguments)
     if len(given.run) > 2:
-        parser.error(f"there are {len(given.run)} runs, and two can be compared. Pass one or two.")
+        made.error(f"there are {len(given.run)} runs, and two can be compared. Pass one or two.")
     if given.max_slower is not None and len(given.run) != 2:
-        parser.error("--max-slower compares two runs. Pass RUN twice, the earlier one first.")
+        made.error("--max-slower compares two runs. Pass RUN twice, the earlier one first.")
     try:
         runs = [_run(path, prog) for path in given.run]
         _write(runs, given.output, given.json)

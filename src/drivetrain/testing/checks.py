@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import importlib.util
 import inspect
 import logging
 import os
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from drivetrain.base.registry import load
+from drivetrain.cli import class_files
 from drivetrain.errors import ConfigurationError, did_you_mean, shown
 
 REGISTRIES = {
@@ -129,13 +129,9 @@ def _parameters(cls: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _found(kind: str, path: str) -> tuple[Callable[..., Any], dict[str, Any]]:
-    place, _, name = path.rpartition(":")
     try:
-        if place:
-            found: Any = _module(place)
-            for each in name.split("."):
-                found = getattr(found, each)
-            return found, {}
+        if ":" in path:
+            return class_files.object_at(path), {}
         if not REGISTRIES[kind]:
             raise ConfigurationError(f"A {kind} has no registered name. Write package.module:Class or file.py:Class.")
         entry = load(REGISTRIES[kind]).entry(path)
@@ -143,26 +139,6 @@ def _found(kind: str, path: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         text = str(error) if isinstance(error, ConfigurationError) else f"{type(error).__name__}: {error}"
         raise CannotTryError(f"The {kind} {path!r} cannot be imported: {text}") from error
     return entry.cls, dict(entry.init_params)
-
-
-def _module(place: str) -> Any:
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    file = Path(place).resolve()
-    name = file.stem
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(file):
-        return known
-    if known is not None:
-        name = f"{name}_{abs(hash(str(file)))}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None or not file.exists():
-        raise ConfigurationError(f"There is no Python file {place}. Write the path of one.")
-    if str(file.parent) not in sys.path:
-        sys.path.insert(0, str(file.parent))  # as for a program, so that it can import what is beside it
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def path_of(part: Any) -> str:

@@ -22,12 +22,10 @@ from drivetrain.loggers.dummy import DummyLogger
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.trainer.trainer import Trainer
+from drivetrain.trials import VARIABLE
 from drivetrain.trials.cures import changed, cures_of
 from drivetrain.tuner.batch_size_finder import BatchSizeFinder
 from drivetrain.tuner.lr_finder import LearningRateFinder
-
-VARIABLE = "DRIVETRAIN_TRIAL"
-"""The environment variable with the JSON of a trial's :class:`Trial` arguments."""
 
 _LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchSizeFinder, LearningRateFinder)
 """Callbacks that write files or to the terminal, limit the time, or train by themselves."""

@@ -18,11 +18,34 @@ import drivetrain
 from drivetrain.cli.program import add_program_arguments
 from drivetrain.errors import did_you_mean
 from drivetrain.proof.runs import CannotTryError, signals_as_interrupts
-from drivetrain.trials.cures import NAMES
+from drivetrain.trials import NAMES
 from drivetrain.trials.measuring import Result, Trials
 
 SCHEMA = 1
 """The version of the form of the JSON."""
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    made = argparse.ArgumentParser(
+        prog,
+        "%(prog)s [OPTION ...] PROGRAM [ARGUMENT ...]\n       %(prog)s [OPTION ...] -m MODULE [ARGUMENT ...]",
+        "Run the first steps of a training program as it is and with one change at a time, each in a fresh process; "
+        "print how much faster each change makes it, and what to write. The program must call trainer.fit. Neither "
+        "checkpoints nor logs are written.",
+        epilog="Exit codes: 0: measured, 1: the program fails or cannot be measured, 2: wrong usage, 130: interrupted.",
+        allow_abbrev=False,
+    )
+    made.add_argument("--steps", type=_positive, default=20, help="optimizer steps that are measured (default: 20)")
+    made.add_argument("--rounds", type=_positive, default=3, help="how often each is measured (default: 3)")
+    made.add_argument(
+        "--only", action="append", default=[], type=_cure, metavar="NAME",
+        help=f"try only this, as num_workers or num_workers=4; may be repeated. There are: {', '.join(NAMES)}",
+    )  # fmt: skip
+    made.add_argument("--timeout", type=float, default=3600.0, help="seconds for a trial (default: 3600)")
+    made.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_program_arguments(made)
+    return made
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise") -> int:
@@ -36,7 +59,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise"
         0: measured, whether something helps or not. 1: the program fails, or cannot be measured. 130: interrupted;
         what was measured is printed. Wrong usage ends in ``SystemExit(2)``.
     """
-    given = _parsed(arguments, prog)
+    made = parser(prog)
+    given = made.parse_args(arguments)
+    if not given.is_module and not Path(given.program).exists():
+        made.error(
+            f"there is no file {given.program!r}. Write the program's file without `python` before it; for a module, "
+            "write -m before its name"
+        )
     folder = Path(tempfile.mkdtemp(prefix="advise-"))
     command = [*(["-m"] if given.is_module else []), given.program, *given.arguments]
     result, code = Result(), 0
@@ -58,34 +87,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise"
     else:
         print("\n".join(_lines(given, result)))
     return code
-
-
-def _parsed(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog,
-        "%(prog)s [OPTION ...] PROGRAM [ARGUMENT ...]\n       %(prog)s [OPTION ...] -m MODULE [ARGUMENT ...]",
-        "Run the first steps of a training program as it is and with one change at a time, each in a fresh process; "
-        "print how much faster each change makes it, and what to write. The program must call trainer.fit. Neither "
-        "checkpoints nor logs are written.",
-        epilog="Exit codes: 0: measured, 1: the program fails or cannot be measured, 2: wrong usage, 130: interrupted.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--steps", type=_positive, default=20, help="optimizer steps that are measured (default: 20)")
-    parser.add_argument("--rounds", type=_positive, default=3, help="how often each is measured (default: 3)")
-    parser.add_argument(
-        "--only", action="append", default=[], type=_cure, metavar="NAME",
-        help=f"try only this, as num_workers or num_workers=4; may be repeated. There are: {', '.join(NAMES)}",
-    )  # fmt: skip
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for a trial (default: 3600)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    add_program_arguments(parser)
-    given = parser.parse_args(arguments)
-    if not given.is_module and not Path(given.program).exists():
-        parser.error(
-            f"there is no file {given.program!r}. Write the program's file without `python` before it; for a module, "
-            "write -m before its name"
-        )
-    return given
 
 
 def _positive(text: str) -> int:

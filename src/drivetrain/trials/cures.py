@@ -24,12 +24,10 @@ from drivetrain.data.batched import reason_for_samples
 from drivetrain.data.resample import draws_samples, replaced
 from drivetrain.loops import kernels
 from drivetrain.strategies.fsdp_blocks import find_blocks
+from drivetrain.trials import NAMES
 
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
-
-NAMES = ("num_workers", "tensors", "pin_memory", "persistent_workers", "batch_size", "compile", "optimizer_kernels")
-"""The cures, by the argument that each changes; ``tensors``: the data set is held in memory as tensors."""
 
 _WORKERS = (0, 1, 2, 4)
 _COMPARED = 4  # samples that are fetched twice, to see whether they are the same each time
@@ -42,7 +40,7 @@ class Cure:
     """One change of a program.
 
     Attributes:
-        name: one of :data:`NAMES`, with the value if there are several, as in ``num_workers=4``.
+        name: one of :data:`~drivetrain.trials.NAMES`, with the value if there are several, as in ``num_workers=4``.
         write: what to write in the program.
         loader: attributes of the training loader that it changes.
         settings: arguments of the Trainer that it changes.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end
-from drivetrain.trials.child import VARIABLE
+from drivetrain.trials import VARIABLE
 
 WARMUP = 4  # steps before those that are measured; as many as the most workers, whose batches arrive together
 _LEAST_GAIN = 1.05  # a smaller gain is not worth a changed program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -35,6 +36,18 @@ def test_a_file_is_rewritten_in_place_and_reported_by_line(program: Path, capsys
         "callbacks=[EarlyStopping(..., check_finite=True)]",
         "1 file: 1 changed, 1 line left for you.",
     ]
+
+
+@pytest.mark.parametrize("diff", [True, False])
+def test_the_report_for_programs_is_the_same(program: Path, capsys: pytest.CaptureFixture[str], diff: bool) -> None:
+    assert main([str(program), "--json", "--diff" if diff else "--check"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    [file] = report["files"]
+    assert (report["changed"], report["left"], file["file"], file["changes"]) == (1, 1, str(program), True)
+    assert [(each["line"], each["is_left"]) for each in file["remarks"]] == [(1, False), (3, False), (3, True)]
+    assert file["remarks"][0]["text"] == "import pytorch_lightning as pl -> import drivetrain as pl"
+    assert ("+import drivetrain as pl" in file.get("diff", "")) is diff
+    assert program.read_bytes() == PROGRAM.encode()
 
 
 def test_a_second_run_changes_nothing(program: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,12 +27,12 @@ def prove(tmp_path: Path, program: str, *words: str, options: tuple[str, ...] = 
     """Run the command as a user would, in an empty folder; return its verdict."""
     (tmp_path / "here").mkdir()
     command = [sys.executable, "-m", "drivetrain.cli.command", "prove-resume", "--kills", "2", *options]
-    command += ["--folder", str(tmp_path / "runs"), "--json", str(tmp_path / "verdict.json")]
+    command += ["--folder", str(tmp_path / "runs"), "--json"]
     ended = subprocess.run(
         [*command, str(HERE / f"{program}.py"), *words], cwd=tmp_path / "here", capture_output=True, text=True
     )
-    assert (tmp_path / "verdict.json").exists(), ended.stderr
-    verdict: dict[str, Any] = json.loads((tmp_path / "verdict.json").read_text())
+    assert ended.stdout, ended.stderr
+    verdict: dict[str, Any] = json.loads(ended.stdout)
     assert verdict["code"] == ended.returncode
     return verdict
 

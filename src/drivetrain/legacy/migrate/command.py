@@ -5,23 +5,49 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import json
 import os
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from drivetrain.base import files
+from drivetrain.base.lazy import on_first_use
+from drivetrain.cli.failed import failed
 from drivetrain.compat import table
 from drivetrain.errors import ConfigurationError
-from drivetrain.legacy.migrate.program import migrate
-from drivetrain.legacy.migrate.source import Source
+
+if TYPE_CHECKING:
+    from drivetrain.legacy.migrate.source import Source
+
+with on_first_use:
+    from drivetrain.legacy.migrate import program
 
 _EPILOG = """\
 Each line of the report is FILE:LINE: and what was changed; "differs:" and what has another result, though the line may
 stay; or "left:" and what a person has to do.
 Exit code: 0 if nothing is left, 1 if something is (with --check: if a file would change), 2 if a file cannot be read.
 """
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    made = argparse.ArgumentParser(
+        prog, description="Rewrite programs that were written for Lightning, and report what differs.",
+        epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
+    made.add_argument("files", nargs="+", metavar="FILE", help="a Python file, or a folder of such files")
+    made.add_argument("--diff", action="store_true", help="show the changes, and write nothing")
+    made.add_argument("--check", action="store_true", help="only report, and write nothing")
+    made.add_argument(
+        "--generation", choices=("2", *table.GENERATIONS), default="", metavar="VERSION",
+        help=f"the version of Lightning that the files were written for: {', '.join(('2', *table.GENERATIONS))}; by "
+        "default each file's imports and arguments tell",
+    )  # fmt: skip
+    made.add_argument("--json", action="store_true", help="print the report for programs; with --diff, the changes too")
+    return made
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain migrate") -> int:
@@ -34,40 +60,30 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain migrate
     Returns:
         The exit code.
     """
-    parser = argparse.ArgumentParser(
-        prog, description="Rewrite programs that were written for Lightning, and report what differs.",
-        epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
-    )  # fmt: skip
-    parser.add_argument("files", nargs="+", metavar="FILE", help="a Python file, or a folder of such files")
-    parser.add_argument("--diff", action="store_true", help="show the changes, and write nothing")
-    parser.add_argument("--check", action="store_true", help="only report, and write nothing")
-    parser.add_argument(
-        "--generation", choices=("2", *table.GENERATIONS), default="", metavar="VERSION",
-        help=f"the version of Lightning that the files were written for: {', '.join(('2', *table.GENERATIONS))}; by "
-        "default each file's imports and arguments tell",
-    )  # fmt: skip
-    given = parser.parse_args(arguments)
+    given = parser(prog).parse_args(arguments)
     try:
         done = [
-            (path, migrate(str(path), path.read_bytes(), given.generation)) for path in _python_files(given.files)
+            (path, program.migrate(str(path), path.read_bytes(), given.generation))
+            for path in _python_files(given.files)
         ]  # all programs are parsed before anything is written
     except (ConfigurationError, OSError) as error:
-        print(f"{prog}: {error} Nothing was written.", file=sys.stderr)
-        return 2
-    changed = 0
-    for path, source in done:
-        _report(source)
-        if source.result() == source.text:
-            continue
-        changed += 1
-        if given.diff:
-            sys.stdout.writelines(_diff(source))
-        elif not given.check:
+        return failed(f"{prog}: {error} Nothing was written.", given.json)
+    changes = [(path, source) for path, source in done if source.result() != source.text]
+    changed, left = len(changes), sum(remark.is_left for _, source in done for remark in source.remarks)
+    code = int(left > 0 or (given.check and changed > 0))
+    for path, source in changes:
+        if not (given.diff or given.check):
             write(path, source.content())
-    left = sum(remark.is_left for _, source in done for remark in source.remarks)
+    if given.json:
+        files_of = [_as_data(source, given.diff) for _, source in done]
+        print(json.dumps({"files": files_of, "changed": changed, "left": left}, indent=2))
+        return code
+    for _, source in done:
+        sys.stdout.writelines(f"{source.name}:{remark.line}: {remark.text}\n" for remark in source.remarks)
+        sys.stdout.writelines(_diff(source) if given.diff else ())
     verb = "would change" if given.diff or given.check else "changed"
     print(f"{_counted(len(done), 'file')}: {changed} {verb}, {_counted(left, 'line')} left for you.")
-    return int(left > 0 or (given.check and changed > 0))
+    return code
 
 
 def _counted(count: int, noun: str) -> str:
@@ -107,9 +123,10 @@ def _python_files(given: Iterable[str]) -> Iterator[Path]:
                 yield each
 
 
-def _report(source: Source) -> None:
-    for remark in source.remarks:
-        print(f"{source.name}:{remark.line}: {remark.text}")
+def _as_data(source: Source, with_diff: bool) -> dict[str, Any]:
+    remarks = [{"line": each.line, "text": each.text, "is_left": each.is_left} for each in source.remarks]
+    diff = {"diff": "".join(_diff(source))} if with_diff else {}
+    return {"file": source.name, "changes": source.result() != source.text, "remarks": remarks, **diff}
 
 
 def _diff(source: Source) -> Iterator[str]:

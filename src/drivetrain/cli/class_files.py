@@ -1,0 +1,104 @@
+"""Classes in files: ``train.py:Net`` on a command line, in a configuration, and for the commands that try a part."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from drivetrain.errors import ConfigurationError, did_you_mean
+
+_PLACE = re.compile(r"(--[\w.]+\+?=)?((?:[A-Za-z]:[\\/])?[^:\[\]{}'\"]+\.py):([A-Za-z_]\w*(?:\.\w+)*)")
+imported: dict[str, str] = {}
+"""The path of each module that was named by its file, as it was first written."""
+
+
+def module_of(file: str, folder: str = "") -> ModuleType:
+    """Return the module in a file, imported with the file's folder on ``sys.path``, as ``python file.py`` has it.
+
+    A relative path begins in ``folder``, or in the working directory. The code below ``if __name__ == "__main__"`` does
+    not run.
+
+    Raises:
+        ConfigurationError: there is no such Python file.
+    """
+    path = Path(folder, file).resolve()
+    name = re.sub(r"\W|^(?=\d)", "_", path.stem)
+    for each in (name, f"{name}_{abs(hash(str(path)))}"):  # another module may have the name
+        if (known := sys.modules.get(each)) is None:
+            break
+        if getattr(known, "__file__", None) == str(path):
+            imported.setdefault(each, file)
+            return known
+    spec = importlib.util.spec_from_file_location(each, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        beside = [each.name for each in path.parent.glob("*.py")]
+        raise ConfigurationError(f"There is no Python file {path}. {did_you_mean(path.name, beside)}")
+    if str(path.parent) not in sys.path and not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, str(path.parent))
+    sys.modules[each] = module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[each]
+        raise
+    imported[each] = file
+    return module
+
+
+def object_at(place: str, folder: str = "") -> Any:
+    """Return the object at ``"file.py:Name"``, where :func:`module_of` finds it, or at ``"package.module:Name"``.
+
+    Raises:
+        ConfigurationError: there is no such file or name.
+        ImportError: there is no such module.
+    """
+    where, _, name = place.rpartition(":")
+    found: Any = module_of(where, folder) if where.endswith(".py") else importlib.import_module(where)
+    for each in name.split("."):
+        if not hasattr(found, each):
+            own = [key for key, value in vars(found).items() if getattr(value, "__module__", None) == found.__name__]
+            raise ConfigurationError(f"{where} has no {name}. {did_you_mean(name, own)}")
+        found = getattr(found, each)
+    return found
+
+
+def import_path(text: str, folder: str = "") -> str:
+    """Return the import path for ``"file.py:Class"``, also behind ``--option=``; any other text as it is.
+
+    The file is imported.
+
+    Raises:
+        ConfigurationError: there is no such file or class.
+    """
+    if (found := _PLACE.fullmatch(text)) is None:
+        return text
+    option, file, name = found.groups(default="")
+    object_at(f"{file}:{name}", folder)
+    return f"{option}{module_of(file, folder).__name__}.{name}"
+
+
+def import_paths(value: Any, folder: str) -> Any:
+    """Return the plain data ``value`` with an import path for each ``"file.py:Class"`` in it."""
+    if isinstance(value, dict):
+        return {key: import_paths(item, folder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [import_paths(item, folder) for item in value]
+    return import_path(value, folder) if isinstance(value, str) else value
+
+
+def places(text: str, files: Mapping[str, str]) -> str:
+    """Return YAML with ``file.py:Class`` for each class of the modules in ``files``, which are as in
+    :data:`imported`.
+    """
+
+    def place(found: re.Match[str]) -> str:
+        file = files.get(found[2])
+        return found[0] if file is None else f"{found[1]}{file}:{found[3]}"
+
+    return re.sub(r"^(.*\bclass_path: )(\w+)\.([\w.]+)$", place, text, flags=re.MULTILINE)

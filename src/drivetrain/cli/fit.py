@@ -1,0 +1,128 @@
+"""The commands ``drivetrain fit``, ``validate``, ``test`` and ``predict``: :class:`LightningCLI` without a program."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from drivetrain.base.lazy import on_first_use
+from drivetrain.cli import class_files
+from drivetrain.errors import ConfigurationError, check_installed, described, whose
+from drivetrain.settings import DOCS
+
+with on_first_use:
+    from drivetrain.cli import class_paths, lightning_cli, save_config
+    from drivetrain.module import datamodule, module
+
+ABOUT = {
+    "fit": "train a model",
+    "validate": "one pass over the validation data",
+    "test": "one pass over the test data",
+    "predict": "the model's outputs for the prediction data",
+}
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser for the short help and for completion; the options of the classes are read by LightningCLI."""
+    name = prog.rpartition(" ")[2]
+    made = argparse.ArgumentParser(
+        prog,
+        "%(prog)s FILE.py:CLASS [--data FILE.py:CLASS] [OPTION ...]\n       %(prog)s CONFIG.yaml [OPTION ...]",
+        f"{ABOUT[name].capitalize()}. CLASS is a LightningModule; without --data it has the loaders.",
+        epilog=f"Every argument of the Trainer is an option --trainer.NAME, of the model --model.NAME, of the data "
+        f"--data.NAME. They are listed by: {prog} FILE.py:CLASS --help",
+        allow_abbrev=False,
+    )
+    made.add_argument("target", metavar="TARGET", help="a class, such as train.py:Net or package.Net, or a YAML file")
+    made.add_argument("--data", metavar="FILE.py:CLASS", help="the LightningDataModule")
+    made.add_argument("-c", "--config", metavar="FILE", help="a YAML file with options; what follows it wins")
+    made.add_argument("--print_config", action="store_true", help="print such a file with every option, and exit")
+    made.add_argument("--ckpt_path", metavar="PATH", help="the checkpoint to resume from, or whose weights to use")
+    made.add_argument("--seed_everything", metavar="SEED", help="a number; true: PL_GLOBAL_SEED or 0; false: no seed")
+    for option in ("optimizer", "lr_scheduler"):
+        made.add_argument(f"--{option}", metavar="CLASS", help="for a model without configure_optimizers")
+    for option in DOCS:
+        made.add_argument(f"--trainer.{option}", help=argparse.SUPPRESS)
+    return made
+
+
+def main(arguments: Sequence[str], prog: str) -> int:
+    """Run the Trainer's method that ``prog`` ends with.
+
+    Returns:
+        0. Exceptions of the training are not caught; wrong usage ends in ``SystemExit(2)``.
+    """
+    name, short, words = prog.rpartition(" ")[2], parser(prog), list(arguments)
+    if not words or words[0] in ("-h", "--help"):
+        short.parse_args(words)
+    sys.path.insert(0, os.getcwd())  # for modules that a configuration names, as with python -m
+    try:
+        check_installed(prog, "jsonargparse", install='"drivetrain[cli]"')
+        if not words[0].startswith("-"):
+            words[:1] = _target(words[0])
+        model = _class(words, "--model", module.LightningModule)
+        data = _class(words, "--data", datamodule.LightningDataModule)
+    except ConfigurationError as error:
+        short.error(str(error))
+
+    class OneCommand(lightning_cli.LightningCLI):
+        @staticmethod
+        def subcommands() -> dict[str, set[str]]:
+            return {name: lightning_cli.LightningCLI.subcommands()[name]}
+
+    options: dict[str, Any] = {
+        "parser_kwargs": {"prog": prog.rpartition(" ")[0]}, "save_config_callback": save_config.SaveBesideLog,
+        "args": [name, *words],
+    }  # fmt: skip
+    if {"-h", "--help"} & {*words}:  # with the options of these classes
+        options.update(model_class=model, datamodule_class=data, args=[name, "--help"])
+    OneCommand(**options)
+    return 0
+
+
+def _target(word: str) -> list[str]:
+    """Return the options for the first word.
+
+    Raises:
+        ConfigurationError: it is neither a configuration nor a class.
+    """
+    if word.endswith((".yaml", ".yml", ".json")):
+        if "://" not in word and not os.path.isfile(word):
+            raise ConfigurationError(f"There is no file {word}. Write the path of a configuration.")
+        return ["--config", word]
+    if word.endswith(".py"):
+        found = class_files.module_of(word)
+        names = [key for key, value in vars(found).items() if _is(value, module.LightningModule)]
+        names = [key for key in names if vars(found)[key].__module__ == found.__name__] or ["Net"]
+        raise ConfigurationError(f"{word} names no class. Write {' or '.join(f'{word}:{name}' for name in names)}.")
+    if "." not in word:
+        raise ConfigurationError(
+            f"{word!r} is neither a class in a file nor a configuration. Write train.py:Net or config.yaml."
+        )
+    return ["--model", word]
+
+
+def _class(words: Sequence[str], option: str, kind: type) -> type | None:
+    """Return the class that ``option`` names; ``None``: there is none, or LightningCLI has to find it.
+
+    Raises:
+        ConfigurationError: it does not exist, or is no ``kind``.
+    """
+    for before, word in zip(["", *words], words, strict=False):
+        place = word if before == option else word.removeprefix(f"{option}=")
+        if "." not in place or (before != option and place == word) or place.endswith((".yaml", ".yml", ".json")):
+            continue
+        found = class_files.object_at(place) if ".py:" in place else class_paths.class_at(place)
+        if not _is(found, kind):
+            name = kind.__name__
+            cure = f"Write class {found.__name__}({name})." if _is(found, object) else f"Name a {name}."
+            raise ConfigurationError(f"{place} is {described(found)}, and no {name}. {whose(found) or cure}")
+        return found
+    return None
+
+
+def _is(value: Any, kind: type) -> bool:
+    return isinstance(value, type) and issubclass(value, kind)
