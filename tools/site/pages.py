@@ -174,6 +174,10 @@ def stage(target: Path, root: Path = ROOT) -> None:
     for name in {*pages, *files, "docs/site.css"}:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(root / name, target / name)
+    for page in pages:  # in code in a table, GitHub needs the backslash before a pipe, and Zensical shows it
+        text = (root / page).read_text(encoding="utf-8")
+        without = re.sub(r"`[^`\n]+`", lambda code: code[0].replace("\\|", "|"), text)
+        (target / page).write_text(without, encoding="utf-8")
     for name, text in written.items():
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         (target / name).write_text(text, encoding="utf-8")
