@@ -39,6 +39,10 @@ LEGACY_PACKAGES := tests/legacy_examples/requirements.txt
 PROOF_VENV := .venv-proof
 PROOF_STAMP := $(PROOF_VENV)/.installed
 PROOF_PACKAGES := tests/proof/peers/requirements.txt
+# Zensical and mkdocstrings, which build the site; they read the package and do not import it, so no torch is needed.
+DOCS_VENV := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.installed
+DOCS_PACKAGES := docs/requirements.txt
 BENCH_RESULTS := benchmarks/results
 # Three workers for two cores, because many tests wait for processes; tests/conftest.py says which tests go together, and in which order. `make test PARALLEL=` has none.
 PARALLEL ?= --numprocesses 3 --dist loadgroup --no-loadscope-reorder
@@ -55,7 +59,7 @@ LONG_TESTS := tests/faults tests/conformance tests/clusters/test_machines.py tes
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tree where test-faults test-interop test-compat test-clusters test-extras test-xla test-legacy test-proof check dist bench clean
+.PHONY: help demo test tree where test-faults test-interop test-compat test-clusters test-extras test-xla test-legacy test-proof check docs dist bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -108,6 +112,12 @@ check: $(STAMP) ## lint, format, types, layers, and other rules of the source
 	@$(VENV)/bin/lint-imports
 	@$(VENV)/bin/python -m pytest --quiet tests/test_architecture.py
 
+docs: $(DOCS_STAMP) ## build the site in build/site, and check its links and pages (in Chromium, if it is installed)
+	@rm -rf build/site
+	@$(DOCS_VENV)/bin/python tools/site/pages.py
+	@$(DOCS_VENV)/bin/zensical build --strict --clean
+	@$(DOCS_VENV)/bin/python tools/site/check.py
+
 # DIST_PYTHONS="3.11 3.13" takes these interpreters; DIST_TORCH says where pip finds torch: see tools/dist.py.
 dist: $(STAMP) ## build wheel and sdist, and run README's example from each on every Python found
 	@$(VENV)/bin/python tools/dist.py
@@ -131,8 +141,8 @@ bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other librarie
 
 clean: ## remove the environments and everything that the targets wrote
 	rm -rf $(VENV) $(BENCH_VENV) $(COMPAT_VENV) $(CLUSTERS_VENV) $(EXTRAS_VENV) $(XLA_VENV) $(LEGACY_VENV) \
-		$(PROOF_VENV) build dist demo_output
-	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+		$(PROOF_VENV) $(DOCS_VENV) build dist demo_output
+	rm -rf .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find src tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -204,4 +214,10 @@ $(PROOF_STAMP): pyproject.toml constraints.txt $(PROOF_PACKAGES)
 	@echo "Setting up $(PROOF_VENV) ..."
 	@$(PYTHON) -m venv $(PROOF_VENV)
 	@$(PROOF_VENV)/bin/python $(PIP_INSTALL) -c constraints.txt -e . -r $(PROOF_PACKAGES) pytest pytest-timeout
+	@touch $@
+
+$(DOCS_STAMP): $(DOCS_PACKAGES)
+	@echo "Setting up $(DOCS_VENV) ..."
+	@$(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python $(PIP_INSTALL) -r $(DOCS_PACKAGES)
 	@touch $@

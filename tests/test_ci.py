@@ -40,4 +40,5 @@ def test_ci_runs_the_checks_the_tests_and_those_of_optional_packages() -> None:
     assert os.access(path, os.X_OK)
     lines = path.read_text(encoding="utf-8").splitlines()
     assert "set -euo pipefail" in lines
-    assert {"make check", "make test", "make test-extras", "make test-xla", "make test-legacy"} <= set(lines)
+    run = {"make check", "make test", "make docs", "make test-extras", "make test-xla", "make test-legacy"}
+    assert run <= set(lines)

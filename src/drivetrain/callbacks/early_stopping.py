@@ -62,10 +62,10 @@ class EarlyStopping(Callback):
         log_rank_zero_only: log on global rank 0 only.
 
     Attributes:
-        best_score: the best value so far. wait_count: number of checks since the last improvement. stopped_epoch: the
-            epoch in
-        which the callback stopped the fit; 0 if it did not. stopping_reason, stopping_reason_message: why the last fit
-        was stopped.
+        best_score: the best value so far.
+        wait_count: number of checks since the last improvement.
+        stopped_epoch: the epoch in which the callback stopped the fit; 0 if it did not.
+        stopping_reason, stopping_reason_message: why the last fit was stopped.
 
     A run that the callback has stopped does not train further when it is resumed: the callback requests the stop again
     and logs the reason. If ``patience``, ``min_delta`` or a threshold has changed, or ``max_epochs`` was raised,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from drivetrain.base.lazy import lazy
 
 if TYPE_CHECKING:
-    from drivetrain.tuner.tuning import Tuner
+    from drivetrain.tuner.tuning import Tuner as Tuner
 
 __all__ = ["Tuner"]
 
