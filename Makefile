@@ -53,7 +53,7 @@ LONG_TESTS := tests/faults tests/conformance tests/clusters/test_machines.py tes
 	tests/distributed/test_parity.py tests/distributed/test_context_parallel.py \
 	tests/distributed/test_replica_check.py tests/legacy/v1_1/test_started.py \
 	tests/trainer/test_shown.py tests/trainer/test_other_ranks.py tests/trainer/test_resume.py tests/proof \
-	tests/data/test_batched.py tests/loops/test_graphs.py tests/test_wheel.py
+	tests/data/test_batched.py tests/loops/test_graphs.py tests/test_wheel.py tests/cli/test_new.py
 
 # Many tests start programs: they should not compile the package anew each time.
 unexport PYTHONDONTWRITEBYTECODE

@@ -258,14 +258,14 @@ def test_t43_the_error_names_the_parameters_and_ends_with_the_cure(pool: Any, st
     for message, kind, cause in pool.run(cured, strategy, by_hand, group=False):
         assert "did not depend on 'second.weight', 'second.bias'" in message
         name = "ddp" if isinstance(strategy, str) else "ddp_forkserver"
-        assert message.endswith(f'write strategy="{name}_find_unused_parameters_true".')
+        assert message.endswith(f'write strategy="{name}_find_unused_parameters_true". [DT1042]')
         assert kind == "RuntimeError"
         assert "Expected to have finished reduction" in cause
 
 
 def test_t43_the_cure_starts_processes_as_before(pool: Any) -> None:
     [(message, *_), _] = pool.run(cured, "ddp_spawn", False, group=False)
-    assert message.endswith('write strategy="ddp_spawn_find_unused_parameters_true".')
+    assert message.endswith('write strategy="ddp_spawn_find_unused_parameters_true". [DT1042]')
 
 
 def ends_without(strategy: str, by_hand: bool) -> Any:

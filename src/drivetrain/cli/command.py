@@ -34,6 +34,7 @@ class Command(NamedTuple):
 _TRAIN, _RUNS, _PARTS = "train", "look at a run and what it has left", "check this machine and parts of your own"
 _LIGHTNING, _SHELL = "come from Lightning", "set up your shell"
 COMMANDS: dict[str, Command] = {
+    "new": Command("drivetrain.cli.new:main", "write a small project that trains", _TRAIN),
     "fit": Command("drivetrain.cli.fit:main", "train a model of a file or a configuration", _TRAIN),
     "validate": Command("drivetrain.cli.fit:main", "one pass over the validation data", _TRAIN),
     "test": Command("drivetrain.cli.fit:main", "one pass over the test data", _TRAIN),
