@@ -131,13 +131,18 @@ def test_a_command_gets_what_follows_its_name_and_answers_with_the_exit_code(
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [([], "COMMAND"), (["rnu"], "Did you mean 'run'?"), (["--verbose"], "required: COMMAND")],
+    [(["rnu"], "Did you mean 'run'?"), (["--verbose"], "required: COMMAND")],
 )
 def test_wrong_usage_is_answered(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_without_arguments_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert {*COMMANDS} <= {*capsys.readouterr().err.split()}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

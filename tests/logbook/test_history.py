@@ -108,7 +108,7 @@ def test_it_is_a_mapping_and_an_unknown_name_names_the_known_ones() -> None:
     assert history.get("los") is None
     assert {name: list(column) for name, column in history.items()} == {"val_loss": [0.5], "acc": [1.0]}
     assert repr(history) == "History(val_loss: 1 values, acc: 1 values)"
-    with pytest.raises(UnknownNameError, match="'val_los'.*Did you mean 'val_loss'.*acc"):
+    with pytest.raises(UnknownNameError, match="'val_los'.*Did you mean 'val_loss'.*acc.*every log_every_n_steps"):
         history["val_los"]
 
 

@@ -139,6 +139,7 @@ def test_what_was_measured_before_an_interrupt_is_printed(advise: Advise, monkey
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ([], "required: PROGRAM\n"),
         (["gone.py"], "there is no file 'gone.py'"),
         (["--rounds", "0", __file__], "'0' is not a whole number"),
         (["--only", "workers", __file__], "there is no 'workers'. Did you mean"),

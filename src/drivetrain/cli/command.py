@@ -89,11 +89,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after "drivetrain" on the command line; ``None``: ``sys.argv[1:]``.
 
     Returns:
-        The process's exit code. Wrong usage ends in ``SystemExit(2)``, ``--help`` in ``SystemExit(0)``, as with
-        argparse.
+        The process's exit code. Without arguments it is 2, and the help is printed. Wrong usage ends in
+        ``SystemExit(2)``, ``--help`` in ``SystemExit(0)``, as with argparse.
     """
     made = parser()
-    given = made.parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words:
+        made.print_help(sys.stderr)
+        return 2
+    given = made.parse_args(words)
     if given.command not in COMMANDS:
         made.error(f"there is no command {given.command!r}. {did_you_mean(given.command, COMMANDS)}")
     function: Callable[[Sequence[str], str], int] = load(COMMANDS[given.command].function)
@@ -108,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
         for group in groups
     )
     made = argparse.ArgumentParser(
-        "drivetrain", "%(prog)s COMMAND ...", "One PyTorch training program, whatever drives it.",
+        "drivetrain", "%(prog)s COMMAND ...", "Train PyTorch models; inspect, check and compare their runs.",
         f"{listed}\n\ndrivetrain COMMAND --help shows the options of a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip

@@ -18,7 +18,8 @@ def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a program and its arguments to ``parser``, after its own options."""
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module's name")
     parser.add_argument("program", metavar="PROGRAM", help="a file, or a folder or an archive with a __main__.py")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")
+    words = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")
+    words.required = False  # some versions of Python call it so if PROGRAM is missing
 
 
 def run_program(given: argparse.Namespace, prog: str) -> int:

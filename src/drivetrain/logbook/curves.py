@@ -9,7 +9,7 @@ from typing import Any
 from drivetrain.base import notebook
 from drivetrain.base.packages import pyplot
 from drivetrain.errors import UnknownNameError, check_installed, did_you_mean
-from drivetrain.logbook.history import History
+from drivetrain.logbook.history import SELDOM, History
 
 _COLUMNS = 3
 _FEW = 50
@@ -35,7 +35,7 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
     for name in names or ("",) * (not known):
         if name not in known:
             cure = did_you_mean(name, known)
-            raise UnknownNameError(f"trainer.plot({name and repr(name)}) has no values to draw. {cure}")
+            raise UnknownNameError(f"trainer.plot({name and repr(name)}) has no values to draw. {cure} {SELDOM}")
     wanted = {
         panel: [each for each in found if not names or each in names or panel in names]
         for panel, found in panels.items()

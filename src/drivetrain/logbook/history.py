@@ -25,6 +25,7 @@ with on_first_use:
 
 _UNREAD = 16
 _MOST = 100_000
+SELDOM = "Values per step are recorded every log_every_n_steps optimizer steps; the default is 50."
 
 
 class Column(list[float]):
@@ -93,7 +94,7 @@ class History(Mapping[str, Column]):
         self._read()
         if name not in self._columns:
             cure = did_you_mean(str(name), self._columns)
-            raise UnknownNameError(f"trainer.history[{name!r}]: no value was logged under this name. {cure}")
+            raise UnknownNameError(f"trainer.history[{name!r}]: no value is recorded under this name. {cure} {SELDOM}")
         return Column(*self._columns[name])
 
     def __iter__(self) -> Iterator[str]:
