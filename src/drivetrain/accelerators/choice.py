@@ -170,17 +170,19 @@ def check_limit(given: Any, count: int, accelerator: Accelerator, reserved: int 
         )
 
 
-def within_reserved(reserved: int, count: int, why: str) -> tuple[int, str]:
+def within_reserved(reserved: int | None, count: int, why: str) -> tuple[int, str]:
     """Return the number of devices that ``devices="auto"`` means, and the reason.
 
     Args:
-        reserved: how many the cluster has reserved on each machine.
+        reserved: how many the cluster has reserved on each machine; ``None``: it does not say.
         count: how many the accelerator counts on this one.
         why: the reason for that number.
 
     Raises:
         ConfigurationError: the cluster has reserved more than this machine has.
     """
+    if reserved is None:
+        return count, why
     if reserved > count:
         raise ConfigurationError(
             f"The cluster says that {reserved} devices are reserved on each machine, but this one shows {count}. Write "

@@ -201,7 +201,6 @@ class Run:
         splitter: runs batches in parts after an out-of-memory error; ``None`` without ``split_on_oom``.
         graphs: steps that were recorded: a :class:`drivetrain.loops.graphs.GraphedSteps`; ``None`` without
             ``cuda_graphs``.
-        sampler: measures where the time goes: a :class:`drivetrain.advice.sampler.Sampler`; ``None`` if nothing does.
         transfer: ``(move, hooks)`` from :func:`drivetrain.module.hooks.bind_transfer`.
         loaders: creates the loaders on first use.
     """
@@ -231,7 +230,6 @@ class Run:
     stop: Any = None
     splitter: Any = None
     graphs: Any = None
-    sampler: Any = None
 
     def __post_init__(self) -> None:
         # A transfer hook sees the batch on the host, and may write into it while the device still copies it.

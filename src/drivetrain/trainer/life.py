@@ -125,8 +125,8 @@ def set_up(trainer: Trainer, job: Job, loaders: Loaders) -> Run:
         kept=KeptStates(any(callback.saves_on_exception for callback in trainer.checkpoint_callbacks)),
     )
     if fn is TrainerFn.FITTING and not trainer.settings.barebones:
-        run.sampler = Sampler(run, began_s, resumes=job.ckpt_path is not None)
-        run.sampler.start()
+        trainer._sampler = Sampler(run, began_s, resumes=job.ckpt_path is not None)
+        trainer._sampler.start()
     if run.kept.saves_on_exception and several:
         run.kept.token = strategy.broadcast(uuid.uuid4().hex)
     run.window.gather = strategy.data.all_gather if strategy.data.size > 1 else None
@@ -324,8 +324,8 @@ def _end_profile(trainer: Trainer, stage: str) -> None:
 def _clean_up(trainer: Trainer) -> None:
     if trainer._run_parts is not None:
         run = trainer._run_parts
-        if run.sampler is not None:
-            trainer._time_spent, run.sampler = run.sampler.stop(), None
+        if trainer._sampler is not None:
+            trainer._time_spent, trainer._sampler = trainer._sampler.stop(), None
         run.unbind()
         run.loaders.close()
         run.swap_optimizers()

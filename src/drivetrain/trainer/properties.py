@@ -36,6 +36,7 @@ from drivetrain.trainer.limits import LimitsView
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from drivetrain.advice.sampler import Sampler
     from drivetrain.advice.time_spent import TimeSpent
     from drivetrain.loggers.logger import Logger
 
@@ -79,6 +80,7 @@ class TrainerView(LimitsView, RankFacts):
     _ckpt_path: str | None = None
     _set_ckpt_path: str | Path | None = None
     _time_spent: TimeSpent | None = None
+    _sampler: Sampler | None = None  # of the fit that runs
 
     fit_loop: Any = FromCompat()
     validate_loop: Any = FromCompat()
@@ -264,8 +266,7 @@ class TrainerView(LimitsView, RankFacts):
         """Where the wall time of the fit that runs, or else of the last one, went, and why it was slow; ``None`` before
         the first fit, and with ``barebones=True``. On each rank it is that rank's time; rank 0 compares the ranks.
         """
-        sampler = None if self._run_parts is None else self._run_parts.sampler
-        return self._time_spent if sampler is None else sampler.time_spent()
+        return self._time_spent if self._sampler is None else self._sampler.time_spent()
 
     @property
     def progress_bar_callback(self) -> Any:
