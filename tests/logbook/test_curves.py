@@ -58,7 +58,7 @@ def test_many_panels_have_several_rows_and_no_empty_one() -> None:
     assert len(figure_of(history_of(*"abcdefg")).axes) == 7
 
 
-@pytest.mark.parametrize("name", ["$x_$", "cost in $ and $^", "loss\udcff"])
+@pytest.mark.parametrize("name", ["$x_$", "loss\udcff"])
 def test_a_name_that_is_no_formula_and_no_text_is_drawn(name: str, tmp_path: Path) -> None:
     figure_of(history_of(name, f"train_{name}")).savefig(tmp_path / "curves.png")
 
