@@ -49,8 +49,8 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
     )
     for ax, (panel, found) in zip(axes.flat, shown.items(), strict=False):
         for name in found:
-            column = history[name]
-            ax.plot(column.steps, column, marker="." if len(column) <= _FEW else "", linewidth=1.2, label=encodable(name))
+            column, label = history[name], encodable(name)
+            ax.plot(column.steps, column, marker="." if len(column) <= _FEW else "", linewidth=1.2, label=label)
         ax.set_title(encodable(panel), parse_math=False)  # a "$" in a name is no formula
         ax.set_xlabel("step")
         ax.grid(alpha=0.3)
