@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.advice import sampler, verdict
@@ -221,6 +222,19 @@ def test_one_slow_rank_is_named(pool: Any, tmp_path: Path, where: str, slow: int
 
 def test_all_causes_are_seeded() -> None:
     assert {*SEEDS, "rank_data", "rank_compute"} == {*CAUSES}
+
+
+def test_workers_that_are_started_in_each_epoch_are_not_a_slow_data_set(make_trainer: Any, monkeypatch: Any) -> None:
+    start = _MultiProcessingDataLoaderIter._reset
+
+    def slow_start(*given: Any, **more: Any) -> None:
+        nap(0.5)
+        start(*given, **more)
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_reset", slow_start)
+    found = fitted(make_trainer, Net(), DataLoader(samples(8), 4, num_workers=1), max_epochs=3).verdict
+    assert found is not None
+    assert (found.cause, "persistent_workers=True" in found.advice) == ("dataset", True)
 
 
 # ---- twenty healthy fits ---------------------------------------------------------------------------------------------

@@ -113,6 +113,9 @@ def test_the_advice_depends_on_the_workers() -> None:
     assert "num_workers=2" in none.advice
     assert "num_workers=6" in some.advice
     assert "3 workers" in some.text
+    restarted = judge(fit(fetch=50.0)(num_workers=3, workers_s=20.0))
+    assert restarted is not None
+    assert "persistent_workers=True" in restarted.advice
 
 
 @pytest.mark.parametrize(

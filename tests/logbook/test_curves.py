@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -55,6 +56,11 @@ def test_names_select_curves_or_panels() -> None:
 
 def test_many_panels_have_several_rows_and_no_empty_one() -> None:
     assert len(figure_of(history_of(*"abcdefg")).axes) == 7
+
+
+@pytest.mark.parametrize("name", ["$x_$", "loss\udcff"])
+def test_a_name_that_is_no_formula_and_no_text_is_drawn(name: str, tmp_path: Path) -> None:
+    figure_of(history_of(name, f"train_{name}")).savefig(tmp_path / "curves.png")
 
 
 def test_a_single_point_is_marked() -> None:

@@ -82,6 +82,22 @@ def test_a_repository_without_a_commit_has_no_diff(tmp_path: Path, repository: P
     assert (found["commit"], found["dirty"], diff) == ("(initial)", True, "")
 
 
+def test_a_repository_that_git_refuses_to_read_is_a_note_with_git_s_reason(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert "dubious ownership" in version()[0]["note"]
+
+
+def test_a_diff_that_git_cannot_make_is_a_note_beside_the_commit(repository: Path) -> None:
+    (repository / "train.py").write_text("lr = 0.2\n")
+    blob = git(repository, "rev-parse", "HEAD:train.py")
+    (repository / ".git" / "objects" / blob[:2] / blob[2:]).unlink()
+    found, diff = version()
+    assert (found["commit"], found["dirty"], diff) == (git(repository, "rev-parse", "HEAD"), True, "")
+    assert "git failed" in found["note"]
+
+
 def test_git_that_hangs_is_a_note(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "git").write_text("#!/bin/sh\nexec sleep 60\n")
     (repository / "git").chmod(0o755)

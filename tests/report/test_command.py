@@ -71,12 +71,13 @@ def test_max_slower_without_a_known_time_is_2(make_run: Make, capsys: Any) -> No
 
 
 def test_json_has_what_the_page_has_and_a_version(make_run: Make, capsys: Any) -> None:
-    folder = make_run(rows={"loss": [1.0, float("nan")]})
+    folder = make_run(rows={"loss": [1.0, float("nan")], "norm": [float("inf")] * 2})
     assert main([str(folder), "--json"]) == 0
     found = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
     (run,) = found["runs"]
     assert (found["schema"], found["differences"]) == (1, None)
-    assert run["curves"] == {"loss": [[0, 1.0], [10, None]]}
+    assert run["curves"] == {"loss": [[0, 1.0], [10, None]], "norm": [[0, None], [10, None]]}
+    assert run["values"]["norm"]["last"] is None
     assert run["attempts"] == load(folder / "run.json")["attempts"]
     assert run["seconds_per_step"] == 0.1
     assert not (folder / "report.html").exists()

@@ -125,6 +125,14 @@ def test_a_file_that_is_no_record_of_this_layout_is_kept_and_the_fit_warns(
     assert (trainer.global_step, (tmp_path / "run" / "run.json").read_text()) == (4, content)
 
 
+def test_the_warning_has_the_reason_once(fit: Any, tmp_path: Path) -> None:
+    (tmp_path / "run" / "run.json").mkdir(parents=True)
+    with pytest.warns(UserWarning, match=r"could not be written") as warned:
+        fit()
+    (text,) = [str(each.message) for each in warned if "run.json" in str(each.message)]
+    assert text.count("EISDIR") == 1
+
+
 def test_a_failure_inside_the_record_does_not_end_the_fit(
     fit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,7 +53,7 @@ _OWN_PLACES = {
 }  # fmt: skip
 """Functions of this package whose time is not what the phase says: file and name -> part."""
 
-_USERS, _FETCHER, _LOOP = "a user's", "torch's fetcher of samples", "the loop, where the stack of a batch ends"
+_USERS, _FETCHER, _LOOP = "a user's", "torch's data loading", "the loop, where the stack of a batch ends"
 
 _EVERY_S, _LOOKS_PER_AGE = (0.05, 0.25), 60  # a look after each 1/60 of the fit's age, within these limits
 _MOST_POINTS = 64  # of a curve of memory
@@ -188,11 +188,13 @@ class Sampler(threading.Thread):
         return self.time_spent(final=True)
 
     def _measured(self, wall_s: float) -> Measured:
-        run, collate_s, lines = self._run, 0.0, dict[tuple[str, _Place], float]()
+        run, collate_s, workers_s, lines = self._run, 0.0, 0.0, dict[tuple[str, _Place], float]()
         for place, seconds in self._places.items():
-            what = place.part
-            if what == "fetch" and "collate_fn" in linecache.getline(*place.fetcher):
+            what, source = place.part, linecache.getline(*place.fetcher)
+            if what == "fetch" and "collate_fn" in source:
                 what, collate_s = "collate", collate_s + seconds
+            if what == "fetch" and "MultiProcessing" in source:
+                workers_s += seconds
             line = what, place._replace(fetcher=("", 0))
             lines[line] = lines.get(line, 0.0) + seconds
         loaders = parts_of(run.loaders.training()) if self._trains else ()
@@ -202,6 +204,7 @@ class Sampler(threading.Thread):
             batches=self._batches(),
             looks=self._looks,
             collate_s=collate_s,
+            workers_s=workers_s,
             lines=[_line(what, place, seconds) for (what, place), seconds in lines.items() if place.line],
             num_workers=max((getattr(each, "num_workers", 0) for each in loaders), default=0),
             log_every=run.limits.log_every_n_steps,
@@ -231,7 +234,8 @@ def _kind(code: CodeType) -> str:
         return _USERS
     if (file, name) == ("epoch.py", "run_batches"):
         return _LOOP
-    return _FETCHER if (file, name) == ("fetch.py", "fetch") else _OWN_PLACES.get((file, name), "")
+    fetches = (file, name) in {("fetch.py", "fetch"), ("dataloader.py", "_get_iterator")}
+    return _FETCHER if fetches else _OWN_PLACES.get((file, name), "")
 
 
 def _line(what: str, place: _Place, seconds: float) -> Line:

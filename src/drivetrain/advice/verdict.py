@@ -61,7 +61,7 @@ class Measured:
     Attributes:
         seconds, wall_s: as in :class:`drivetrain.advice.time_spent.TimeSpent`.
         batches: the number of training batches. looks: how often the fit was looked at while it trained.
-        collate_s: the part of "fetch" that was in ``collate_fn``.
+        collate_s: the part of "fetch" that was in ``collate_fn``. workers_s: that in which workers were started.
         num_workers, log_every: of the training loader, and of the Trainer.
         on_host: the host itself computes, so a step waits for no device.
         busy: the mean share of the time in which the device computed; ``None``: unknown.
@@ -74,6 +74,7 @@ class Measured:
     batches: int
     looks: int
     collate_s: float = 0.0
+    workers_s: float = 0.0
     lines: Sequence[Line] = ()
     num_workers: int = 0
     log_every: int = 50
@@ -155,6 +156,9 @@ def _fetch(measured: Measured) -> Iterator[tuple[float, Verdict]]:
             "each sample."
         )
         yield share, Verdict("collate", f"{text}, most of it in collate_fn{at}.", advice)
+    elif measured.workers_s > seconds / 4:  # and each new worker also delays the first batch
+        advice = "Write DataLoader(..., persistent_workers=True), or fewer workers, or longer epochs."
+        yield share, Verdict("dataset", f"{text}: {_count(workers, 'worker')} are started again in each epoch.", advice)
     elif workers:
         advice = f"Write DataLoader(..., num_workers={2 * workers}), or do less work for each sample."
         yield share, Verdict("dataset", f"{text}: {_count(workers, 'worker')} cannot read the data set faster.", advice)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from drivetrain.base import notebook
+from drivetrain.base.files import encodable
 from drivetrain.base.packages import pyplot
 from drivetrain.errors import UnknownNameError, check_installed, did_you_mean
 from drivetrain.logbook.history import SELDOM, History
@@ -48,12 +49,14 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
     )
     for ax, (panel, found) in zip(axes.flat, shown.items(), strict=False):
         for name in found:
-            column = history[name]
-            ax.plot(column.steps, column, marker="." if len(column) <= _FEW else "", linewidth=1.2, label=name)
-        ax.set(title=panel, xlabel="step")
+            column, label = history[name], encodable(name)
+            ax.plot(column.steps, column, marker="." if len(column) <= _FEW else "", linewidth=1.2, label=label)
+        ax.set_title(encodable(panel), parse_math=False)  # a "$" in a name is no formula
+        ax.set_xlabel("step")
         ax.grid(alpha=0.3)
         if found != [panel]:
-            ax.legend(fontsize="small")
+            for text in ax.legend(fontsize="small").get_texts():
+                text.set_parse_math(False)
     for ax in axes.flat[len(shown) :]:
         ax.remove()
     if notebook.can_display():

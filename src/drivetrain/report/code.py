@@ -42,14 +42,16 @@ def _version(folder: str, minute: int) -> tuple[dict[str, Any], str]:
     if (git := shutil.which("git")) is None:
         return {**found, "note": "git is not installed"}, ""
     try:
-        status = _run(git, folder, *_STATUS)
-        if status is None:
-            return {**found, "note": "the folder is in no git repository"}, ""
-        lines = status.decode(errors="replace").splitlines()
+        lines = _run(git, folder, *_STATUS).decode(errors="replace").splitlines()
         heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
         dirty = any(not line.startswith("#") for line in lines)
         found.update(commit=heads.get("branch.oid"), branch=heads.get("branch.head"), dirty=dirty)
-        diff = (_run(git, folder, *_DIFF) or b"") if dirty else b""
+        has_commit = found["commit"] != "(initial)"
+        diff = _run(git, folder, *_DIFF) if dirty and has_commit else b""
+    except subprocess.CalledProcessError as error:
+        why = error.stderr.decode(errors="replace").strip().partition("\n")[0]
+        none = "not a git repository" in why
+        return {**found, "note": "the folder is in no git repository" if none else f"git failed: {why}"}, ""
     except (OSError, subprocess.SubprocessError) as error:
         return {**found, "note": f"git failed: {error}"}, ""
     if not diff:
@@ -60,9 +62,10 @@ def _version(folder: str, minute: int) -> tuple[dict[str, Any], str]:
     return {**found, "diff": hashlib.sha256(diff).hexdigest()[:16]}, text
 
 
-def _run(git: str, folder: str, *words: str) -> bytes | None:
-    """Return the output of a git command; ``None`` if it failed."""
+def _run(git: str, folder: str, *words: str) -> bytes:
+    """Return the output of a git command, whose messages are in English."""
     done = subprocess.run(
-        [git, *_GIT, *words], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False
-    )
-    return done.stdout if done.returncode == 0 else None
+        [git, *_GIT, *words], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=True,
+        env={**os.environ, "LC_ALL": "C"},
+    )  # fmt: skip
+    return done.stdout

@@ -14,7 +14,7 @@ from typing import Any
 from drivetrain.base import files
 from drivetrain.report.comparing import differences, slower, summary
 from drivetrain.report.page import comparison, page
-from drivetrain.report.reading import NothingToRead, Run, find, number, read
+from drivetrain.report.reading import NothingToRead, Run, find, read
 from drivetrain.report.sections import headline
 
 SCHEMA = 1
@@ -87,7 +87,8 @@ def _run(path: str, prog: str) -> Run:
 
 def _write(runs: list[Run], output: str | None, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(_data(runs)))
+        data = json.loads(json.dumps(_data(runs)), parse_constant=lambda name: None)  # JSON has no NaN and no infinity
+        print(json.dumps(data))
     if as_json and output is None:
         return
     name = "report.html" if len(runs) == 1 else "comparison.html"
@@ -103,13 +104,12 @@ def _write(runs: list[Run], output: str | None, as_json: bool) -> None:
 
 
 def _data(runs: list[Run]) -> dict[str, Any]:
-    """Return the reports as plain data; values that are not finite are ``None``."""
+    """Return the reports as plain data."""
     found = [
         {
             **asdict(run),
             "headline": headline(run),
             "seconds_per_step": run.step_s,
-            "curves": {name: [(x, number(y)) for x, y in points] for name, points in run.curves.items()},
             "values": summary(run),
         }
         for run in runs

@@ -16,7 +16,6 @@ import uuid
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -106,7 +105,7 @@ class _Record:
         self._carefully(lambda: self._end(trainer, error))
         if self._error is not None:
             failure = self._error
-            why = files.reason(failure, Path(failure.filename or NAME)) if isinstance(failure, OSError) else failure
+            why = getattr(failure, "strerror", None) or failure  # files.write has described an OSError
             rank_zero_warn(
                 f"The record of this run, {NAME} in {', '.join(self._folders) or 'its log folder'}, could not be "
                 f"written: {why}. The fit is not affected; `drivetrain report` will not show all of it. Free disk "
