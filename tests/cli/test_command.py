@@ -29,7 +29,7 @@ for name in command.COMMANDS:
             command.main([name, "--help"])
     except SystemExit as ended:
         assert ended.code == 0
-    heavy = {"torch", "numpy", "rich", "jsonargparse", "yaml"} & set(sys.modules)
+    heavy = {"torch", "numpy", "rich", "jsonargparse", "yaml", "importlib.metadata"} & set(sys.modules)
     print(json.dumps([name, shown.getvalue(), sorted(heavy), len(sys.modules)]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -78,7 +78,7 @@ def test_the_page_has_a_row_for_every_command_and_tells_which_print_json() -> No
     [
         ["checkpoint", "verify", "nowhere"], ["checkpoint", "diff", "nowhere", "here"], ["goodput", "nowhere"],
         ["stacks", "nowhere"], ["diff", "nowhere", "here"], ["conformance", "cluster", "nowhere:Part"],
-        ["migrate", "nowhere.py"],
+        ["migrate", "nowhere.py"], ["report", "nowhere"],
     ],
     ids=lambda words: " ".join(words[:2]),
 )  # fmt: skip

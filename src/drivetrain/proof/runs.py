@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 import json
 import os
 import random
@@ -35,6 +34,13 @@ class CannotTryError(Exception):
     """The program could not be tried; the message says why and what to do."""
 
 
+def installed_torch() -> str:
+    """Return the version of the installed torch, which is not imported."""
+    from importlib.metadata import version  # slow to import, and the help of the commands does not need it
+
+    return version("torch")
+
+
 @dataclass
 class Program:
     """The program and how it is started.
@@ -55,7 +61,7 @@ class Program:
     source: Path = field(default_factory=Path.cwd)
     links: Sequence[str] = ()
     python: str = sys.executable
-    torch: str = field(default_factory=lambda: importlib.metadata.version("torch"))
+    torch: str = field(default_factory=installed_torch)
 
     def __post_init__(self) -> None:
         """Make relative paths that lead out of the working directory absolute: a copy has other parents."""
