@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,27 @@ def test_wrong_usage_of_every_command_exits_with_2(name: str, capsys: pytest.Cap
     assert "error:" in shown.err
 
 
+@pytest.mark.parametrize("options", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_a_reader_that_ends_early_is_no_error(options: list[str]) -> None:
+    words = [sys.executable, *options, "-m", "drivetrain.cli.command", "explain"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": ""}
+    ) as started:
+        assert started.stdout
+        assert started.stderr
+        started.stdout.close()
+        assert (started.stderr.read(), started.wait()) == (b"", 141)
+
+
+def test_another_broken_pipe_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(arguments: Sequence[str], prog: str) -> int:
+        raise BrokenPipeError(prog)
+
+    monkeypatch.setattr(command, "load", lambda path: broken)
+    with pytest.raises(BrokenPipeError, match="drivetrain explain"):
+        main(["explain"])
+
+
 def test_the_module_is_the_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "drivetrain.cli.command", "--version"], capture_output=True, text=True, check=True
@@ -131,7 +153,7 @@ def test_a_command_gets_what_follows_its_name_and_answers_with_the_exit_code(
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [([], "COMMAND"), (["rnu"], "Did you mean 'run'?"), (["--verbose"], "required: COMMAND")],
+    [([], "required: COMMAND\n"), (["rnu"], "Did you mean 'run'?"), (["--verbose"], "required: COMMAND")],
 )
 def test_wrong_usage_is_answered(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -47,7 +47,10 @@ def parser(prog: str) -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument("--image", type=_matching(_WORD, "a word"), help="trainjob, k8s, dstack: the container's image")
     made.add_argument(
-        "--time", type=_matching(_TIME, "a time of SLURM, such as 1-00:00:00 or 30:00"), default="1-00:00:00", help="slurm: the time limit (1 day)"
+        "--time",
+        type=_matching(_TIME, "a time of SLURM, such as 1-00:00:00 or 30:00"),
+        default="1-00:00:00",
+        help="slurm: the time limit (1 day)",
     )
     made.add_argument(
         "--stop-timeout", type=_count, default=_STOP_TIMEOUT_S, metavar="SECONDS",

@@ -88,7 +88,13 @@ def find(path: str) -> tuple[str, int]:
         if marks or folder[len(path) :].count(os.sep) >= _DEEPEST:
             inner.clear()  # a run's folder may have folders with further event files
     if not found:
-        what = "is no run.json" if os.path.isfile(path) else "has no run in it" if os.path.isdir(path) else "does not exist"
+        what = (
+            "is no run.json"
+            if os.path.isfile(path)
+            else "has no run in it"
+            if os.path.isdir(path)
+            else "does not exist"
+        )
         raise NothingToRead(
             f"{path} {what}. Pass the log folder of a run, such as lightning_logs/version_0, in which a fit with "
             'Trainer(logger="csv") or Trainer(logger="tensorboard") has written run.json.'
