@@ -121,13 +121,6 @@ def test_why_a_program_cannot_be_measured(end: str, reason: str, advise: Advise)
     assert reason in found.err
 
 
-def test_a_value_that_no_change_has_is_not_measured(advise: Advise) -> None:
-    found = advise(PROGRAM + FIT, *SHORT, "--only", "num_workers=3", "--only", "pin_memory")
-    assert (found.code, found.out) == (1, "")
-    assert "--only num_workers=3 names no change of this program. Write one of num_workers=1, " in found.err
-    assert "round" not in found.err
-
-
 def test_what_was_measured_before_an_interrupt_is_printed(advise: Advise, monkeypatch: pytest.MonkeyPatch) -> None:
     starts, run_to_end = [], measuring.run_to_end
 
