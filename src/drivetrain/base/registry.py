@@ -21,11 +21,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from drivetrain.base.introspect import is_own_class, missing_methods, near_misses, reads
+from drivetrain.base.lazy import Later
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, UnknownNameError, WrongTypeError, described, did_you_mean, shown
 
 if TYPE_CHECKING:
-    from importlib import metadata  # slow to import, and no help of a command needs it
+    from importlib import metadata
+else:
+    metadata = Later("importlib.metadata")  # slow to import, and no help of a command needs it
 
 T = TypeVar("T")
 
@@ -312,8 +315,6 @@ class Registry(Generic[T]):
 
     def _entry_points(self) -> dict[str, metadata.EntryPoint]:
         """Return the entry points of installed packages; they are read again when a package may have been installed."""
-        from importlib import metadata
-
         if (places := _installation()) != self._read_from:
             self._read = {entry.name: entry for entry in metadata.entry_points(group=self._group)}
             self._read_from = places
@@ -344,8 +345,6 @@ def _modules(*folders: str) -> tuple[str, ...]:
 
 def _installation() -> tuple[Any, ...]:
     """Return what differs after a package was installed or removed: where Python searches, and when that changed."""
-    from importlib import metadata
-
     return metadata.entry_points, *map(id, sys.meta_path), *((path, _changed(path)) for path in sys.path)
 
 

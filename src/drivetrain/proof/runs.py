@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from drivetrain.base.lazy import Later
 from drivetrain.proof.records import VARIABLE, Start, ranks_of, start_of
 
 RUN = "{run}"
@@ -36,9 +37,7 @@ class CannotTryError(Exception):
 
 def installed_torch() -> str:
     """Return the version of the installed torch, which is not imported."""
-    from importlib.metadata import version  # slow to import, and the help of the commands does not need it
-
-    return version("torch")
+    return str(Later("importlib.metadata").version("torch"))  # slow to import, and no help of a command needs it
 
 
 @dataclass
