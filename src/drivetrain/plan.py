@@ -35,9 +35,8 @@ from typing import Any
 
 import torch
 
-from drivetrain.accelerators import choice
 from drivetrain.accelerators.accelerator import HOST, Accelerator
-from drivetrain.accelerators.choice import available, check_limit, check_numbers, check_strategy, choose
+from drivetrain.accelerators.choice import available, check_limit, check_numbers, check_strategy, choose, reserved_of
 from drivetrain.accelerators.torch_device import as_numbers, no_numbers
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.registry import Entry, Registry, check_part
@@ -148,9 +147,8 @@ class Plan:
         return f"{type(self).__name__}({', '.join(f'{each.what}={each.choice!r}' for each in self.decisions)})"
 
     def _repr_html_(self) -> str:
-        return notebook.table(
-            [(d.what, d.choice, f"because {d.why}") for d in self.decisions], ("drivetrain plan", "", "")
-        )
+        rows = [(d.what, d.choice, f"because {d.why}") for d in self.decisions]
+        return notebook.table(rows, ("drivetrain plan", "", ""))
 
     def __str__(self) -> str:
         wide_what = max(len(d.what) for d in self.decisions)
@@ -165,8 +163,7 @@ def resolve(settings: Settings, machine: Machine | None = None) -> Plan:
     Raises:
         ConfigurationError: a name is unknown, arguments contradict each other, or the hardware is missing.
     """
-    machine = machine or Machine.detect()
-    plugins = _plugins(settings.plugins)
+    machine, plugins = machine or Machine.detect(), _plugins(settings.plugins)
     strategy, why_strategy = _strategy(settings)
     own = strategy.own_parts if isinstance(strategy, Strategy) else OwnParts()
     accelerator, why_accelerator = _accelerator(settings, own)
@@ -399,10 +396,11 @@ def _devices(
     if given in (0, "0", [], "", None) or isinstance(given, bool):
         raise WrongTypeError(f'devices={given!r} names no device. Write devices=1 or devices="auto".')
     parsed: Any
-    reserved = None if accelerator.autocast_device_type == HOST.type else environment.reserved_devices()
+    if (reserved := environment.reserved_devices()) is not None and accelerator.autocast_device_type == HOST.type:
+        reserved = None  # clusters count GPUs
     if given == "auto":
-        count, why = accelerator.auto_device_count(), 'devices="auto", and this accelerator counts'
-        count, why = choice.within_reserved(reserved, count, why)
+        why = 'devices="auto", and this accelerator counts'
+        count, why = reserved_of(reserved, accelerator.auto_device_count(), why)
         if environment.creates_processes_externally and accelerator.autocast_device_type == HOST.type:
             count = environment.world_size() // max(settings.num_nodes, 1)  # devices of the host have no numbers
             why = 'devices="auto", and the processes on this machine are'

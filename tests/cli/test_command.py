@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ for name in command.COMMANDS:
             command.main([name, "--help"])
     except SystemExit as ended:
         assert ended.code == 0
-    heavy = {"torch", "numpy", "rich", "jsonargparse", "yaml"} & set(sys.modules)
+    heavy = {"torch", "numpy", "rich", "jsonargparse", "yaml", "importlib.metadata"} & set(sys.modules)
     print(json.dumps([name, shown.getvalue(), sorted(heavy), len(sys.modules)]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -78,7 +79,7 @@ def test_the_page_has_a_row_for_every_command_and_tells_which_print_json() -> No
     [
         ["checkpoint", "verify", "nowhere"], ["checkpoint", "diff", "nowhere", "here"], ["goodput", "nowhere"],
         ["stacks", "nowhere"], ["diff", "nowhere", "here"], ["conformance", "cluster", "nowhere:Part"],
-        ["migrate", "nowhere.py"],
+        ["migrate", "nowhere.py"], ["report", "nowhere"],
     ],
     ids=lambda words: " ".join(words[:2]),
 )  # fmt: skip
@@ -103,6 +104,27 @@ def test_wrong_usage_of_every_command_exits_with_2(name: str, capsys: pytest.Cap
     shown = capsys.readouterr()
     assert (ended.value.code, shown.out) == (2, "")
     assert "error:" in shown.err
+
+
+@pytest.mark.parametrize("options", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_a_reader_that_ends_early_is_no_error(options: list[str]) -> None:
+    words = [sys.executable, *options, "-m", "drivetrain.cli.command", "explain"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": ""}
+    ) as started:
+        assert started.stdout
+        assert started.stderr
+        started.stdout.close()
+        assert (started.stderr.read(), started.wait()) == (b"", 141)
+
+
+def test_another_broken_pipe_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(arguments: Sequence[str], prog: str) -> int:
+        raise BrokenPipeError(prog)
+
+    monkeypatch.setattr(command, "load", lambda path: broken)
+    with pytest.raises(BrokenPipeError, match="drivetrain explain"):
+        main(["explain"])
 
 
 def test_the_module_is_the_command() -> None:

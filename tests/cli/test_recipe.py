@@ -218,6 +218,7 @@ def test_odd_words_reach_the_program_as_they_are(
         (["slurm", "train.py", "--name=a\nb"], "is not a name of a-z, 0-9 and -"),
         (["slurm", "train.py", "--name=x; rm"], "is not a name of a-z, 0-9 and -"),
         (["slurm", "train.py", "--time=1h"], "'1h' is not a time of SLURM"),
+        (["slurm", ""], "'' is not the path of a program"),
         (["slurm", "train.py", "--folder=runs"], "'runs' is not an absolute path"),
         (["dstack", "train.py", "--folder=/a:/b"], "is not an absolute path without blanks"),
         (["k8s", "train.py"], "k8s runs containers. Pass --image"),

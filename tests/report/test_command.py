@@ -41,6 +41,17 @@ def test_nothing_to_read_is_2(tmp_path: Path, make_run: Make, capsys: Any) -> No
     assert "has no run in it" in capsys.readouterr().err
     assert main([str(make_run()), "--output", str(tmp_path / "gone" / "page.html")]) == 2
     assert "cannot be written" in capsys.readouterr().err
+    run = make_run("other")
+    for folder in (tmp_path, Path("/")):
+        assert main([str(run), "--output", str(folder)]) == 2
+        assert f"{folder} is a folder. Pass a file, such as --output " in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_of_a_run_is_not_reported(make_run: Make, capsys: Any) -> None:
+    (other := make_run() / "train.py").touch()
+    assert main([str(other)]) == 2
+    assert f"{other} is no run.json" in capsys.readouterr().err
+    assert not (other.parent / "report.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -68,6 +79,8 @@ def test_max_slower_without_a_known_time_is_2(make_run: Make, capsys: Any) -> No
     first, second = make_run("first"), make_run("second", {"status": "running", "seconds": None})
     assert main([str(first), str(second), "--max-slower", "5%"]) == 2
     assert "both runs need a run.json of a fit that has ended" in capsys.readouterr().err
+    assert main([str(first), str(second), "--max-slower", "5%", "--json"]) == 2
+    assert [*json.loads(capsys.readouterr().out)] == ["error"]
 
 
 def test_json_has_what_the_page_has_and_a_version(make_run: Make, capsys: Any) -> None:

@@ -115,8 +115,9 @@ def test_a_program_that_fails_is_named_with_the_end_of_its_output(advise: Advise
     ],
 )
 def test_why_a_program_cannot_be_measured(end: str, reason: str, advise: Advise) -> None:
-    found = advise(PROGRAM + end, *SHORT)
-    assert (found.code, found.out) == (1, "")
+    found = advise(PROGRAM + end, *SHORT, "--json")
+    assert found.code == 1
+    assert reason in json.loads(found.out)["error"]
     assert reason in found.err
 
 

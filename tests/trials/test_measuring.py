@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from drivetrain.trials.measuring import Result, Tried, judge
+from drivetrain.proof.runs import CannotTryError
+from drivetrain.trials.measuring import Result, Trials, Tried, judge
 
 
 @pytest.mark.parametrize(
@@ -37,3 +40,11 @@ def test_what_helps_is_ordered_by_the_ratio() -> None:
     cures = [Tried(name, "", "", "", each, judge([100, 100], each)) for name, each in speeds.items()]
     cures += [Tried("d", "", "", "not here"), Tried("e", "", "", "", failed="RuntimeError: no")]
     assert [each.name for each in Result([100, 100], cures).helpful()] == ["b", "a"]
+
+
+def test_a_value_that_no_change_has_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = {"cures": [{"name": name} for name in ("num_workers=1", "num_workers=2", "pin_memory")]}
+    trials = Trials(["train.py"], tmp_path, 4, 60.0, print)
+    monkeypatch.setattr(trials, "_trial", lambda where, looks=False: (looked if looks else pytest.fail(where), 1.0))
+    with pytest.raises(CannotTryError, match="^--only num_workers=3 names no change of this program. Write one of num"):
+        trials.run(Result(), 2, ["num_workers=3", "pin_memory"])

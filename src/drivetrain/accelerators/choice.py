@@ -170,7 +170,7 @@ def check_limit(given: Any, count: int, accelerator: Accelerator, reserved: int 
         )
 
 
-def within_reserved(reserved: int | None, count: int, why: str) -> tuple[int, str]:
+def reserved_of(reserved: int | None, count: int, why: str) -> tuple[int, str]:
     """Return the number of devices that ``devices="auto"`` means, and the reason.
 
     Args:

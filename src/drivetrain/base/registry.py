@@ -17,13 +17,18 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import metadata
 from types import ModuleType
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
 
 from drivetrain.base.introspect import is_own_class, missing_methods, near_misses, reads
+from drivetrain.base.lazy import Later
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.errors import ConfigurationError, UnknownNameError, WrongTypeError, described, did_you_mean, shown
+
+if TYPE_CHECKING:
+    from importlib import metadata
+else:
+    metadata = Later("importlib.metadata")  # slow to import, and no help of a command needs it
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -101,7 +102,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.command not in COMMANDS:
         made.error(f"there is no command {given.command!r}. {did_you_mean(given.command, COMMANDS)}")
     function: Callable[[Sequence[str], str], int] = load(COMMANDS[given.command].function)
-    return function(given.arguments, f"drivetrain {given.command}")
+    try:
+        code = function(given.arguments, f"drivetrain {given.command}")
+        if sys.stdout is not None and not sys.stdout.closed:
+            sys.stdout.flush()
+    except BrokenPipeError:  # of the standard output, or of something else in a program
+        try:
+            print(flush=True)
+        except BrokenPipeError:  # its reader, such as head, has ended; Python would report that at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141  # as a shell has it for SIGPIPE
+        raise
+    return code
 
 
 def parser() -> argparse.ArgumentParser:
@@ -118,7 +130,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument("--version", action="version", version=f"drivetrain {drivetrain.__version__}")
     made.add_argument("command", metavar="COMMAND", help="one of those below")
-    made.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    made.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS).required = False
     return made
 
 

@@ -26,7 +26,10 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "and what the Trainer of the program must be given. Arguments of the program come after --."
     )  # fmt: skip
     made.add_argument("cluster", choices=_RECIPES, metavar="CLUSTER", help=", ".join(_RECIPES))
-    made.add_argument("program", metavar="PROGRAM", help="the program: a path in the shared folder, or an absolute one")
+    made.add_argument(
+        "program", metavar="PROGRAM", type=_matching(re.compile(r"(?s).+"), "the path of a program"),
+        help="the program: a path in the shared folder, or an absolute one",
+    )  # fmt: skip
     made.add_argument("--nodes", type=_count, default=1, help="machines (1)")
     made.add_argument("--devices", type=_count, default=1, help="GPUs, or with --cpu processes, of each machine (1)")
     made.add_argument("--cpu", action="store_true", help="machines without GPUs")
@@ -44,7 +47,10 @@ def parser(prog: str) -> argparse.ArgumentParser:
     )  # fmt: skip
     made.add_argument("--image", type=_matching(_WORD, "a word"), help="trainjob, k8s, dstack: the container's image")
     made.add_argument(
-        "--time", type=_matching(_TIME, "a time of SLURM"), default="1-00:00:00", help="slurm: the time limit (1 day)"
+        "--time",
+        type=_matching(_TIME, "a time of SLURM, such as 1-00:00:00 or 30:00"),
+        default="1-00:00:00",
+        help="slurm: the time limit (1 day)",
     )
     made.add_argument(
         "--stop-timeout", type=_count, default=_STOP_TIMEOUT_S, metavar="SECONDS",

@@ -8,6 +8,7 @@ another launcher has started the ranks, local rank 0 creates it, and the watcher
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import mmap
 import os
@@ -17,7 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from drivetrain.base.registry import load
 from drivetrain.launchers.folder import DESCRIPTION, HELD, hold, keep_sockets_in
 
 BOARD = "DRIVETRAIN_BOARD"
@@ -162,7 +162,8 @@ class Board:
         collective = collective and f", {collective}"
         if not words[SHOWN]:
             return f"in a program on the Engine{collective}" if words[ENGINE] else "before its first run"
-        name = load("drivetrain.loops.progress:Phase")(words[PHASE]).name.lower().replace("_", " ")
+        phases = importlib.import_module("drivetrain.loops.progress")  # it imports torch
+        name = phases.Phase(words[PHASE]).name.lower().replace("_", " ")
         where = f"in the phase {name!r}" if words[PHASE] else "outside of a run"
         return f"{where}, after {words[BATCHES]} batches had begun, in step {words[STEP]}{collective}"
 

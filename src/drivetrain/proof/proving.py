@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import json
 import platform
 import signal
@@ -17,7 +16,7 @@ import drivetrain
 from drivetrain.base.lazy import on_first_use
 from drivetrain.proof.judge import LOGGED, WRITTEN, Difference, Judgement, earliest, judge, logged_apart, summary
 from drivetrain.proof.records import OPERATIONS, forked_of, path_of
-from drivetrain.proof.runs import GRACE_S, RUN, CannotTryError, Program, Run, kills_for, undisturbed
+from drivetrain.proof.runs import GRACE_S, RUN, CannotTryError, Program, Run, installed_torch, kills_for, undisturbed
 
 with on_first_use:
     from drivetrain.proof import operations, outputs
@@ -45,7 +44,7 @@ class Verdict:
     hash: str = ""
     differences: list[Difference] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    torch: str = field(default_factory=lambda: importlib.metadata.version("torch"))
+    torch: str = field(default_factory=installed_torch)
     drivetrain: str = drivetrain.__version__
     python: str = platform.python_version()
 

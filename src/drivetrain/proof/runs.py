@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 import json
 import os
 import random
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from drivetrain.base.lazy import Later
 from drivetrain.proof.records import VARIABLE, Start, ranks_of, start_of
 
 RUN = "{run}"
@@ -33,6 +33,11 @@ GRACE_S = 60.0  # a start may take this long beyond three times the undisturbed 
 
 class CannotTryError(Exception):
     """The program could not be tried; the message says why and what to do."""
+
+
+def installed_torch() -> str:
+    """Return the version of the installed torch, which is not imported."""
+    return str(Later("importlib.metadata").version("torch"))  # slow to import, and no help of a command needs it
 
 
 @dataclass
@@ -55,7 +60,7 @@ class Program:
     source: Path = field(default_factory=Path.cwd)
     links: Sequence[str] = ()
     python: str = sys.executable
-    torch: str = field(default_factory=lambda: importlib.metadata.version("torch"))
+    torch: str = field(default_factory=installed_torch)
 
     def __post_init__(self) -> None:
         """Make relative paths that lead out of the working directory absolute: a copy has other parents."""

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from drivetrain.base import files
+from drivetrain.cli.failed import failed
 from drivetrain.report.comparing import differences, slower, summary
 from drivetrain.report.page import comparison, page
 from drivetrain.report.reading import NothingToRead, Run, find, read
@@ -20,8 +21,8 @@ from drivetrain.report.sections import headline
 SCHEMA = 1
 """The layout of ``--json``."""
 
-FINE, SLOWER, NOTHING = 0, 1, 2
-"""The exit codes: 2 is also wrong usage."""
+FINE, SLOWER = 0, 1
+"""The exit codes; 2: wrong usage, or nothing to read."""
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -52,19 +53,14 @@ def main(arguments: Sequence[str], prog: str = "drivetrain report") -> int:
         made.error("--max-slower compares two runs. Pass RUN twice, the earlier one first.")
     try:
         runs = [_run(path, prog) for path in given.run]
+        ratio = None if given.max_slower is None else slower(*runs)
+        if given.max_slower is not None and ratio is None:
+            raise NothingToRead("the time of a step is unknown: both runs need a run.json of a fit that has ended.")
         _write(runs, given.output, given.json)
     except (NothingToRead, OSError) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
-        return NOTHING
-    if given.max_slower is None:
-        return FINE
-    ratio = slower(*runs)
+        return failed(f"{prog}: {error}", given.json)
     if ratio is None:
-        print(
-            f"{prog}: the time of a step is unknown: both runs need a run.json of a fit that has ended.",
-            file=sys.stderr,
-        )
-        return NOTHING
+        return FINE
     is_slower = ratio > given.max_slower
     verdict = f"{abs(ratio):.1%} {'longer' if ratio > 0 else 'less time'}; --max-slower allows {given.max_slower:.1%}"
     print(f"A step of the second run takes {verdict}.", file=sys.stderr)
@@ -85,20 +81,27 @@ def _run(path: str, prog: str) -> Run:
     return read(folder)
 
 
+def _as_json(runs: list[Run]) -> str:
+    data = json.loads(json.dumps(_data(runs)), parse_constant=lambda name: None)  # JSON has no NaN and no infinity
+    return json.dumps(data)
+
+
 def _write(runs: list[Run], output: str | None, as_json: bool) -> None:
-    if as_json:
-        data = json.loads(json.dumps(_data(runs)), parse_constant=lambda name: None)  # JSON has no NaN and no infinity
-        print(json.dumps(data))
     if as_json and output is None:
+        print(_as_json(runs))
         return
     name = "report.html" if len(runs) == 1 else "comparison.html"
     path = output or os.path.join(runs[-1].folder, name)
+    if os.path.isdir(path):
+        raise NothingToRead(f"{path} is a folder. Pass a file, such as --output {os.path.join(path, name)}.")
     content = (page(*runs) if len(runs) == 1 else comparison(*runs)).encode()
     try:
         files.write(path, content)
     except OSError as error:
         raise NothingToRead(f"{path} cannot be written: {error.strerror}. Pass --output FILE.") from error
-    if not as_json:
+    if as_json:
+        print(_as_json(runs))
+    else:
         print("\n".join(f"{headline(run)}." for run in runs))
         print(f"Report: {path} ({len(content) / 1000:.0f} kB)")
 

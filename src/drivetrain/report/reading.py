@@ -78,22 +78,33 @@ def find(path: str) -> tuple[str, int]:
     """
     if files.is_remote(path):
         raise NothingToRead(f"{path} is an address. Copy the folder of the run to this machine, and pass the copy.")
-    if os.path.isfile(path):
+    if os.path.isfile(path) and _is_of_run(os.path.basename(path)):
         return os.path.dirname(os.path.abspath(path)), 1
     found = {}
     for folder, inner, names in os.walk(path):
-        marks = [name for name in names if name in (run_file.NAME, _TABLE) or name.startswith(_EVENTS)]
+        marks = [name for name in names if _is_of_run(name)]
         if marks:
             found[folder] = max(os.path.getmtime(os.path.join(folder, name)) for name in marks)
         if marks or folder[len(path) :].count(os.sep) >= _DEEPEST:
             inner.clear()  # a run's folder may have folders with further event files
     if not found:
-        what = "has no run in it" if os.path.isdir(path) else "does not exist"
+        what = (
+            "is no run.json"
+            if os.path.isfile(path)
+            else "has no run in it"
+            if os.path.isdir(path)
+            else "does not exist"
+        )
         raise NothingToRead(
             f"{path} {what}. Pass the log folder of a run, such as lightning_logs/version_0, in which a fit with "
             'Trainer(logger="csv") or Trainer(logger="tensorboard") has written run.json.'
         )
     return max(found, key=lambda each: found[each]), len(found)
+
+
+def _is_of_run(name: str) -> bool:
+    """Return whether only the folder of a run has a file of this name."""
+    return name in (run_file.NAME, _TABLE) or name.startswith(_EVENTS)
 
 
 def read(folder: str) -> Run:

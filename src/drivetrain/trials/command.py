@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.metadata
 import json
 import shutil
 import signal
@@ -17,7 +16,7 @@ from pathlib import Path
 import drivetrain
 from drivetrain.cli.program import add_program_arguments
 from drivetrain.errors import did_you_mean
-from drivetrain.proof.runs import CannotTryError, signals_as_interrupts
+from drivetrain.proof.runs import CannotTryError, installed_torch, signals_as_interrupts
 from drivetrain.trials import NAMES
 from drivetrain.trials.measuring import Result, Trials
 
@@ -68,23 +67,22 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise"
         )
     folder = Path(tempfile.mkdtemp(prefix="advise-"))
     command = [*(["-m"] if given.is_module else []), given.program, *given.arguments]
-    result, code = Result(), 0
+    result, code, why = Result(), 0, ""
     try:
         with signals_as_interrupts():
             Trials(command, folder, given.steps, given.timeout, _say).run(result, given.rounds, given.only)
     except CannotTryError as error:
-        _say(f"{prog}: {given.program} cannot be measured: {error}")
+        _say(why := f"{prog}: {given.program} cannot be measured: {error}")
         code = 1
     except KeyboardInterrupt:
-        _say(f"{prog}: interrupted; the program was ended")
+        _say(why := f"{prog}: interrupted; the program was ended")
         code = 128 + signal.SIGINT
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if not result.samples_per_s:
-        return code
+    measured = bool(result.samples_per_s)
     if given.json:
-        print(json.dumps(_as_json(given, result)))
-    else:
+        print(json.dumps(_as_json(given, result) if measured else {"error": why}))
+    elif measured:
         print("\n".join(_lines(given, result)))
     return code
 
@@ -138,7 +136,7 @@ def _as_json(given: argparse.Namespace, result: Result) -> dict[str, object]:
     return {
         "schema": SCHEMA, "program": given.program, "arguments": given.arguments, "steps": given.steps,
         "rounds": len(result.samples_per_s), **dataclasses.asdict(result),
-        "write": [each.write for each in result.helpful()], "torch": importlib.metadata.version("torch"),
+        "write": [each.write for each in result.helpful()], "torch": installed_torch(),
         "drivetrain": drivetrain.__version__,
     }  # fmt: skip
 

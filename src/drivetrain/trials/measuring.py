@@ -106,10 +106,15 @@ class Trials:
         """Fill in ``result``, which is true at any time, also when this raises KeyboardInterrupt.
 
         Raises:
-            CannotTryError: the unchanged program fails, or it has no fit that could be measured.
+            CannotTryError: the unchanged program fails, it has no fit that could be measured, or a name in
+                ``only`` is of no change.
         """
         found, seconds = self._trial("a first look at the program", looks=True)
         self._limit_s = min(self._limit_s, _GRACE_S + _LONGER * seconds)
+        names = [each["name"] for each in found["cures"]]
+        for name in only:
+            if not any(name in (each, each.partition("=")[0]) for each in names):
+                raise CannotTryError(f"--only {name} names no change of this program. Write one of {', '.join(names)}.")
         cures = [
             each for each in found["cures"] if not only or {each["name"], each["name"].partition("=")[0]} & {*only}
         ]
