@@ -21,6 +21,7 @@ _TORCHRUN = {
     **_MEETING, "WORLD_SIZE": "2", "RANK": "{rank}", "LOCAL_RANK": "{rank}", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2",
     "TORCHELASTIC_RUN_ID": "7",
 }  # fmt: skip
+_ALONE = {**_MEETING, "WORLD_SIZE": "2", "RANK": "{rank}", "LOCAL_RANK": "0"}
 _OF_CLUSTERS = {
     "slurm": {
         "SLURM_NTASKS": "2", "SLURM_PROCID": "{rank}", "SLURM_LOCALID": "{rank}", "SLURM_NODEID": "0",
@@ -36,8 +37,24 @@ _OF_CLUSTERS = {
         "HOROVOD_GLOO_RENDEZVOUS_PORT": "29512",
     },
     "htcondor": {**_MEETING, "_CONDOR_PROCNO": "{rank}", "_CONDOR_NPROCS": "2"},
+    "skypilot": {**_ALONE, "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1", "SKYPILOT_NODE_RANK": "{rank}"},
+    "dstack": {
+        **_ALONE, "DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "{rank}", "DSTACK_MASTER_NODE_IP": "127.0.0.1",
+    },
+    "aws_batch": {
+        **_ALONE, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0", "AWS_BATCH_JOB_NODE_INDEX": "{rank}",
+        "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "127.0.0.1",
+    },
+    "sagemaker": {**_ALONE, "SM_HOSTS": '["algo-0", "algo-1"]', "SM_CURRENT_HOST": "algo-{rank}"},
+    "vertex": {
+        **_ALONE, "CLUSTER_SPEC": '{{"cluster": {{"workerpool0": ["a:1", "b:1"]}}, '
+        '"task": {{"type": "workerpool0", "index": {rank}}}}}',
+    },
+    "kubernetes": {**_ALONE, "JOB_COMPLETION_INDEX": "{rank}", "DRIVETRAIN_JOB_NODES": "2"},
 }  # fmt: skip
-"""By registered name, what the cluster sets for two processes on one machine; other classes get torchrun's."""
+"""By registered name, what the cluster sets for two processes on one machine, or for the only processes of two machines;
+other classes get torchrun's.
+"""
 
 
 def _variables(part: Part) -> list[dict[str, str]]:
