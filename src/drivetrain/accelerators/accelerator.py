@@ -65,7 +65,7 @@ class Accelerator(ABC):
 
     @abstractmethod
     def get_device_stats(self, device: torch.device) -> dict[str, float]:
-        """Return statistics of ``device`` by name; must not wait for the device."""
+        """Return statistics of ``device`` by name; must not wait for the device, and may be called from any thread."""
 
     # ---- names ---------------------------------------------------------------------------------------------------
 

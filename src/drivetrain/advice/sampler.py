@@ -23,8 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
+from drivetrain.accelerators.accelerator import HOST
 from drivetrain.advice.time_spent import PARTS, TimeSpent
 from drivetrain.advice.verdict import Line, Measured, RankTimes, judge
 from drivetrain.data.kept import parts_of
@@ -100,7 +99,7 @@ class Sampler(threading.Thread):
         self._busy: list[float] = []
         self._period_s, self._due_s = 0.1, 0.0
         device = run.engine.strategy.root_device
-        self._device = None if device == torch.device("cpu") else device  # None: the host computes
+        self._device = None if device == HOST else device  # None: the host computes
         self._earlier_batches = self._progress.total_batches
         self._sheet = board.own_sheet()
         self._over, self._lock = threading.Event(), threading.Lock()
@@ -115,6 +114,8 @@ class Sampler(threading.Thread):
                 return
             with self._lock:
                 self._look()
+                if self._trains and self._last_s >= self._due_s:
+                    self._read_device(self._last_s)
 
     def _look(self) -> None:
         slot, now_s = self._progress.slot, time.monotonic()
@@ -129,8 +130,6 @@ class Sampler(threading.Thread):
                 place = self._place(part)
                 self._places[place] += since_s
                 part = place.part
-            if now_s >= self._due_s:
-                self._read_device(now_s)
         elif part not in ("checkpoint", "validation"):
             part = self._before
         self._seconds[part] += since_s

@@ -52,7 +52,7 @@ _OF_CLUSTERS = {
     },
     "kubernetes": {**_ALONE, "JOB_COMPLETION_INDEX": "{rank}", "DRIVETRAIN_JOB_NODES": "2"},
 }  # fmt: skip
-"""By registered name, what the cluster sets for two processes on one machine, or for the only processes of two machines;
+"""By registered name, what the cluster sets for two processes on one machine, or for the only process of each of two;
 other classes get torchrun's.
 """
 
