@@ -60,7 +60,7 @@ def test_an_option_of_no_subcommand_is_not_answered_with_one(cli: Make) -> None:
 
 
 def test_an_argument_of_older_trainers_is_answered_with_its_successor(cli: Make) -> None:
-    assert said(cli, "fit", "--trainer.gpus=2").endswith('Write accelerator="gpu", devices=... instead.')
+    assert said(cli, "fit", "--trainer.gpus=2").endswith('Write accelerator="gpu", devices=... instead. [DT1049]')
 
 
 def test_a_word_that_is_like_no_other_is_answered_with_no_guess(cli: Make) -> None:
