@@ -96,6 +96,13 @@ def test_a_command_line_is_not_compared_and_a_list_of_numbers_is(folders: Any) -
         assert any(name in each for each in found.different) is differs
 
 
+def test_the_record_of_a_run_is_not_compared_and_another_file_of_its_name_is(folders: Any) -> None:
+    record = {"schema": 1, "diffs": {}, "attempts": [{"status": "finished"}]}
+    killed = {**record, "attempts": [{"status": "running"}, {"status": "finished"}]}
+    assert compared(folders, "run.json", json.dumps(record), json.dumps(killed)) == Written([], set(), [])
+    assert compared(folders, "run.json", '{"status": "finished"}', '{"status": "running"}').different
+
+
 def test_files_that_were_there_before_are_not_compared(folders: Any) -> None:
     for folder in folders:
         (folder / "data.csv").write_text(f"a\n{folder.name == 'other'}\n")

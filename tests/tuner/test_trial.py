@@ -6,6 +6,7 @@ The sanity check is such a trial too.
 from __future__ import annotations
 
 import copy
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -261,7 +262,10 @@ def test_the_files_of_a_logger_hold_nothing_of_a_trial(make_trainer: Any, tmp_pa
         logger = CSVLogger(folder)
         trainer = make_trainer(max_epochs=2, callbacks=[*finders], logger=logger, log_every_n_steps=1)
         trainer.fit(Logs(), datamodule=Slices(None))
-        return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.*") if path.is_file()}
+        [record] = [json.loads(path.read_text()) for path in folder.rglob("run.json")]
+        assert len(record["attempts"]) == 1
+        files = (path for path in folder.rglob("*.*") if path.is_file() and path.name != "run.json")  # it has times
+        return {str(path.relative_to(folder)): path.read_text() for path in files}
 
     finder = LearningRateFinder(num_training_steps=6, update_attr=False)
     other = BatchSizeFinder(max_trials=2, init_val=2, max_val=2)

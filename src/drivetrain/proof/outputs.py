@@ -18,6 +18,7 @@ from drivetrain.cli import checkpoint_safetensors
 from drivetrain.cli.checkpoint_kinds import leaves
 from drivetrain.errors import DrivetrainError
 from drivetrain.proof.judge import OF_TIME
+from drivetrain.report import run_file
 
 Row = dict[str, str]
 Cells = tuple[tuple[str, str], ...]
@@ -104,6 +105,8 @@ def _described(row: Cells, nearest: Cells, count: int) -> str:
 
 def _rows(path: Path, run: Path) -> list[Row] | None:
     """Return a file as rows of a table, one row for a checkpoint; ``None`` if it is of no known kind."""
+    if path.name == run_file.NAME and _is_record(path):
+        return None  # it says which attempts were killed
     try:
         if path.suffix in (".csv", ".tsv", ".jsonl", ".json"):
             text = path.read_text(encoding="utf-8").replace(str(run), "{run}")
@@ -117,6 +120,13 @@ def _rows(path: Path, run: Path) -> list[Row] | None:
     except (DrivetrainError, ValueError, OSError, csv.Error):
         return None  # not what its name promises, or cut short by the kill
     return [{name: _shown(value) for name, value in row.items() if _counts(name, value)} for row in rows if row]
+
+
+def _is_record(path: Path) -> bool:
+    try:
+        return bool(run_file.load(path))
+    except (OSError, ValueError):
+        return False
 
 
 def _of_text(text: str, suffix: str) -> Iterator[dict[str, Any]]:
