@@ -113,7 +113,7 @@ def main() -> None:
         shares = [f"{middle / 1e6 / each:.4%}" for each in (START_S, STEADY_S)]
         rows.append([name, f"{middle:.0f}", f"{low:.0f} to {high:.0f}", *shares])
     print(f"a step: {statistics.median(steps_us):.0f} us")
-    print_table(["of a look", "us", "quartiles", "at 20 looks a second", "at 4"], rows)
+    print_table(["of a look", "us", "quartiles", f"at {1 / START_S:g} looks a second", f"at {1 / STEADY_S:g}"], rows)
     if arguments.json:
         found = {"wall_us": wall, "cpu_us": cpu, "own_us": own, "step_us": steps_us}
         write_json(arguments.json, {"versions": versions(), "arguments": vars(arguments), **found})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
 import importlib.util
 import io
 import os
@@ -128,6 +129,9 @@ def test_the_example_leads_to_the_message(entry: Entry, tmp_path: Path, monkeypa
     path = tmp_path / "example.py"
     path.write_text(explain.PRELUDE + entry.example + "\n", encoding="utf-8")
     said = outcome(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # an example may leave a socket or a file open
+        gc.collect()
     assert f"[{entry.code}]" in said
 
 
