@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from drivetrain import LightningModule, Trainer
 from drivetrain.advice import sampler as sampling
 
-FASTER, STEADY_S, START_S = 100, 0.25, 0.05
+FASTER, STEADY_S, START_S = 100, 0.5, 0.1
 
 
 class Module(LightningModule):
