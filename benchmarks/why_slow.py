@@ -1,8 +1,8 @@
 """What it costs a training step that a thread measures where the time goes.
 
 ``python benchmarks/why_slow.py`` trains the model of ``step_overhead.py`` in fits of some seconds, in turn without the
-thread and with one that looks 100 times as often as it does after 15 s, which is four times a second. Looks are that
-much more frequent because the cost of four a second is below what two fits differ by. The cost of one look is what the
+thread and with one that looks 100 times as often as it does after 10 s, which is twice a second. Looks are that much
+more frequent because the cost of two a second is below what two fits differ by. The cost of one look is what the
 steps of both fits differ by, divided by the number of looks: of wall time, and of CPU time of the thread that trains.
 The CPU time of the measuring thread itself is in the third row; it runs on another core, if there is one.
 """

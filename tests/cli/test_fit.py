@@ -40,7 +40,8 @@ def run(programs: Any, tmp_path: Path) -> Run:
 @pytest.fixture
 def wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run the command in this process, which must end with code 2, and return what it says."""
-    shutil.copy(PROGRAM, tmp_path / "train_of_user.py")
+    # Its classes live on after the test, and others find models by their names: this one's is of this file alone.
+    (tmp_path / "train_of_user.py").write_text(Path(PROGRAM).read_text("utf-8").replace("CliDeep", "FitDeep"), "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
@@ -114,7 +115,7 @@ def test_a_spawned_rank_writes_the_file_of_a_class_too(cli: Any, monkeypatch: py
         ([], "required: TARGET"),
         (["trian_of_user.py:Net"], "trian_of_user.py. Did you mean 'train_of_user.py'?"),
         (["train_of_user.py:Nte"], "train_of_user.py has no Nte. Did you mean 'Net'?"),
-        (["train_of_user.py"], "names no class. Write train_of_user.py:Net or train_of_user.py:CliDeep or"),
+        (["train_of_user.py"], "names no class. Write train_of_user.py:Net or train_of_user.py:FitDeep or"),
         (["train_of_user.py:Any"], "train_of_user.py:Any is"),
         (["train_of_user.py:Data"], "is the class Data itself, and no LightningModule. Write class Data(LightningMod"),
         (["train_of_user.py:Net", "--data=train_of_user.py:Net"], "and no LightningDataModule."),

@@ -3,27 +3,24 @@
 [Note: what a look sees]
 The thread looks at intervals. The time since the last look counts as the part of the phase that it finds, so the parts
 add up to the wall time. In some phases it also looks for the innermost line of users' code in the stack of the thread
-that trains, which faulthandler writes as text in one call. Reading that thread's frame objects one after the other can
-crash Python 3.11: the thread may return from one meanwhile. The thread resolves nothing while the fit runs, because
-importing or reading a source file in a thread could block a fork.
+that trains. The thread resolves nothing while the fit runs, because importing or reading a source file in a thread could
+block a fork.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import linecache
 import os
-import re
-import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain.accelerators.accelerator import HOST
+from drivetrain.advice.thread_stack import ThreadStack
 from drivetrain.advice.time_spent import PARTS, TimeSpent
 from drivetrain.advice.verdict import Line, Measured, RankTimes, judge
 from drivetrain.data.kept import parts_of
@@ -57,14 +54,10 @@ _OWN_PLACES = {
 
 _USERS, _FETCHER, _LOOP = "a user's", "torch's data loading", "the loop, where the stack of a batch ends"
 
-_EVERY_S, _LOOKS_PER_AGE = (0.1, 0.5), 60  # a look after each 1/60 of the fit's age, within these limits
+_EVERY_S, _LOOKS_PER_AGE = (0.1, 0.5), 20  # a look after each 1/20 of the fit's age, within these limits
 _MOST_POINTS = 64  # of a curve of memory
 
 _FETCH_S, _FORWARD_S = board.ENGINE + 1, board.ENGINE + 2  # microseconds that a rank shows on the board
-
-
-_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')  # as faulthandler writes a frame
-_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")  # and letters that are not ASCII
 
 
 class _Place(NamedTuple):
@@ -88,13 +81,13 @@ class Sampler(threading.Thread):
 
     def __init__(self, run: Run, began_s: float, resumes: bool) -> None:
         super().__init__(name="drivetrain time", daemon=True)
-        self._run, self._progress, self._thread = run, run.progress, threading.get_ident()
+        self._run, self._progress = run, run.progress
         self._began_s, self._last_s, self._trains = began_s, time.monotonic(), False
         self._before = "restart" if resumes else "start"
         self._seconds, self._looks = {**dict.fromkeys(PARTS, 0.0), self._before: self._last_s - began_s}, 0
         self._places: defaultdict[_Place, float] = defaultdict(float)
         self._kinds: dict[tuple[str, str], str] = {}  # by file and name of a function
-        self._stack = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # faulthandler writes into it
+        self._stack = ThreadStack(threading.get_ident())
         self._memory: dict[str, list[float]] = {"host": [], "device": []}
         self._busy: list[float] = []
         self._period_s, self._due_s = 0.1, 0.0
@@ -144,7 +137,7 @@ class Sampler(threading.Thread):
 
     def _place(self, part: str) -> _Place:
         users: tuple[str, int, str] = ("", 0, "")
-        for file, line, name in self._frames():
+        for file, line, name in self._stack.frames():
             kind = self._kinds.get((file, name))
             if kind is None:
                 kind = self._kinds[file, name] = _kind(file, name)
@@ -157,18 +150,6 @@ class Sampler(threading.Thread):
             elif kind:
                 part = kind
         return _Place(part, *users)
-
-    def _frames(self) -> Iterator[tuple[str, int, str]]:
-        """Yield file, line and function of each frame of the thread that trains, the innermost first."""
-        self._stack.seek(0)
-        self._stack.truncate()
-        faulthandler.dump_traceback(self._stack.fileno())
-        self._stack.seek(0)
-        threads = re.split(r"(?:Current t|T)hread 0x([0-9a-f]+).*\n", self._stack.read().decode("ascii", "replace"))
-        for number, text in zip(threads[1::2], threads[2::2], strict=True):
-            if int(number, 16) == self._thread:
-                for found in _FRAME.finditer(text):
-                    yield _unescaped(found[1]), int(found[2]), _unescaped(found[3])
 
     def _read_device(self, now_s: float) -> None:
         """Read the memory in use and the device's utilization, at most ``_MOST_POINTS`` times."""
@@ -243,10 +224,6 @@ class Sampler(threading.Thread):
                 for rank, each in zip(shared.ranks, words, strict=True)
             ]
         return ()
-
-
-def _unescaped(text: str) -> str:
-    return _ESCAPED.sub(lambda each: chr(int(each[1] or each[2] or each[3], 16)), text)
 
 
 def _kind(path: str, name: str) -> str:
