@@ -146,7 +146,7 @@ clean: ## remove the environments and everything that the targets wrote
 	find src tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
-	@echo "Setting up $(VENV) ..."
+	@echo "Setting up $(VENV): torch, drivetrain and what its tests need, 1.7 GB, some minutes ..."
 	@$(PYTHON) -m venv $(VENV)
 	@$(VENV)/bin/python $(PIP_INSTALL) -c constraints.txt -e ".[dev]"
 	@touch $@

@@ -113,19 +113,24 @@ def read_curve(metrics_file: Path, name: str) -> tuple[list[int], list[float]]:
     return [step for step, _ in points], [value for _, value in points]
 
 
-def draw_curves(metrics_file: Path, image_file: Path) -> None:
-    """Loss and validation accuracy over training steps, side by side."""
+def draw_curves(metrics_file: Path, image_file: Path, tested_step: int) -> None:
+    """Loss and validation accuracy over training steps, side by side; the checkpoint that was tested is marked."""
     figure, (losses, accuracy) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     losses.plot(*read_curve(metrics_file, "train_loss"), label="training, one batch", alpha=0.6)
     losses.plot(*read_curve(metrics_file, "val_loss"), label="validation", marker="o", markersize=3)
     losses.set(xlabel="step", ylabel="cross-entropy (nats)", yscale="log")
-    losses.legend()
     accuracy.plot(
         *read_curve(metrics_file, "val_acc"), label="validation", marker="o", markersize=3, color="tab:orange"
     )
+    for axes in (losses, accuracy):
+        axes.axvline(
+            tested_step, color="tab:green", linewidth=1, label=f"checkpoint that was tested, step {tested_step}"
+        )
     accuracy.axhline(REQUIRED_ACCURACY, linestyle=":", color="grey", label=f"required of the test: {REQUIRED_ACCURACY}")
     accuracy.set(xlabel="step", ylabel="accuracy")
+    losses.legend()
     accuracy.legend(loc="lower right")
+    figure.suptitle("Handwritten digits, 8 x 8 pixels: a convolutional classifier")
     figure.savefig(image_file, dpi=120)
 
 
@@ -157,7 +162,8 @@ def main() -> int:
     if not trainer.is_global_zero:
         return 0
     curves = arguments.output / "digits.png"
-    draw_curves(Path(logger.log_dir) / "metrics.csv", curves)
+    tested_step = torch.load(checkpoint.best_model_path, weights_only=True)["global_step"]
+    draw_curves(Path(logger.log_dir) / "metrics.csv", curves, tested_step)
     accuracy = result["test_acc"]
     print(f"Test accuracy:   {accuracy:.4f} (required: {REQUIRED_ACCURACY})")
     print(f"Best checkpoint: {checkpoint.best_model_path}")

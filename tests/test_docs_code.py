@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = [
     "hardware.md", "own_accelerator.md", "own_strategy.md", "own_store.md", "own_precision.md", "own_parts.md",
+    "own_launcher.md", "own_cluster.md", "own_logger.md", "own_loader.md",
     "dp.md", "horovod.md", "legacy.md", "remote.md", "start.md", "lightning_module.md", "from_accelerate.md",
     "from_hf_trainer.md", "questions.md",
 ]  # fmt: skip

@@ -76,7 +76,7 @@ def test_a_package_that_this_version_lacks_says_so(statement: str) -> None:
 def test_what_does_the_same_work_is_named() -> None:
     with pytest.raises(AttributeError, match=r"write drivetrain\.Engine"):
         _ = drivetrain.Fabric
-    with pytest.raises(ImportError, match="docs/own_parts.md"):
+    with pytest.raises(ImportError, match="docs/own_logger.md"):
         exec("from drivetrain.loggers import LitLogger")
 
 

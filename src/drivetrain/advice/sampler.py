@@ -3,8 +3,8 @@
 [Note: what a look sees]
 The thread looks at intervals. The time since the last look counts as the part of the phase that it finds, so the parts
 add up to the wall time. In some phases it also looks for the innermost line of users' code in the stack of the thread
-that trains. The thread resolves nothing while the fit runs, because importing or reading a source file in a thread could
-block a fork.
+that trains. The thread resolves nothing while the fit runs, because importing or reading a source file in a thread
+could block a fork.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ class ThreadStack:
             if len(text) < _PIPE_HOLDS - 4096:  # a pipe counts in pages, so it may be full before
                 return text
         if self._file < 0:
-            self._file = self._open.enter_context(tempfile.TemporaryFile(buffering=0)).fileno()
+            file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # close() closes it
+            self._file = self._open.enter_context(file).fileno()
         os.ftruncate(self._file, 0)
         os.lseek(self._file, 0, os.SEEK_SET)
         faulthandler.dump_traceback(self._file)

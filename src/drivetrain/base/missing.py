@@ -9,7 +9,7 @@ from __future__ import annotations
 _NOT_YET = ""
 _OWN_LOGGER = (
     "It writes to Lightning AI's service. Use WandbLogger, MLFlowLogger, TensorBoardLogger or CSVLogger, or write a "
-    "Logger: see docs/own_parts.md."
+    "Logger: see docs/own_logger.md."
 )
 
 MISSING: dict[str, dict[str, str]] = {

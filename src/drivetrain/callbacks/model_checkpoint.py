@@ -64,8 +64,8 @@ class ModelCheckpoint(StoredCheckpoint):
             given, the checkpoint is saved after the validation and ranked by its value; otherwise the checkpoint is
             ranked by the newest value.
         train_time_interval: save when this time has passed since the last save, checked after each batch.
-        every_n_epochs: save in every n-th epoch. Set at most one of these three arguments; without any, every epoch
-            saves. 0 means never.
+        every_n_epochs: save in every n-th epoch; 0: never. At most one of ``every_n_train_steps``,
+            ``train_time_interval`` and ``every_n_epochs``; without any of them, save in every epoch.
         save_on_train_epoch_end: save when a training epoch ends instead of after validation; ``None``: when the
             epoch ends, unless validation runs at other times.
         save_on_exception: also save when the run ends by an exception, under ``filename``, beside the checkpoints that
@@ -73,7 +73,7 @@ class ModelCheckpoint(StoredCheckpoint):
         enable_version_counter: append ``-v1``, ``-v2``, ... rather than overwrite a file of another run.
         every: "auto": save at the intervals at which least time is lost, by saving and by the work after the last save
             that a failure loses. They follow from what the saves and failures in the ledger of a
-            :class:`GoodputMonitor` have cost; the Trainer adds this callback. Instead of the three arguments above.
+            :class:`GoodputMonitor` have cost; the Trainer adds this callback. Excludes the other three intervals.
 
     Attributes:
         best_model_path, best_model_score: the best so far; "" and ``None`` before the first.

@@ -23,7 +23,7 @@ class _Absent:
 class TestTubeLogger(_Absent):
     """Would log to a folder of test tube."""
 
-    cure = "Use TensorBoardLogger or CSVLogger, or write a Logger: see docs/own_parts.md."
+    cure = "Use TensorBoardLogger or CSVLogger, or write a Logger: see docs/own_logger.md."
     __test__ = False  # tells pytest that this is not a test class
 
 
