@@ -1,4 +1,4 @@
-"""SageMaker: a training job of several instances, on each of which its training toolkit runs the program once."""
+"""SageMaker: its training toolkit runs the program once on each instance of a training job."""
 
 from __future__ import annotations
 

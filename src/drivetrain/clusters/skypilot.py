@@ -1,4 +1,4 @@
-"""SkyPilot: a task of several nodes, on each of which it runs the program once."""
+"""SkyPilot: it runs the program once on each node of a task."""
 
 from __future__ import annotations
 
