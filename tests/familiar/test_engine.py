@@ -158,19 +158,45 @@ def set_up(**arguments: Any) -> tuple[Engine, Net, Any, Any]:
     return engine, module, model, optimizer
 
 
+class LogsValue(LightningModule):
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value, self.layer = value, nn.Linear(2, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("loss", self.value)
+        return self.layer(batch).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
 @pytest.mark.parametrize("value", [torch.ones(2), [1, 2], (1.0, torch.tensor(2.0)), torch.ones(0), np.ones(2)])
-def test_log_refuses_several_values_under_one_name_as_the_trainer_does(value: Any) -> None:
+def test_log_refuses_several_values_under_one_name_as_the_trainer_does(value: Any, make_trainer: Any) -> None:
     logger = Lines()
     engine = Engine(accelerator="cpu", devices=1, loggers=logger)
     with pytest.raises(UnloggableError, match=r"Engine.log\('loss', ...\) got .*Log one number per name") as caught:
         engine.log_dict({"other": 1.0, "loss": value})
     assert isinstance(caught.value, ValueError)
     assert logger.lines == []
-    engine.log("loss", torch.ones(1))
-    engine.log("note", "text")  # a logger may know what to do with other values
-    engine.log_dict({"array": np.array([1.5]), "scalar": np.int64(3)})
-    assert len(logger.lines) == 3
-    assert [type(each) for each in logger.lines[-1].values()] == [float, int]
+    with pytest.raises(UnloggableError, match=r"self.log\('loss', ...\) got "):
+        make_trainer().fit(LogsValue(value), DataLoader(torch.ones(2, 2)))
+
+
+@pytest.mark.parametrize("value", [torch.full((1,), 1.5), np.array([1.5]), np.array(1.5), np.float32(1.5)])
+def test_log_takes_an_array_of_one_number_as_the_trainer_does(value: Any, make_trainer: Any) -> None:
+    logger = Lines()
+    Engine(accelerator="cpu", devices=1, loggers=logger).log("loss", value)
+    trainer = make_trainer()
+    trainer.fit(LogsValue(value), DataLoader(torch.ones(2, 2)))
+    assert logger.lines == [{"loss": trainer.callback_metrics["loss"].item()}] == [{"loss": 1.5}]
+    assert type(logger.lines[0]["loss"]) is float
+
+
+def test_log_passes_what_is_no_number_to_the_loggers() -> None:
+    logger = Lines()
+    Engine(accelerator="cpu", devices=1, loggers=logger).log("note", "text")  # a logger may write it
+    assert logger.lines == [{"note": "text"}]
 
 
 @pytest.mark.parametrize("given", [3, [None], True, object(), CSVLogger])

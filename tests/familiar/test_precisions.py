@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from drivetrain.compat.fabric_strategies import FabricSingleDeviceStrategy
+from drivetrain.errors import ConfigurationError
 from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 from drivetrain.strategies import SingleDeviceStrategy
 
@@ -44,7 +45,11 @@ def test_backward_and_the_step_scale_outside_of_a_run(parties: str) -> None:
     assert precision.scaler is not None
     expected = precision.scaler.get_scale() if parties != "none" else 1.0  # the contract's call has been scaled already
     assert layer.weight.grad.item() == expected
-    if parties != "none":
+    if parties == "none":  # so that an unscaled loss is no silent mistake
+        with pytest.raises(ConfigurationError, match=r"no scaled loss has made .* precision.backward\(loss, model\)"):
+            precision.optimizer_step(optimizer)
+        assert layer.weight.item() == 1.0
+    else:
         precision.optimizer_step(optimizer)
         assert layer.weight.item() == 0.5
 
