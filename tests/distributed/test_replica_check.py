@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint, OnExceptionCheckpoint, ReplicaCheck
-from drivetrain.callbacks.replica_check import ReplicaMismatchError
+from drivetrain.callbacks.replica_check import ReplicaMismatchError, _Difference
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies import DDPStrategy, FSDPStrategy, HorovodStrategy, ModelParallelStrategy, PipelineStrategy
 from drivetrain.strategies.copies import named_state, ranks_with_copies
@@ -354,6 +354,32 @@ def never_damaged() -> dict[str, Tensor]:
 def test_two_ranks_cannot_heal_each_other(pool: Any) -> None:
     with pytest.raises(ReplicaMismatchError, match=r"More than half .* This fit has no checkpoint .* from its start"):
         pool.run(healed, 2, "first.weight", "bit", group=False)
+
+
+class Loses(Callback):
+    """Rank 1 loses a tensor of the optimizer's state."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        if trainer.global_rank == 1 and trainer.global_step == 4:
+            del trainer.strategy.optimizers[0].state[module.last.weight]["exp_avg_sq"]
+
+
+def not_healed(copies: bool) -> str:
+    """The error where the values of the majority could not be copied, or were and did not stay."""
+    fault = Loses() if copies else Fault("bit", "first.weight", 1, 4)
+    loop = trainer(3, fault, ReplicaCheck(2, on_mismatch="heal"))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ReplicaMismatchError) as caught:
+        if not copies:
+            patch.setattr(_Difference, "heal", lambda *_: None)
+        loop.fit(Small(), data(3))
+    return str(caught.value)
+
+
+def test_the_error_says_why_a_majority_has_not_healed_the_others(pool: Any) -> None:
+    lacking, undone = (pool.run(not_healed, copies, group=False, world_size=3)[0] for copies in (True, False))
+    assert "Rank 1 cannot be healed without a tensor to copy to: 'exp_avg_sq of last.weight'. This fit has" in lacking
+    assert "The values of most replicas were copied to the others, which then differed again. This fit has" in undone
+    assert "More than half" not in lacking + undone
 
 
 def resumed(folder: Path, faulty: bool) -> tuple[str, dict[str, Tensor]]:

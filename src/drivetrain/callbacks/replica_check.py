@@ -235,7 +235,7 @@ class ReplicaCheck(Callback):
                 else "This fit has no checkpoint to resume from, so run the program again from its start."
             )
             equal = f" They were equal after step {self._equal_at_step}." if self._equal_at_step >= 0 else ""
-            why = " More than half of the replicas must agree to heal the others." if self.on_mismatch == "heal" else ""
+            why = _why_not_healed(wrong, tried=not heals) if self.on_mismatch == "heal" else ""
             self._failure = (
                 f"{start}{equal}{why} {advice} If the same rank differs again, replace its device. If each rank is to "
                 f"have its own values there, write ReplicaCheck(ignore=[{wrong[0].owner!r}])."
@@ -316,6 +316,17 @@ class _Difference:
         value = world.broadcast(None if mine is None or world.rank != source else local_shard(mine).cpu(), source)
         if mine is not None and world.rank in self.wrong:
             local_shard(mine).copy_(value)
+
+
+def _why_not_healed(wrong: Sequence[_Difference], tried: bool) -> str:
+    """Return why the values of most replicas do not heal the others; ``tried``: they were copied just before."""
+    if tried:
+        return " The values of most replicas were copied to the others, which then differed again."
+    if all(each.right for each in wrong):
+        lacking = next(each for each in wrong if None in each.values.values())
+        without = tuple(rank for rank, value in lacking.values.items() if value is None)
+        return f" {_ranks(without).capitalize()} cannot be healed without a tensor to copy to: {lacking.name!r}."
+    return " More than half of the replicas must agree to heal the others."
 
 
 def _text(wrong: Sequence[_Difference], places: Sequence[str]) -> str:
