@@ -15,7 +15,7 @@ from pathlib import Path
 
 import drivetrain
 from drivetrain.cli.program import add_program_arguments
-from drivetrain.errors import did_you_mean
+from drivetrain.errors import did_you_mean, number_of
 from drivetrain.proof.runs import CannotTryError, installed_torch, signals_as_interrupts
 from drivetrain.trials import NAMES
 from drivetrain.trials.measuring import Result, Trials
@@ -104,7 +104,7 @@ def _lines(given: argparse.Namespace, result: Result) -> list[str]:
     speeds, rounds = result.samples_per_s, len(result.samples_per_s)
     spread = max(speeds) / min(speeds)
     lines = [
-        f"{given.program}: {given.steps} steps in each of {rounds} round{'s' * (rounds > 1)}; 1.00 is the unchanged "
+        f"{given.program}: {given.steps} steps in each of {number_of(rounds, 'round')}; 1.00 is the unchanged "
         f"program, with {min(speeds):.4g} to {max(speeds):.4g} samples a second",
         "",
     ]
