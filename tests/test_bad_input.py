@@ -443,6 +443,8 @@ UPFRONT = [
          CheckpointError),
     case("a misspelt checkpoint", lambda b: b.trainer().fit(b.net(), LOADER, ckpt_path="lst"),
          "There is no checkpoint at", "lst. Did you mean 'last'?", "Write that, or check the path.", CheckpointError),
+    case("a file with the name of a keyword", lambda b: b.trainer().fit(b.net(), LOADER, ckpt_path="runs/last"),
+         "There is no checkpoint at", "runs/last.", "runs/last. Check the path.", CheckpointError),
     case("no best checkpoint", lambda b: b.trainer().fit(b.net(), LOADER, ckpt_path="best"), "names no checkpoint",
          'ckpt_path="best"', "Pass a path.", CheckpointError),
     case("a number as checkpoint", lambda b: b.trainer().fit(b.net(), LOADER, ckpt_path=3), "ckpt_path is a path",

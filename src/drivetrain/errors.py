@@ -188,6 +188,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"{hint}Known: {', '.join(names) or 'none'}."
 
 
+def number_of(number: object, what: str) -> str:
+    """Return a number and a noun, in the plural unless it is 1: "1 batch", "2 batches"."""
+    return f"{number} {what}{'' if number == 1 else 'es' if what.endswith(('ch', 's')) else 's'}"
+
+
 def shown(value: Any) -> str:
     """Return ``repr(value)`` for a message: in one line, without memory addresses, and shortened if it is long."""
     text = _ADDRESS.sub("", " ".join(repr(value).split()))

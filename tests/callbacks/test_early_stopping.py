@@ -262,7 +262,7 @@ def test_the_reason_is_logged_and_improvements_only_if_wanted(tmp_path: Path, ca
         fit(tmp_path, EarlyStopping("score", patience=1, verbose=verbose), Scripted([1.0, 0.5, 0.75]))
         messages = [record.message for record in caplog.records]
         assert sum("improved from" in message for message in messages) == improvements
-        assert "score has not improved on 0.5 for 1 checks (last value 0.75, mode='min'): stopping." in messages
+        assert "score has not improved on 0.5 for 1 check (last value 0.75, mode='min'): stopping." in messages
 
 
 # ---- when it must not stop yet (trap T29) ----------------------------------------------------------------------------
@@ -445,8 +445,8 @@ def test_a_fit_that_does_not_validate_says_so_where_the_monitor_is_missing(tmp_p
 @pytest.mark.parametrize(
     ("options", "scores", "words"),
     [
-        ({}, [1.0, 2.0], "on 1 for 1 checks (last value 2, mode='min'): stopping."),
-        ({"mode": "max"}, [1.0, 0.5], "on 1 for 1 checks (last value 0.5, mode='max'): stopping."),
+        ({}, [1.0, 2.0], "on 1 for 1 check (last value 2, mode='min'): stopping."),
+        ({"mode": "max"}, [1.0, 0.5], "on 1 for 1 check (last value 0.5, mode='max'): stopping."),
         ({"min_delta": 0.5}, [1.0, 0.75], "(last value 0.75, mode='min', min_delta=0.5): stopping."),
     ],
 )

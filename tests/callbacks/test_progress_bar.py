@@ -97,6 +97,18 @@ def test_the_thread_shows_counters_and_flushed_floats() -> None:
     assert not snapshot.final
 
 
+def test_a_fit_that_is_stopped_early_shows_no_time_left() -> None:
+    bar, trainer = OnlyAtEnds(), FakeTrainer(max_epochs=9)
+    run_hooks(bar, trainer, "on_train_start")
+    for epoch in range(2):
+        trainer.progress.current_epoch, trainer.progress.batches_done = epoch, 0
+        run_hooks(bar, trainer, "on_train_epoch_start")
+        trainer.progress.batches_done, trainer.progress.earlier_batches = 10, 10 * epoch
+        run_hooks(bar, trainer, "on_train_epoch_end")
+    run_hooks(bar, trainer, "on_train_end", "teardown")
+    assert [snapshot.fit_left_s is None for snapshot in bar.finals()] == [False, True]
+
+
 def test_no_hook_runs_per_batch() -> None:
     for cls in (ProgressBar, PlainProgressBar, RichProgressBar):
         overridden = {name for name in vars(Callback) if getattr(cls, name) is not getattr(Callback, name)}

@@ -137,6 +137,34 @@ def test_a_configuration_with_a_file_that_is_not_there_is_answered(wrong: Callab
     assert f"{tmp_path}/train_of_usr.py. Did you mean 'train_of_user.py'?" in wrong("fit", "configs/a.yaml")
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "trainer:\n  max_epochs: 3\n   logger: [\n",
+            "a.yaml, line 3, 'logger: [': this is not YAML: mapping values",
+        ),
+        ("trainer: [1", "a.yaml, line 1, 'trainer: [1': this is not YAML: "),
+        ("a: \x00", "a.yaml: this is not YAML: "),
+        ("- fit\n- Net\n", "a.yaml has a list: ['fit', 'Net'], and a configuration has options by their names. Write"),
+        ("", "a.yaml has None, and a configuration"),
+        (
+            "trainers: 3\n",
+            "a.yaml: there is no option 'trainers'. Did you mean 'trainer'? Known: ckpt_path, config, data",
+        ),
+        ("verbose: true\n", "a.yaml: there is no option 'verbose'."),
+        ("trainer:\n  max_epoch: 3\n", "Trainer has no argument max_epoch=3. Did you mean 'max_epochs'?"),
+        ("trainer: {gpus: 2}\n", "Trainer has no argument gpus=2. "),
+    ],
+)
+@pytest.mark.parametrize("words", [["a.yaml"], ["--model=train_of_user.py:Net", "-c", "a.yaml"]])
+def test_a_configuration_of_a_wrong_form_is_answered_with_its_line_or_name(
+    wrong: Callable[..., str], words: list[str], text: str, said: str
+) -> None:
+    Path("a.yaml").write_text(text)
+    assert said in " ".join(wrong("fit", *words).split())
+
+
 def test_without_jsonargparse_it_says_what_to_install(
     wrong: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,10 @@ def hangs():
 def dies():
     os.write(2, b"Illegal instruction in a kernel\\n")
     os._exit(3)
+
+def hears():
+    import signal
+    yield f"Ctrl-C is blocked: {signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())}"
 
 def shares(rank, folder):
     yield f"rank {rank} of {os.path.isdir(folder)}"
@@ -73,6 +78,12 @@ def test_a_check_that_fails_is_a_finding_and_keeps_its_facts(name: str, seconds:
     assert finding.severity == "wrong"
     assert f"drivetrain doctor {name}" in finding.write
     assert result.facts == (["a fact before"] if name in ("raises", "hangs") else [])
+
+
+@pytest.mark.usefixtures("seeded")
+def test_ctrl_c_is_for_the_command_alone() -> None:
+    assert run(Check("hears", "seeded_checks:hears", 60)).facts == ["Ctrl-C is blocked: True"]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.usefixtures("seeded")

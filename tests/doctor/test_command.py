@@ -60,7 +60,22 @@ def test_ctrl_c_ends_it_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
     monkeypatch.setattr(command, "run", interrupted)
     assert main([]) == 130
-    assert capsys.readouterr().err == "drivetrain doctor: interrupted.\n"
+    assert capsys.readouterr() == ("", "drivetrain doctor: interrupted.\n")
+
+
+def test_ctrl_c_leaves_json_with_the_checks_that_were_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(check: Check) -> Result:
+        if check.name == "clock":
+            raise KeyboardInterrupt
+        return Result(check.name, ["a fact"], [], 1.0)
+
+    monkeypatch.setattr(command, "run", interrupted)
+    assert main(["--json", "limits", "clock"]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in found["checks"]] == ["limits"]
+    assert found["error"] == "drivetrain doctor: interrupted."
 
 
 @pytest.mark.parametrize(("arguments", "said"), [(["disc"], "Did you mean 'disk'?"), (["--jason"], "--jason")])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,19 +54,49 @@ def test_a_long_diff_is_cut_and_tells_its_length(repository: Path) -> None:
     found, diff = version()
     assert len(diff) < code.DIFF_LIMIT + 100
     assert "... cut here: the diff has 3" in diff.splitlines()[-1]
-    assert found["diff"]
+    first = found["diff"]
+    (repository / "train.py").write_text("x = 1\n" * 49_999 + "x = 2\n")
+    assert version()[0]["diff"] != first, "the digest is that of the complete diff"
 
 
-def test_programs_of_the_repository_s_configuration_do_not_run(repository: Path) -> None:
+def test_a_diff_is_read_in_pieces(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (repository / "train.py").write_text("x = 1\n" * 2_000_000)
+    monkeypatch.setattr(code, "_TIMEOUT_S", 60.0)
+    tracemalloc.start()
+    try:
+        assert "... cut here: the diff has 14" in version()[1]
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 10 * code.DIFF_LIMIT
+
+
+def test_programs_of_the_repository_s_configuration_do_not_run(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     git(repository, "config", "diff.external", f"touch {repository}/external; true")
     git(repository, "config", "core.fsmonitor", f"touch {repository}/monitor; true")
     git(repository, "config", "diff.text.textconv", f"touch {repository}/text; cat")
-    (repository / ".gitattributes").write_text("*.py diff=text\n")
+    for name in ("plain", "a=b"):
+        git(repository, "config", f"filter.{name}.clean", f"touch {repository}/clean; cat")
+        git(repository, "config", f"filter.{name}.process", f"touch {repository}/process; false")
+        git(repository, "config", f"filter.{name}.smudge", f"touch {repository}/smudge; cat")
+        git(repository, "config", f"filter.{name}.required", "true")
+    (repository / ".gitattributes").write_text("*.py diff=text filter=plain\n*.txt filter=a=b\n")
     (repository / "train.py").write_text("lr = 0.2\n")
-    assert "+lr = 0.2" in version()[1]
-    assert not {"external", "monitor", "text"} & {path.name for path in repository.iterdir()}
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "core.abbrev")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "12")
+    found = version()[1]
+    assert "+lr = 0.2" in found
+    assert re.search(r"^index [0-9a-f]{12}\.\.[0-9a-f]{12} ", found, re.MULTILINE), "the user's variables count"
+    assert not {"external", "monitor", "text", "clean", "process", "smudge"} & {
+        path.name for path in repository.iterdir()
+    }
+    git(repository, "config", "--unset", "filter.plain.process")
     git(repository, "diff", "HEAD")  # which runs them, so that the check can fail
     assert (repository / "external").exists()
+    assert (repository / "clean").exists()
 
 
 def test_a_folder_without_a_repository_or_a_machine_without_git_is_a_note(

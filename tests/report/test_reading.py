@@ -39,6 +39,18 @@ def test_where_there_is_no_run_the_error_tells_what_to_pass(tmp_path: Path) -> N
         find("s3://bucket/run")
 
 
+def test_a_named_pipe_is_not_waited_for(make_run: Make, tmp_path: Path, programs: Any) -> None:
+    folder = make_run()
+    for name in ("run.json", "hparams.yaml"):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+    os.mkfifo(tmp_path / "run.json")
+    done = programs.run("-m", "drivetrain.cli.command", "report", folder, "--json", cwd=tmp_path, timeout=60)
+    assert "run.json is not a file" in done.stdout
+    done = programs.run("-m", "drivetrain.cli.command", "report", tmp_path / "run.json", cwd=tmp_path, timeout=60)
+    assert "run.json is no run.json" in done.stderr
+
+
 def test_values_are_read_from_the_table(make_run: Make) -> None:
     run = read(str(make_run()))
     assert run.curves == {"train_loss": [(0, 4), (10, 3), (20, 2), (30, 1)], "val_loss": [(0, 5), (30, 3)]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -95,6 +96,59 @@ def test_a_fit_that_is_killed_leaves_its_beginning(fit: Any, tmp_path: Path) -> 
     assert seen[0]["status"] == "running"
     assert seen[0]["code"]
     assert "ended" not in seen[0]
+
+
+def test_the_checkpoint_of_a_fit_that_is_asked_to_end_is_listed(fit: Any, tmp_path: Path) -> None:
+    class Asks(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        fit(Asks(), enable_checkpointing=True)
+    (found,) = attempts(tmp_path / "run")
+    assert found["status"] == "stopped"
+    assert [each["last"] for each in found["checkpoints"]] == [None, "checkpoints/stopped.ckpt"]
+    fit(enable_checkpointing=True, max_epochs=1)
+    assert len(attempts(tmp_path / "run")[-1]["checkpoints"]) == 1
+
+
+RANK_1_RAISES = """
+import sys
+import torch
+from drivetrain import LightningModule, Trainer
+from drivetrain.loggers import CSVLogger
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch, batch_idx):
+        if self.global_rank == int(sys.argv[1]) and batch_idx == 1:
+            raise ValueError("no such row")
+        return self.layer(batch).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+trainer = Trainer(
+    max_epochs=1, accelerator="cpu", devices=2, strategy="ddp_fork", logger=CSVLogger(".", "", "run"),
+    enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+)
+trainer.fit(Net(), torch.utils.data.DataLoader(torch.ones(16, 2), batch_size=2))
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_record_has_the_error_of_any_rank_that_was_started(programs: Any, tmp_path: Path, rank: int) -> None:
+    """When rank 1 raises, the launcher kills rank 0, which writes the record."""
+    program = tmp_path / "program.py"
+    program.write_text(RANK_1_RAISES)
+    done = programs.run(program, rank, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    (found,) = attempts(tmp_path / "run")
+    assert (found["status"], found["why"]) == ("failed", "ValueError: no such row")
+    assert found["seconds"] > 0
 
 
 def test_a_logger_without_a_record_or_without_a_folder_writes_none(fit: Any, tmp_path: Path) -> None:

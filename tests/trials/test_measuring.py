@@ -48,3 +48,11 @@ def test_a_value_that_no_change_has_is_not_measured(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(trials, "_trial", lambda where, looks=False: (looked if looks else pytest.fail(where), 1.0))
     with pytest.raises(CannotTryError, match="^--only num_workers=3 names no change of this program. Write one of num"):
         trials.run(Result(), 2, ["num_workers=3", "pin_memory"])
+
+
+def test_nothing_is_measured_if_no_change_applies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = {"cures": [{"name": "pin_memory", "write": "", "note": "", "why_not": "no effect"}]}
+    trials = Trials(["train.py"], tmp_path, 4, 60.0, print)
+    monkeypatch.setattr(trials, "_trial", lambda where, looks=False: (looked if looks else pytest.fail(where), 1.0))
+    with pytest.raises(CannotTryError, match=r"^no change applies to it\. pin_memory: no effect\.$"):
+        trials.run(Result(), 3, ["pin_memory"])

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, ref
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.errors import ConfigurationError, UnknownArgumentError, closest, shown, unknown_argument
+from drivetrain.errors import ConfigurationError, UnknownArgumentError, closest, number_of, shown, unknown_argument
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.trainable import TrainableModule
 from drivetrain.settings import Settings
@@ -67,14 +67,14 @@ def _shortened(settings: Settings) -> str:
     if settings.fast_dev_run:
         count = int(settings.fast_dev_run)
         return (
-            f"fast_dev_run={settings.fast_dev_run!r}: this fit is a trial, of {count} batch{'es' * (count > 1)} of "
+            f"fast_dev_run={settings.fast_dev_run!r}: this fit is a trial, of {number_of(count, 'batch')} of "
             "each loader, without loggers and checkpoints. Leave it out to train."
         )
     name = "overfit_batches" if settings.overfit_batches else "limit_train_batches"
     given = getattr(settings, name)
     if not given or (isinstance(given, float) and given == 1.0):
         return ""
-    part = f"{given:.3g} of its batches" if isinstance(given, float) else f"{given} batch{'es' * (given > 1)} at most"
+    part = f"{given:.3g} of its batches" if isinstance(given, float) else f"{number_of(given, 'batch')} at most"
     return f"{name}={given!r}: each epoch trains on {part}."
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from drivetrain.advice.time_spent import Verdict
+from drivetrain.errors import number_of
 
 SHORTEST_S, FEWEST = 3.0, 20
 """The training time, and the number of looks, before there is a verdict."""
@@ -143,6 +144,7 @@ def _ranks(measured: Measured) -> Iterator[tuple[float, Verdict]]:
 
 def _fetch(measured: Measured) -> Iterator[tuple[float, Verdict]]:
     seconds, workers = measured.seconds["fetch"], measured.num_workers
+    some = number_of(workers, "worker")
     if seconds < _FETCH * measured.training_s or seconds < _PER_BATCH_S * measured.batches:
         return
     text = f"The fit waits for batches in {measured.of(seconds)}, {_per_batch(measured, seconds)}"
@@ -158,10 +160,10 @@ def _fetch(measured: Measured) -> Iterator[tuple[float, Verdict]]:
         yield share, Verdict("collate", f"{text}, most of it in collate_fn{at}.", advice)
     elif measured.workers_s > seconds / 4:  # and each new worker also delays the first batch
         advice = "Write DataLoader(..., persistent_workers=True), or fewer workers, or longer epochs."
-        yield share, Verdict("dataset", f"{text}: {_count(workers, 'worker')} are started again in each epoch.", advice)
+        yield share, Verdict("dataset", f"{text}: {some} are started again in each epoch.", advice)
     elif workers:
         advice = f"Write DataLoader(..., num_workers={2 * workers}), or do less work for each sample."
-        yield share, Verdict("dataset", f"{text}: {_count(workers, 'worker')} cannot read the data set faster.", advice)
+        yield share, Verdict("dataset", f"{text}: {some} cannot read the data set faster.", advice)
     else:
         advice = "Write DataLoader(..., num_workers=2), or more, or do this work once, before the fit."
         yield share, Verdict("dataset", f"{text}: the data set is read in the process that trains{at}.", advice)
@@ -249,7 +251,3 @@ def _memory(measured: Measured) -> Iterator[tuple[float, Verdict]]:
 
 def _per_batch(measured: Measured, seconds: float) -> str:
     return f"{1000 * seconds / measured.batches:.1f} ms a batch"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -182,7 +182,7 @@ def _python_twister() -> tuple[Any, _Twister] | None:
     if type(source) is not random.Random or random.Random.__basicsize__ < offset + _WORDS + 4:
         return None
     twister = _Twister(id(source) + offset, position_first=True)
-    state = _python_state_in(twister.copy(), source.gauss_next)  # type: ignore[attr-defined]
+    state = _python_state_in(twister.copy(), source.gauss_next)  # type: ignore[attr-defined]  # not in the stubs
     return (source, twister) if state == source.getstate() else None
 
 

@@ -16,7 +16,7 @@ from drivetrain.base.restoring import COUNT, Form, WrongForm, entry, expect, num
 from drivetrain.base.spelling import warn_if_misspelt
 from drivetrain.callback import Callback
 from drivetrain.callbacks._checkpoint_arguments import acts_at_epoch_end, mode_or_default, not_logged
-from drivetrain.errors import NotLoggedError, arguments_checked, check_count, is_number, shown, wrong_value
+from drivetrain.errors import NotLoggedError, arguments_checked, check_count, is_number, number_of, shown, wrong_value
 
 if TYPE_CHECKING:
     from drivetrain.module.module import LightningModule
@@ -290,7 +290,7 @@ class EarlyStopping(Callback):
         if self.wait_count < self.patience:
             return EarlyStoppingReason.NOT_STOPPED, ""
         message = (
-            f"{name} has not improved on {best:.6g} for {self.wait_count} checks (last value {value:.6g}, "
+            f"{name} has not improved on {best:.6g} for {number_of(self.wait_count, 'check')} (last value {value:.6g}, "
             f"mode={self.mode!r}{least}): stopping."
         )
         return EarlyStoppingReason.PATIENCE_EXHAUSTED, message

@@ -228,7 +228,9 @@ class ProgressBar(Callback):
             self._ended_epoch = self._thread.exit()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the end of the last epoch."""
+        """Show the end of the last epoch; whether it is the last is known only now."""
+        if self._ended_epoch is not None:
+            self._ended_epoch = replace(self._ended_epoch, fit_left_s=None)
         self._draw_ended_epoch()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -24,7 +24,7 @@ class UnreadTensor(Tensor):
         """Do nothing: a subclass sets its attributes."""
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]  # torch has no types for it
 
         def whole(value: Any) -> Any:
             return value.whole() if isinstance(value, UnreadTensor) else value

@@ -135,7 +135,7 @@ class Writer:
 def _end(process: subprocess.Popen[bytes]) -> None:
     for stream in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):
-            stream.close()  # type: ignore[union-attr]
+            stream.close()  # type: ignore[union-attr]  # both are pipes
     process.wait()
 
 

@@ -48,7 +48,7 @@ class _Item(Piece):
 class _DcpTensor(StoredTensor):
     def _read(self, piece: Piece) -> Tensor:
         assert isinstance(piece, _Item)
-        found = _load(self.folder / piece.file, piece.at, piece.length, self.called)  # type: ignore[operator]
+        found = _load(self.folder / piece.file, piece.at, piece.length, self.called)  # type: ignore[operator]  # a local folder
         if not isinstance(found, Tensor) or (found.dtype, tuple(found.shape)) != (self.dtype, piece.shape):
             raise CheckpointError(f"{self.folder}: {self.called} is not what {_METADATA} says. Use another checkpoint.")
         return found.resolve_conj().resolve_neg()  # whoever writes it copies the bytes of its memory
@@ -156,13 +156,13 @@ def _values(path: Path, metadata: Any) -> Iterator[tuple[str, Any]]:
             info = places[name, ()]
             yield name, _load(path / info.relative_path, info.offset, info.length, name)
             continue
-        pieces = []
+        pieces: list[Piece] = []
         for chunk in each.chunks:
             info = places.get((name, tuple(chunk.offsets))) or places[name, ()]
             offsets, shape = tuple(chunk.offsets), tuple(chunk.sizes)
             pieces.append(_Item(info.relative_path, info.offset, 0, offsets, shape, info.length))
         dtype = str(each.properties.dtype).removeprefix("torch.")
-        yield name, _DcpTensor(path, name, Stored(dtype, tuple(each.size), pieces))  # type: ignore[arg-type]
+        yield name, _DcpTensor(path, name, Stored(dtype, tuple(each.size), pieces))
 
 
 def _set(tree: dict[str, Any], path: tuple[Any, ...], value: Any) -> None:

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from drivetrain.checkpoints.foreign import Placeholder
 from drivetrain.checkpoints.unread import UnreadTensor
-from drivetrain.cli.checkpoint_inspect import counted
 from drivetrain.cli.checkpoint_kinds import WEIGHTS_ONLY, Opened, check_ordinary, leaves, open_checkpoint
-from drivetrain.errors import shown
+from drivetrain.errors import number_of, shown
 
 _CHUNK = 2**22  # elements that are compared at a time
 _IGNORED = frozenset({"rank_files"})  # their names are new in every save
@@ -180,5 +179,5 @@ def text(result: Mapping[str, Any]) -> Iterable[str]:
         yield f"{each['name']}: {'; '.join(parts)}"
     if result["not_compared"]:
         yield f"not compared: {', '.join(result['not_compared'])}"
-    what = f"{counted(result['tensors_compared'], 'tensor')} and {counted(result['values_compared'], 'value')} compared"
-    yield f"{'equal to the last bit' if result['equal'] else 'different'}: {what}"
+    tensors, values = (number_of(result[f"{what}s_compared"], what) for what in ("tensor", "value"))
+    yield f"{'equal to the last bit' if result['equal'] else 'different'}: {tensors} and {values} compared"

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from drivetrain.cli.checkpoint_kinds import KINDS, WEIGHTS_ONLY, Opened, leaves, open_checkpoint, size_of
+from drivetrain.errors import number_of
 from drivetrain.trainer.rank_parts import is_inside
 
 _SHOWN = frozenset({
@@ -132,7 +133,7 @@ def _optimizers(tree: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
 
 def text(described: Mapping[str, Any]) -> Iterable[str]:
     """Yield the lines of a description for the terminal."""
-    count = counted(described["files"], "file")
+    count = number_of(described["files"], "file")
     yield f"{described['path']}: {described['format']}, {size(described['bytes'])} in {count}"
     rows: dict[str, str] = {
         "written by": ", ".join(f"{name} {version}" for name, version in described["written_by"].items()),
@@ -164,11 +165,6 @@ def size(count: float) -> str:
     return f"{count:.2f} GiB"
 
 
-def counted(number: int, what: str) -> str:
-    """Return a number of things for people: "1 batch", "2 batches"."""
-    return f"{number} {what}{'' if number == 1 else 'es' if what.endswith('ch') else 's'}"
-
-
 def _position(described: Mapping[str, Any]) -> str:
     if described["epoch"] is None:
         return ""
@@ -176,9 +172,9 @@ def _position(described: Mapping[str, Any]) -> str:
     if described["global_step"] is not None:
         parts[0] += f", step {described['global_step']}"
     if described["resume"]["inside_epoch"]:
-        parts.append(f"{counted(described['batches_done_in_epoch'] or 0, 'batch')} of the epoch done")
+        parts.append(f"{number_of(described['batches_done_in_epoch'] or 0, 'batch')} of the epoch done")
     if described["samples_done_in_epoch"]:
-        parts.append(f"{counted(described['samples_done_in_epoch'], 'sample')} of the epoch done")
+        parts.append(f"{number_of(described['samples_done_in_epoch'], 'sample')} of the epoch done")
     return ", ".join(parts)
 
 
@@ -197,7 +193,7 @@ def _exactly(processes: int | None) -> str:
 
 def _summary_line(summary: Mapping[str, Any]) -> str:
     types = ", ".join(f"{name} {count:,}" for name, count in summary["elements_by_dtype"].items())
-    return f"{counted(summary['tensors'], 'tensor')}, {size(summary['bytes'])}; elements: {types or 'none'}"
+    return f"{number_of(summary['tensors'], 'tensor')}, {size(summary['bytes'])}; elements: {types or 'none'}"
 
 
 def _optimizer_line(optimizer: Mapping[str, Any]) -> str:

@@ -16,9 +16,9 @@ from drivetrain.checkpoints import sharded
 from drivetrain.checkpoints.file import TorchCheckpointIO, check_records, entries
 from drivetrain.checkpoints.foreign import is_container
 from drivetrain.checkpoints.io import newest_first
-from drivetrain.cli.checkpoint_inspect import counted, size
+from drivetrain.cli.checkpoint_inspect import size
 from drivetrain.cli.checkpoint_verify import verify
-from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.errors import CheckpointError, ConfigurationError, number_of
 from drivetrain.strategies import rank_files
 
 _RANK_FILE = re.compile(r"(.+)\.[0-9a-f]{8}\.rank[1-9][0-9]*")
@@ -112,9 +112,9 @@ def _checkpoints(
     for path in newest_first(TorchCheckpointIO(), mains):
         beside = _beside(path, mains)
         if (problem := _problem(path)) is not None:
-            yield _entry(path, "keep", f"damaged, so it is not counted: {problem}", beside)
+            yield _entry(path, "keep", f"damaged, so it is not number_of: {problem}", beside)
             continue
-        resumes = "loops" in mains[path]  # checkpoints of weights only are counted apart
+        resumes = "loops" in mains[path]  # checkpoints of weights only are number_of apart
         counts[resumes] += 1
         complete, what = counts[resumes], "" if resumes else " with weights only"
         step = each if isinstance(each := mains[path].get("global_step"), int) else -1
@@ -186,7 +186,7 @@ def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> I
             with contextlib.suppress(CheckpointError, OSError):
                 check_records(path, path.name)
                 continue
-            yield _entry(path, "keep", "damaged or cut short, so it is not counted")
+            yield _entry(path, "keep", "damaged or cut short, so it is not number_of")
         if reason and _is_of_a_save(path):
             is_young = time.time() - path.lstat().st_mtime < _YOUNG
             action = "keep" if is_young else "remove"
@@ -223,7 +223,7 @@ def text(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"{words[each['action']]:<12} {each['path']} ({size(each['bytes'])}): {each['reason']}"
     freed = sum(each["bytes"] for each in result["entries"] if each["action"] == "remove")
     others = (
-        f"; {counted(result['others'], 'other file')} stay{'s' * (result['others'] == 1)}" if result["others"] else ""
+        f"; {number_of(result['others'], 'other file')} stay{'s' * (result['others'] == 1)}" if result["others"] else ""
     )
     done = "freed" if result["deleted"] else "would be freed, with --delete"
     yield f"{size(freed)} {done}{others}"

@@ -62,7 +62,7 @@ def read(path: Path) -> dict[str, Any]:
 
     try:
         with safetensors.safe_open(path, framework="pt") as opened:
-            state: dict[str, Any] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            state: dict[str, Any] = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
             metadata = opened.metadata() or {}
     except Exception as error:  # the package raises exceptions of its own
         raise CheckpointError(

@@ -14,7 +14,7 @@ from drivetrain.checkpoints.file import check_records
 from drivetrain.checkpoints.foreign import is_legacy
 from drivetrain.cli import checkpoint_dcp, checkpoint_safetensors, checkpoint_zero
 from drivetrain.cli.checkpoint_kinds import Opened, leaves, open_checkpoint
-from drivetrain.errors import CheckpointError, CheckpointNameError, NoCheckpointError
+from drivetrain.errors import CheckpointError, CheckpointNameError, NoCheckpointError, number_of
 from drivetrain.strategies import rank_files
 
 _NO_CHECKSUMS = "{} has no checksums: only its sizes and its structure were checked"
@@ -68,7 +68,7 @@ def text(result: Mapping[str, Any]) -> Iterator[str]:
     if result["ok"]:
         yield f"{result['path']}: complete and undamaged"
     else:
-        yield f"{result['path']}: damaged; {len(result['problems'])} problem{'s' * (len(result['problems']) > 1)}"
+        yield f"{result['path']}: damaged; {number_of(len(result['problems']), 'problem')}"
 
 
 def _problems(found: Opened) -> Iterator[tuple[Path, str]]:

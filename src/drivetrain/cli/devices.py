@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from drivetrain.base.lazy import on_first_use
+from drivetrain.errors import number_of
 
 if TYPE_CHECKING:
     from drivetrain.accelerators import Accelerator
@@ -50,7 +51,7 @@ class Row:
         """A short description of its state."""
         if not self.available:
             return f"no: {self.reason}"
-        count = f"{self.devices} device{'' if self.devices == 1 else 's'}"
+        count = number_of(self.devices, "device")
         sizes = ["?" if size is None else f"{size / _GIB:.1f}" for size in self.total_memory]
         if set(sizes) <= {"?"}:
             return count

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from drivetrain.base import files
 from drivetrain.base.lazy import on_first_use
+from drivetrain.base.packages import yaml
 from drivetrain.cli import class_files
-from drivetrain.errors import ConfigurationError, check_installed, described, whose
-from drivetrain.settings import DOCS
+from drivetrain.errors import ConfigurationError, check_installed, described, did_you_mean, shown, whose
+from drivetrain.settings import DOCS, complete
 
 with on_first_use:
     from drivetrain.cli import class_paths, lightning_cli, save_config
     from drivetrain.module import datamodule, module
+    from drivetrain.trainer import trainer
+
+_OPTIONS = ("config", "trainer", "model", "data", "seed_everything", "optimizer", "lr_scheduler")
+"""The options that all commands have."""
 
 ABOUT = {
     "fit": "train a model",
@@ -63,6 +70,8 @@ def main(arguments: Sequence[str], prog: str) -> int:
         check_installed(prog, "jsonargparse", install='"drivetrain[cli]"')
         if not words[0].startswith("-"):
             words[:1] = _target(words[0])
+        for path in [*_given(words, "--config"), *_given(words, "-c")]:
+            _check(path, name)
         model = _class(words, "--model", module.LightningModule)
         data = _class(words, "--data", datamodule.LightningDataModule)
     except ConfigurationError as error:
@@ -105,15 +114,55 @@ def _target(word: str) -> list[str]:
     return ["--model", word]
 
 
+def _given(words: Sequence[str], option: str) -> list[str]:
+    """Return the values of ``option`` on the command line."""
+    pairs = zip(["", *words], words, strict=False)
+    joined = f"{option}="
+    return [word.removeprefix(joined) for before, word in pairs if before == option or word.startswith(joined)]
+
+
+def _check(path: str, name: str) -> None:
+    """Check the form of a configuration, and the names of its options and of the Trainer's arguments.
+
+    Raises:
+        ConfigurationError: they are wrong. A file at an address, or which cannot be read, is left to the parser.
+    """
+    if not os.path.isfile(path):
+        return
+    text = files.read(path).decode(errors="replace")
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark: Any = getattr(error, "problem_mark", None)
+        lines = [] if mark is None else text.splitlines()[mark.line : mark.line + 1]
+        where = "".join(f", line {mark.line + 1}, {shown(line.strip())}" for line in lines)
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise ConfigurationError(
+            f"{path}{where}: this is not YAML: {problem}. Correct this line or the one before it: options are written "
+            "as `name: value`, with equal spaces before options of the same group."
+        ) from error
+    if not isinstance(found, dict):
+        raise ConfigurationError(
+            f"{path} has {described(found)}, and a configuration has options by their names. Write `trainer:`, and "
+            "in a line below it `  max_epochs: 3`."
+        )
+    method = inspect.signature(getattr(trainer.Trainer, name)).parameters.keys() - {"self"}
+    options = {*_OPTIONS, *(method - lightning_cli.LightningCLI.subcommands()[name])}
+    for key in found:
+        if (first := str(key).partition(".")[0]) not in options:
+            raise ConfigurationError(f"{path}: there is no option {first!r}. {did_you_mean(first, options)}")
+    if isinstance(arguments := found.get("trainer"), dict):
+        complete({str(key).partition(".")[0].rstrip("+"): value for key, value in arguments.items()}, {})
+
+
 def _class(words: Sequence[str], option: str, kind: type) -> type | None:
     """Return the class that ``option`` names; ``None``: there is none, or LightningCLI has to find it.
 
     Raises:
         ConfigurationError: it does not exist, or is no ``kind``.
     """
-    for before, word in zip(["", *words], words, strict=False):
-        place = word if before == option else word.removeprefix(f"{option}=")
-        if "." not in place or (before != option and place == word) or place.endswith((".yaml", ".yml", ".json")):
+    for place in _given(words, option):
+        if "." not in place or place.endswith((".yaml", ".yml", ".json")):
             continue
         found = class_files.object_at(place) if ".py:" in place else class_paths.class_at(place)
         if not _is(found, kind):

@@ -14,12 +14,40 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 
+def program_parser(
+    prog: str, description: str, options: str = "[OPTION ...]", epilog: str | None = None
+) -> argparse.ArgumentParser:  # fmt: skip
+    """Return a parser without options; :func:`add_program_arguments` comes after a command's own."""
+    usage = f"%(prog)s {options} PROGRAM [ARGUMENT ...]\n       %(prog)s {options} -m MODULE [ARGUMENT ...]"
+    return argparse.ArgumentParser(prog, usage, description, epilog, allow_abbrev=False)
+
+
 def add_program_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a program and its arguments to ``parser``, after its own options."""
     parser.add_argument("-m", dest="is_module", action="store_true", help="PROGRAM is a module's name")
     parser.add_argument("program", metavar="PROGRAM", help="a file, or a folder or an archive with a __main__.py")
     words = parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="passed to the program")
     words.required = False  # some versions of Python call it so if PROGRAM is missing
+
+
+def command_of(given: argparse.Namespace, parser: argparse.ArgumentParser, in_copy: bool = False) -> list[str]:
+    """Return what comes after ``python`` to start the parsed program.
+
+    A file that does not exist is wrong usage; with ``in_copy``, it may be in a copy of the working directory.
+    """
+    if given.is_module:
+        return ["-m", given.program, *given.arguments]
+    if not (in_copy or os.path.exists(given.program)):
+        parser.error(
+            f"there is no file {given.program!r}. Write the program's file without `python` before it; for a module, "
+            "write -m before its name"
+        )
+    return [given.program, *given.arguments]
+
+
+def say(line: str) -> None:
+    """Print a line about what a command does at this moment, where it is not mixed with the result."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def run_program(given: argparse.Namespace, prog: str) -> int:

@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 
-from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.cli.program import add_program_arguments, program_parser, run_program
 from drivetrain.engine.command_line import COMMAND_LINE_PREFIX
 
 _OPTIONS: dict[str, tuple[str, type, str]] = {
@@ -26,11 +26,8 @@ _OPTIONS: dict[str, tuple[str, type, str]] = {
 
 def parser(prog: str) -> argparse.ArgumentParser:
     """Return the command's parser."""
-    made = argparse.ArgumentParser(
-        prog,
-        "%(prog)s [OPTION ...] PROGRAM [ARGUMENT ...]\n       %(prog)s [OPTION ...] -m MODULE [ARGUMENT ...]",
-        "Run a program that makes an Engine, with these choices in place of the Engine's defaults.",
-        allow_abbrev=False,
+    made = program_parser(
+        prog, "Run a program that makes an Engine, with these choices in place of the Engine's defaults."
     )
     for name, (_, kind, text) in _OPTIONS.items():
         made.add_argument(f"--{name.replace('_', '-')}", dest=name, type=kind, help=text)

@@ -34,7 +34,7 @@ class RandomDataset(Dataset[Tensor]):
 class RandomDictDataset(RandomDataset):
     """The vectors of :class:`RandomDataset` as "a" in a dictionary, with "b", which is "a" plus 2."""
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:  # type: ignore[override]
+    def __getitem__(self, index: int) -> dict[str, Tensor]:  # type: ignore[override]  # as Lightning's
         return {"a": self.data[index], "b": self.data[index] + 2}
 
 

@@ -6,19 +6,15 @@ import argparse
 from collections.abc import Sequence
 
 from drivetrain import compat, parity
-from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.cli.program import add_program_arguments, program_parser, run_program
 from drivetrain.compat import table
 from drivetrain.errors import ConfigurationError
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
     """Return the command's parser."""
-    made = argparse.ArgumentParser(
-        prog,
-        "%(prog)s [--numbers NAMES] [--generation VERSION] PROGRAM [ARGUMENT ...]\n"
-        "       %(prog)s [--numbers NAMES] [--generation VERSION] -m MODULE [ARGUMENT ...]",
-        "Run a program that was written for Lightning on drivetrain.",
-        allow_abbrev=False,
+    made = program_parser(
+        prog, "Run a program that was written for Lightning on drivetrain.", "[--numbers NAMES] [--generation VERSION]"
     )
     made.add_argument(
         "--numbers", default="", metavar="NAMES",

@@ -20,7 +20,7 @@ class _RootDir(FolderLogger):
 
     @property
     def _runs_dir(self) -> str:
-        return FolderLogger.root_dir.fget(self)  # type: ignore[attr-defined]
+        return FolderLogger.root_dir.fget(self)  # type: ignore[attr-defined]  # it is a property
 
 
 class FabricCSVLogger(_RootDir, csv.CSVLogger):

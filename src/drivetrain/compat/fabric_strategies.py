@@ -421,7 +421,7 @@ class FabricSingleDeviceStrategy(Strategy, plain.SingleDeviceStrategy):
         checkpoint_io: CheckpointIO | None = None,
         precision: Precision | None = None,
     ) -> None:
-        self._plain.__init__(self, device, accelerator, checkpoint_io, precision)  # type: ignore[misc]
+        self._plain.__init__(self, device, accelerator, checkpoint_io, precision)  # type: ignore[misc]  # the class that a subclass names
 
 
 class FabricParallelStrategy(Strategy, plain.ParallelStrategy):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -116,7 +118,8 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
         for rank in range(check.ranks):
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(target=_child, args=(check, rank, folder, sender), daemon=True)
-            process.start()
+            with _only_here():
+                process.start()
             sender.close()
             processes[receiver] = process
         running = dict(processes)
@@ -140,6 +143,19 @@ def _items(check: Check, folder: str, deadline: float) -> Items:
         for process in processes.values():
             process.kill()
             process.join(1)
+
+
+@contextmanager
+def _only_here() -> Iterator[None]:
+    """Context in which processes are started that do not hear Ctrl-C: this process hears it, and ends them."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _child(check: Check, rank: int, folder: str, sender: Connection) -> None:

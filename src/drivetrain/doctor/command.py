@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain doctor"
         if name not in names:
             made.error(f"there is no check {name!r}. {did_you_mean(name, names)}")
 
-    results: list[Result] = []
+    results, interrupted = list[Result](), False
     try:
         for check in CHECKS:
             if not given.checks or check.name in given.checks:
@@ -55,15 +55,17 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain doctor"
                     _print(results[-1])
     except KeyboardInterrupt:
         print(f"{prog}: interrupted.", file=sys.stderr)
-        return 130
+        interrupted = True
     findings = [finding for result in results for finding in result.findings]
     wrong = sum(finding.severity == WRONG for finding in findings)
     if given.json:
-        print(json.dumps({"schema": SCHEMA, "wrong": wrong, "checks": [asdict(each) for each in results]}, indent=2))
-    else:
+        error = {"error": f"{prog}: interrupted."} if interrupted else {}
+        checks = [asdict(each) for each in results]
+        print(json.dumps({"schema": SCHEMA, "wrong": wrong, "checks": checks, **error}, indent=2))
+    elif not interrupted:
         seconds = sum(result.seconds for result in results)
         print(f"{wrong} wrong, {len(findings) - wrong} to note, in {seconds:.0f} s.")
-    return int(wrong > 0)
+    return 130 if interrupted else int(wrong > 0)
 
 
 def _print(result: Result) -> None:

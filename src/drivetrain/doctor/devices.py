@@ -99,7 +99,7 @@ def compare(kind: Kind, index: int, precision: str) -> str | None:
     engine = Engine(
         accelerator=kind.name,
         devices=1 if len(kind.devices) == 1 else [index],
-        precision=precision,  # type: ignore[arg-type]
+        precision=precision,  # type: ignore[arg-type]  # names from the registry
     )
     numbers = torch.linspace(-1, 1, _WIDTH * _WIDTH)
     network = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, 16))

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # not in the stubs
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.clusters.local import LocalEnvironment, free_port

@@ -425,7 +425,7 @@ def _names() -> _Names:
             Optimizer.profile_hook_step(bare), optim._use_grad_for_differentiable(bare), torch.no_grad()(bare),
         )  # fmt: skip
         around_engine, run_engine = autograd._engine_run_backward, autograd.Variable._execution_engine.run_backward
-        compiled.compiled_autograd_enabled, torch._C._set_grad_enabled  # noqa: B018
+        compiled.compiled_autograd_enabled, torch._C._set_grad_enabled  # noqa: B018  # raises where torch lacks one
     except (ImportError, AttributeError) as error:
         return _Names(missing=str(error))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from drivetrain.base import files
 from drivetrain.base.restoring import COUNT, WrongForm, expect, number
+from drivetrain.errors import number_of
 
 NAME = "ledger.jsonl"
 VERSION = 1
@@ -92,7 +93,7 @@ class Report:
     def line(self) -> str:
         """Return the report as one sentence."""
         shares = (f"{name} {value / (self.wall_s or 1):.1%}" for name, value in self.seconds.items())
-        runs = f"{self.runs} run{'' if self.runs == 1 else 's'}, {self.failures} failed"
+        runs = f"{number_of(self.runs, 'run')}, {self.failures} failed"
         return f"Goodput {self.goodput:.1%} of {self.wall_s:.0f} s in {runs}: {', '.join(shares)}."
 
     def notes(self) -> list[str]:

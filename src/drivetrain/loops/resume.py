@@ -17,7 +17,7 @@ from drivetrain.data.feed import Resumed, gives_up, position_after_end, set_epoc
 from drivetrain.data.passes import is_replayed
 from drivetrain.data.samplers import order_of, samples_in
 from drivetrain.data.stateful import samples_of_all_ranks
-from drivetrain.errors import CheckpointError
+from drivetrain.errors import CheckpointError, number_of
 from drivetrain.loops.early import start_again
 from drivetrain.loops.epoch import Batches, Bound, after_batch, batches_and_step
 from drivetrain.loops.loaders import rank_batches
@@ -257,7 +257,7 @@ def _count_as(run: Run, state: State, batches: int) -> None:
     progress, data, loader = run.progress, state["data"], run.loaders.training()
     rank_zero_info(
         f"The checkpoint was saved after {counted(state)} of an epoch, in {progress.batches_done} batches. They count "
-        f"as {batches} batch{'es' * (batches != 1)} of this {type(loader).__name__}, and training continues with the "
+        f"as {number_of(batches, 'batch')} of this {type(loader).__name__}, and training continues with the "
         "next one."
         + (" In the unfinished window, each batch counts alike." if run.window.batches_done else "")
         + (" Random numbers that its workers draw are others." if data.get("workers") else "")

@@ -98,7 +98,7 @@ class ExportMixin:
 
     def __prepare_scriptable__(self) -> nn.Module:
         """Return what ``torch.jit.script(module)`` compiles: the module without its run."""
-        return detached(self)  # type: ignore[arg-type]
+        return detached(self)  # type: ignore[arg-type]  # self is a LightningModule
 
     def to_tensorrt(
         self,

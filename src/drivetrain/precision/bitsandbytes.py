@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from drivetrain.base.packages import bnb
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.errors import ConfigurationError, check_installed, check_known
+from drivetrain.errors import ConfigurationError, check_installed, check_known, number_of
 from drivetrain.precision._layers import exchange, listed, plain_layers
 from drivetrain.precision.precision import Autocast
 
@@ -60,7 +60,7 @@ class BitsandbytesPrecision(Autocast):
             # otherwise an earlier run has packed the layers
             if not any(isinstance(each, (four, eight)) for each in there):
                 rank_zero_info(
-                    f"{type(module).__name__} has {len(there)} layer{'s' * (len(there) > 1)} of bitsandbytes itself, "
+                    f"{type(module).__name__} has {number_of(len(there), 'layer')} of bitsandbytes itself, "
                     "so BitsandbytesPrecision packs no others."
                 )
             return module
@@ -75,8 +75,8 @@ class BitsandbytesPrecision(Autocast):
         trained = sum(each.requires_grad for each in module.parameters())
         frozen = "; their weights are frozen" if self.packs_weights else ""
         rank_zero_info(
-            f"BitsandbytesPrecision packs {len(made)} linear layer{'s' * (len(made) > 1)} ({self.mode}): "
-            f"{listed(made)}{frozen}. {trained} parameter{'s' * (trained != 1)} of the module can be trained."
+            f"BitsandbytesPrecision packs {number_of(len(made), 'linear layer')} ({self.mode}): "
+            f"{listed(made)}{frozen}. {number_of(trained, 'parameter')} of the module can be trained."
         )
         return module
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from drivetrain.base.packages import torchao_float8, torchao_float8_linear
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.errors import ConfigurationError, check_installed, check_known
+from drivetrain.errors import ConfigurationError, check_installed, check_known, number_of
 from drivetrain.precision._layers import keep_hooks, listed, plain_layers
 from drivetrain.precision.precision import Autocast
 
@@ -84,7 +84,7 @@ class Float8Precision(Autocast):
             keep_hooks(found[path], module.get_submodule(path))
         left = found.keys() - chosen
         rank_zero_info(
-            f"Float8Precision computes {len(chosen)} linear layer{'s' * (len(chosen) > 1)} in 8 bits"
+            f"Float8Precision computes {number_of(len(chosen), 'linear layer')} in 8 bits"
             f"{', which is emulated here' * config.emulate}{f', and not {listed(left)}' if left else ''}."
         )
         return module

@@ -12,7 +12,7 @@ from torch import nn
 
 from drivetrain.base.packages import te, te_recipe
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.errors import ConfigurationError, check_installed
+from drivetrain.errors import ConfigurationError, check_installed, number_of
 from drivetrain.precision._layers import exchange, listed, plain_layers
 from drivetrain.precision.half import DefaultDtype, TruePrecision
 
@@ -99,7 +99,7 @@ class TransformerEnginePrecision(TruePrecision):
                 made[path] = te.LayerNorm(norm.normalized_shape[0], eps=norm.eps).to(norm.weight.device, self.dtype)
                 _copy(norm, made[path])
         rank_zero_info(
-            f"TransformerEnginePrecision exchanges {len(made)} layer{'s' * (len(made) != 1)} for TransformerEngine's"
+            f"TransformerEnginePrecision exchanges {number_of(len(made), 'layer')} for TransformerEngine's"
             f"{f', and not {listed(left)}' if left else ''}."
         )
         return exchange(module, made)

@@ -13,19 +13,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from drivetrain.cli.program import add_program_arguments
+from drivetrain.cli.program import add_program_arguments, command_of, program_parser, say
 from drivetrain.proof.proving import Verdict, prove
 from drivetrain.proof.runs import NEWEST, RUN, Program, signals_as_interrupts
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
     """Return the command's parser."""
-    made = argparse.ArgumentParser(
+    made = program_parser(
         prog,
-        "%(prog)s [OPTION ...] PROGRAM [ARGUMENT ...]\n       %(prog)s [OPTION ...] -m MODULE [ARGUMENT ...]",
         "Run a training program undisturbed, then again with kills at random optimizer steps, each followed by a "
         "restart with the same command; compare every step. It works for any program with optimizers of torch.optim.",
-        allow_abbrev=False,
     )
     made.add_argument("--kills", type=int, default=5, help="how many kills (default: 5); 0: only record the run")
     made.add_argument("--ranks", type=int, default=0, help="start the program as this many ranks of torchrun")
@@ -64,15 +62,15 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain prove-r
     given = made.parse_args(_joined(sys.argv[1:] if arguments is None else arguments))
     if wrong := _wrong(given):
         made.error(wrong)
+    command = command_of(given, made, in_copy=RUN in given.program)
     folder = (given.folder or Path(tempfile.mkdtemp(prefix="drivetrain-proof-"))).absolute()
-    command = [*(["-m"] if given.is_module else []), given.program, *given.arguments]
     program = Program(command, given.resume_args, given.ranks, links=given.link)
     verdict = Verdict(2)
     try:
         with signals_as_interrupts():  # they end the program and remove the folder, as Ctrl-C does
-            verdict = prove(program, folder, given.kills, given.seed, given.timeout, _say, given.why)
+            verdict = prove(program, folder, given.kills, given.seed, given.timeout, say, given.why)
     except KeyboardInterrupt:
-        _say(f"{prog}: interrupted, the program was ended")
+        say(f"{prog}: interrupted, the program was ended")
         return 128 + signal.SIGINT
     finally:
         if given.folder is None and verdict.code != 1:
@@ -100,11 +98,6 @@ def _wrong(given: argparse.Namespace) -> str | None:
         return f"--ranks must be at least 0, not {given.ranks}"
     if given.folder is not None and given.folder.exists():
         return f"--folder {given.folder} exists already; name a new one, or remove it"
-    if not given.is_module and RUN not in given.program and not Path(given.program).exists():
-        return (
-            f"there is no file {given.program!r}. Write the program's file without `python` before it; for a module, "
-            "write -m before its name"
-        )
     for name in given.link:
         if Path(name).is_absolute() or not Path(name).exists():
             return f"--link {name} must be a file or folder, written relative to the working directory {Path.cwd()}"
@@ -113,7 +106,3 @@ def _wrong(given: argparse.Namespace) -> str | None:
             if pattern.startswith(("/", "{")):
                 return f"--resume-args: {{newest:{pattern}}} must be relative, such as {{newest:out/*.pt}}"
     return None
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

@@ -55,5 +55,5 @@ def _wrap(kind: Any, name: str, hear: Callable[..., None]) -> None:
         hear(self, *args, **kwargs)
         return method(self, *args, **kwargs)
 
-    heard._is_heard = True  # type: ignore[attr-defined]
+    heard._is_heard = True  # type: ignore[attr-defined]  # of a function
     setattr(kind, name, heard)

@@ -14,6 +14,7 @@ from typing import Any
 
 import drivetrain
 from drivetrain.base.lazy import on_first_use
+from drivetrain.errors import number_of
 from drivetrain.proof.judge import LOGGED, WRITTEN, Difference, Judgement, earliest, judge, logged_apart, summary
 from drivetrain.proof.records import OPERATIONS, forked_of, path_of
 from drivetrain.proof.runs import GRACE_S, RUN, CannotTryError, Program, Run, installed_torch, kills_for, undisturbed
@@ -81,9 +82,9 @@ def _prove(
     records = reference.records
     if any(path_of(records, 0, rank).exists() and forked_of(records, 0, rank) for rank in reference.ranks()):
         say("the program makes optimizer steps in a process that it forks, too: these are not compared")
-    say(f"undisturbed: {_counted(steps, 'optimizer step')} in {reference.seconds:.1f} s")
+    say(f"undisturbed: {number_of(steps, 'optimizer step')} in {reference.seconds:.1f} s")
     if not kills:
-        return Verdict(0, f"recorded: {_counted(steps, 'step')}, hash {summary(one)}", [], steps, summary(one))
+        return Verdict(0, f"recorded: {number_of(steps, 'step')}, hash {summary(one)}", [], steps, summary(one))
     if steps < 2:
         raise CannotTryError("The program makes a single optimizer step, so there is no step to kill it at.")
     killed, moments = Run(program, folder / "killed", keeps=why), kills_for(reference, kills, seed)
@@ -125,7 +126,7 @@ def _prove(
             verdict.message += f"\n  {first_operation(again, killed.before(), (rank, rank), steps_of, limit_s)}"
     else:
         verdict.message = (
-            f"resumes exactly: {steps} steps with {_counted(len(found.kills), 'kill')} (in step {ends}) equal those "
+            f"resumes exactly: {steps} steps with {number_of(len(found.kills), 'kill')} (in step {ends}) equal those "
             f"without; hash {verdict.hash}, torch {verdict.torch}, drivetrain {verdict.drivetrain}, Python "
             f"{verdict.python}"
         )
@@ -232,10 +233,6 @@ def _what_differs(found: Judgement) -> str:
         lines.append(f"  and {more} more")
     equal = [f"  equal there: {', '.join(found.equal)}"] if found.equal else []
     return "\n".join([head, *lines, *equal])
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def text_of(each: Difference) -> str:

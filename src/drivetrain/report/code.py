@@ -8,12 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 DIFF_LIMIT = 100_000
 """The longest diff that is stored, in bytes."""
 
+_PIECE = 1 << 16  # bytes that are read at once
 _TIMEOUT_S = 2.0
 _FRESH_S = 60  # a program that fits many models asks git once a minute
 
@@ -42,30 +44,69 @@ def _version(folder: str, minute: int) -> tuple[dict[str, Any], str]:
     if (git := shutil.which("git")) is None:
         return {**found, "note": "git is not installed"}, ""
     try:
-        lines = _run(git, folder, *_STATUS).decode(errors="replace").splitlines()
+        unfiltered = _without_filters(git, folder)
+        lines = _run(git, folder, unfiltered, *_STATUS).start.decode(errors="replace").splitlines()
         heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
         dirty = any(not line.startswith("#") for line in lines)
         found.update(commit=heads.get("branch.oid"), branch=heads.get("branch.head"), dirty=dirty)
         has_commit = found["commit"] != "(initial)"
-        diff = _run(git, folder, *_DIFF) if dirty and has_commit else b""
+        diff = _run(git, folder, unfiltered, *_DIFF) if dirty and has_commit else _Output(b"", 0, "")
     except subprocess.CalledProcessError as error:
         why = error.stderr.decode(errors="replace").strip().partition("\n")[0]
         none = "not a git repository" in why
         return {**found, "note": "the folder is in no git repository" if none else f"git failed: {why}"}, ""
     except (OSError, subprocess.SubprocessError) as error:
         return {**found, "note": f"git failed: {error}"}, ""
-    if not diff:
+    if not diff.size:
         return found, ""
-    text = diff[:DIFF_LIMIT].decode(errors="replace")
-    if len(diff) > DIFF_LIMIT:
-        text += f"\n... cut here: the diff has {len(diff)} bytes, and {DIFF_LIMIT} are stored\n"
-    return {**found, "diff": hashlib.sha256(diff).hexdigest()[:16]}, text
+    text = diff.start.decode(errors="replace")
+    if diff.size > DIFF_LIMIT:
+        text += f"\n... cut here: the diff has {diff.size} bytes, and {DIFF_LIMIT} are stored\n"
+    return {**found, "diff": diff.digest[:16]}, text
 
 
-def _run(git: str, folder: str, *words: str) -> bytes:
-    """Return the output of a git command, whose messages are in English."""
-    done = subprocess.run(
-        [git, *_GIT, *words], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=True,
-        env={**os.environ, "LC_ALL": "C"},
-    )  # fmt: skip
-    return done.stdout
+def _without_filters(git: str, folder: str) -> dict[str, str]:
+    """Return environment variables with which git calls no clean filter, as Git LFS and nbstripout configure them.
+
+    git then compares a file whose time or size has changed as it is in the folder, with what the filter has committed.
+    """
+    listed = _run(git, folder, {}, "config", "--list", "--null", "--name-only").start.decode(errors="replace")
+    ends = (".clean", ".process", ".required")
+    names = {name for name in listed.split("\0") if name.startswith("filter.") and name.endswith(ends)}
+    first = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
+    variables = {"GIT_CONFIG_COUNT": str(first + len(names))}
+    for at, name in enumerate(names, first):
+        variables[f"GIT_CONFIG_KEY_{at}"] = name
+        variables[f"GIT_CONFIG_VALUE_{at}"] = "false" if name.endswith(".required") else ""
+    return variables
+
+
+class _Output(NamedTuple):
+    """What a command has printed: the first :data:`DIFF_LIMIT` bytes, and length and digest of everything."""
+
+    start: bytes
+    size: int
+    digest: str
+
+
+def _run(git: str, folder: str, variables: dict[str, str], *words: str) -> _Output:
+    """Run a git command, whose messages are in English, and read its output in pieces."""
+    command, start, size, digest, began_s = [git, *_GIT, *words], b"", 0, hashlib.sha256(), time.monotonic()
+    with subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, **variables, "LC_ALL": "C"},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stderr is not None
+        limit = threading.Timer(_TIMEOUT_S, process.kill)
+        limit.start()
+        while piece := process.stdout.read(_PIECE):
+            start, size = start + piece[: DIFF_LIMIT - len(start)], size + len(piece)
+            digest.update(piece)
+        said = process.stderr.read()
+    limit.cancel()
+    if process.returncode and time.monotonic() - began_s >= _TIMEOUT_S:
+        raise subprocess.TimeoutExpired(command, _TIMEOUT_S)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, stderr=said)
+    return _Output(start, size, digest.hexdigest())

@@ -82,19 +82,14 @@ def find(path: str) -> tuple[str, int]:
         return os.path.dirname(os.path.abspath(path)), 1
     found = {}
     for folder, inner, names in os.walk(path):
-        marks = [name for name in names if _is_of_run(name)]
+        marks = [name for name in names if _is_of_run(name) and os.path.isfile(os.path.join(folder, name))]
         if marks:
             found[folder] = max(os.path.getmtime(os.path.join(folder, name)) for name in marks)
         if marks or folder[len(path) :].count(os.sep) >= _DEEPEST:
             inner.clear()  # a run's folder may have folders with further event files
     if not found:
-        what = (
-            "is no run.json"
-            if os.path.isfile(path)
-            else "has no run in it"
-            if os.path.isdir(path)
-            else "does not exist"
-        )
+        there = "has no run in it" if os.path.isdir(path) else "is no run.json"
+        what = there if os.path.exists(path) else "does not exist"
         raise NothingToRead(
             f"{path} {what}. Pass the log folder of a run, such as lightning_logs/version_0, in which a fit with "
             'Trainer(logger="csv") or Trainer(logger="tensorboard") has written run.json.'
@@ -121,14 +116,15 @@ def read(folder: str) -> Run:
     except (OSError, ValueError) as error:
         run.notes.append(f"run.json cannot be read: {error}.")
     _read_curves(run)
-    with contextlib.suppress(OSError):
-        run.hparams = files.read(os.path.join(folder, _HPARAMS)).decode(errors="replace").strip()
+    if os.path.isfile(path := os.path.join(folder, _HPARAMS)):
+        with contextlib.suppress(OSError):
+            run.hparams = files.read(path).decode(errors="replace").strip()
     _read_ledger(run)
     return run
 
 
 def _read_curves(run: Run) -> None:
-    names = sorted(os.listdir(run.folder))
+    names = sorted(each.name for each in os.scandir(run.folder) if each.is_file())
     events = [name for name in names if name.startswith(_EVENTS)]
     try:
         if _TABLE in names:

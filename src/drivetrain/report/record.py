@@ -43,13 +43,13 @@ def begin(trainer: Trainer, resumed_from: str | None) -> None:
     """
     _OPEN.pop(trainer, None)
     if trainer.is_global_zero and not trainer.fast_dev_run:
-        loggers = [each for each in trainer.loggers if getattr(each, "keeps_run_record", False)]
+        loggers = _keepers(trainer)
         if loggers:
             _OPEN[trainer] = _Record(trainer, loggers, resumed_from)
 
 
 def end(trainer: Trainer, error: BaseException | None = None) -> None:
-    """Complete the record of the fit, if there is one.
+    """Complete the record of the fit, if there is one; also in the process that started the ranks, after an error.
 
     Args:
         trainer: the Trainer of the fit.
@@ -57,6 +57,36 @@ def end(trainer: Trainer, error: BaseException | None = None) -> None:
     """
     if (record := _OPEN.pop(trainer, None)) is not None:
         record.end(trainer, error)
+    elif error is not None and not trainer.engine.launcher.is_external:
+        _end_for_ranks(trainer, error)
+
+
+def _keepers(trainer: Trainer) -> list[Any]:
+    return [each for each in trainer.loggers if getattr(each, "keeps_run_record", False)]
+
+
+def _end_for_ranks(trainer: Trainer, error: BaseException) -> None:
+    """Write why a fit in processes that this one has started has failed: the launcher may have ended rank 0 before it
+    could, or rank 0 has lost the connection to the rank that failed first.
+    """
+    for folder in _folders(_keepers(trainer)):
+        path = os.path.join(folder, NAME)
+        record = load(path) if files.is_file(path) else {}
+        attempt = record["attempts"][-1] if record.get("attempts") else {}
+        if trainer._launch and attempt.get("launch") == trainer._launch:
+            attempt.update(_ending(error.__cause__ or error, attempt["began"]))
+            files.write(path, json.dumps(record, indent=1).encode())
+
+
+def _folders(loggers: list[Any]) -> list[str]:
+    return [*dict.fromkeys(folder for each in loggers if (folder := each.log_dir))]
+
+
+def _ending(error: BaseException, began: float) -> dict[str, Any]:
+    """Return how a fit that began at ``began`` has ended with ``error``, now."""
+    asked, now = isinstance(error, (KeyboardInterrupt, SystemExit)), time.time()
+    why = f"{type(error).__name__}: {error}"[:2000].removesuffix(": ")
+    return {"ended": now, "seconds": now - began, "status": "stopped" if asked else "failed", "why": why}
 
 
 class _Record:
@@ -82,10 +112,11 @@ class _Record:
         self._thread.start()
 
     def _describe(self, trainer: Trainer, loggers: list[Any], resumed_from: str | None) -> None:
-        self._folders = [*dict.fromkeys(folder for each in loggers if (folder := each.log_dir))]
+        self._folders = _folders(loggers)
         self._attempt = {
             "id": uuid.uuid4().hex[:12],
             "began": time.time(),
+            "launch": trainer._launch,
             "status": "running",
             "resumed_from": None if resumed_from is None else files.absolute(resumed_from),
             "first_step": trainer.global_step,
@@ -113,15 +144,13 @@ class _Record:
             )
 
     def _end(self, trainer: Trainer, error: BaseException | None) -> None:
-        asked = isinstance(error, (KeyboardInterrupt, SystemExit))
-        seconds = time.monotonic() - self._began_s
+        if error is None:
+            how = {"ended": time.time(), "status": "finished", "why": why_ended(trainer)[0]}
+        else:
+            how = _ending(error, self._attempt["began"])
         self._attempt.update(
-            ended=time.time(),
-            seconds=seconds,
-            status="finished" if error is None else "stopped" if asked else "failed",
-            why=why_ended(trainer)[0]
-            if error is None
-            else f"{type(error).__name__}: {error}"[:2000].removesuffix(": "),
+            how,
+            seconds=time.monotonic() - self._began_s,
             last_step=trainer.global_step,
             epochs=trainer.current_epoch,
             time=_time_spent(trainer),
@@ -188,8 +217,10 @@ def _time_spent(trainer: Any) -> dict[str, Any] | None:
 
 
 def _checkpoints(trainer: Trainer) -> list[dict[str, Any]]:
-    """Return the files of each callback that writes checkpoints; a callback of the user may have other attributes."""
-    return [
+    """Return the files of each callback that writes checkpoints, whose attributes may differ; then the checkpoint of a
+    fit that was asked to end.
+    """
+    found = [
         {
             "monitor": getattr(each, "monitor", None),
             "best": getattr(each, "best_model_path", None) or None,
@@ -199,6 +230,10 @@ def _checkpoints(trainer: Trainer) -> list[dict[str, Any]]:
         }
         for each in trainer.checkpoint_callbacks
     ]
+    at_stop = [
+        {"monitor": None, "best": None, "score": None, "last": path, "kept": {}} for path in trainer._saved_at_stop
+    ]
+    return [*found, *at_stop]
 
 
 def _number(value: Any) -> float | None:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from drivetrain.errors import number_of
 from drivetrain.report.comparing import facts, mapping, rows, summary
 from drivetrain.report.curves import COLORS, Curve, chart, kind_of, text
 from drivetrain.report.reading import Run, number
@@ -38,7 +39,7 @@ def headline(run: Run) -> str:
     if not last:
         return "How this run ended is unknown"
     steps, epochs, why = last.get("last_step"), last.get("epochs"), last.get("why")
-    done = f"{epochs} epoch{'' if epochs == 1 else 's'}, {steps} step{'' if steps == 1 else 's'}"
+    done = f"{number_of(epochs, 'epoch')}, {number_of(steps, 'step')}"
     times = [seconds for each in run.attempts if (seconds := number(each.get("seconds"))) is not None]
     took = f"in {duration(sum(times))}" + (f" of {len(run.attempts)} fits" if len(run.attempts) > 1 else "")
     if (status := last.get("status")) == "running":
@@ -113,7 +114,7 @@ def phases(run: Run) -> str:
     if seconds := mapping(spent.get("seconds")):
         parts.append(f"<h3>The last fit, {text(duration(spent.get('wall_s')))}</h3>{_bars(seconds)}")
     if ledger:
-        runs = f"{ledger['runs']} run{'' if ledger['runs'] == 1 else 's'}, {ledger['failures']} failed"
+        runs = f"{number_of(ledger['runs'], 'run')}, {ledger['failures']} failed"
         parts.append(
             f"<h3>The training over its restarts, {text(duration(ledger['wall_s']))}: {runs}</h3>"
             f"<p>{ledger['goodput']:.1%} of the time was training steps that count. Work that was lost and repeated: "

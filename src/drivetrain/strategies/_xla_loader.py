@@ -34,7 +34,7 @@ def on_device(loader: Any, device: torch.device) -> Any:
 
 @functools.cache
 def _device_loader() -> Any:
-    class DeviceLoader(xla_parallel_loader.MpDeviceLoader):  # type: ignore[misc]
+    class DeviceLoader(xla_parallel_loader.MpDeviceLoader):  # type: ignore[misc]  # torch_xla has no types
         """Batches of a loader on an XLA device."""
 
         def __iter__(self) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from drivetrain.base.introspect import positional_arity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.errors import ConfigurationError, described, did_you_mean
+from drivetrain.errors import ConfigurationError, described, did_you_mean, number_of
 
 Policy = Callable[..., Any] | Collection[type[nn.Module] | str] | type[nn.Module] | str
 """Which layers: classes or their names, or a function ``policy(module) -> bool``; torch's policies for FSDP too."""
@@ -166,7 +166,7 @@ def make_contiguous(root: nn.Module) -> None:
     if others:
         names = list(others)
         rank_zero_info(
-            f"FSDP makes {len(names)} parameter{'s' * (len(names) > 1)} contiguous ({', '.join(names[:3])}"
+            f"FSDP makes {number_of(len(names), 'parameter')} contiguous ({', '.join(names[:3])}"
             f"{', ...' * (len(names) > 3)}), because torch shards no others: a memory format such as channels_last is "
             "lost."
         )

@@ -49,7 +49,7 @@ class FakeAccelerator(Accelerator):
     device_count_is_limit = True
 
     @property
-    def supports_pinned_memory(self) -> bool:  # type: ignore[override]
+    def supports_pinned_memory(self) -> bool:  # type: ignore[override]  # there an attribute
         """Whether there is pinned memory: only a recording simulates it."""
         return _machine is not None
 

@@ -119,7 +119,7 @@ def resolve_path(trainer: Trainer, ckpt_path: str | Path | None, fitting: bool) 
             raise CheckpointError(
                 f"{path} is a link to {target}, which does not exist. Pass the path of another checkpoint."
             )
-        likely = closest(path, ["best", "last"])
+        likely = closest(path, ["best", "last"]) if path.isalpha() else None  # others look like a file
         missing = "Check the path." if path else EMPTY_PATH
         hint = missing if likely is None else f"Did you mean {likely!r}? Write that, or check the path."
         raise NoCheckpointError(f"There is no checkpoint at {path or repr(path)}. {hint} [DT1031]")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -211,6 +212,7 @@ def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> l
     attach(job)
     for logger in trainer.loggers:
         _ = logger.version  # determined before the processes start, so that all of them write to the same run
+    trainer._launch = uuid.uuid4().hex[:12]
     outcome = trainer.engine.start(_work, trainer, replace(job, checked=True))
     if not isinstance(outcome, Outcome):
         raise ConfigurationError(

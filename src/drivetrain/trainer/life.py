@@ -297,8 +297,10 @@ def tear_down(trainer: Trainer, fn: TrainerFn) -> None:
 def abort(trainer: Trainer, error: BaseException) -> None:
     """Call the exception hooks for ``error`` and free the run's resources, some of which may not exist yet."""
     trainer.progress.end_run(interrupted=True)
-    if not trainer.engine.launcher.is_external:
-        return  # the started processes have called the hooks and cleaned up
+    if not trainer.engine.launcher.is_external:  # the started processes have called the hooks and cleaned up
+        if trainer.loggers:
+            _attempt(load(f"{_RECORD}:end"), trainer, error)
+        return
     trainer.logbook.leave_batch()
     with interrupts_ignored():
         for callback in trainer.callbacks:

@@ -17,7 +17,7 @@ from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import expect, of_length, restoring
 from drivetrain.data.stateful import samples_of_all_ranks
-from drivetrain.errors import CheckpointError
+from drivetrain.errors import CheckpointError, number_of
 from drivetrain.loops.metrics import merged_states, metrics_in
 from drivetrain.loops.restart import counted
 from drivetrain.loops.restart_checks import check_restart
@@ -170,7 +170,7 @@ def _tell(common: Mapping[str, Any], count: int, ranks: int, lost: Sequence[str]
         notes.append("ranks that are new begin with the random state of rank 0")
     note = f" ({'; '.join(notes)})" if notes else ""
     rank_zero_info(
-        f"The checkpoint was saved inside an epoch by {count} process{'es' * (count > 1)}, after {counted(common)}. "
+        f"The checkpoint was saved inside an epoch by {number_of(count, 'process')}, after {counted(common)}. "
         f"Now there {'are' if ranks > 1 else 'is'} {ranks}{note}."
     )
 

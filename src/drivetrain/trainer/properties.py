@@ -81,6 +81,8 @@ class TrainerView(LimitsView, RankFacts):
     _set_ckpt_path: str | Path | None = None
     _time_spent: TimeSpent | None = None
     _sampler: Sampler | None = None  # of the fit that runs
+    _launch: str = ""  # of the processes that were started for the fit; the record of the run has it
+    _saved_at_stop: Sequence[str] = ()  # checkpoints of the last fit, because it was asked to end
 
     fit_loop: Any = FromCompat()
     validate_loop: Any = FromCompat()
@@ -264,7 +266,8 @@ class TrainerView(LimitsView, RankFacts):
     @property
     def time_spent(self) -> TimeSpent | None:
         """Where the wall time of the fit that runs, or else of the last one, went, and why it was slow; ``None`` before
-        the first fit, and with ``barebones=True``. On each rank it is that rank's time; rank 0 compares the ranks.
+        the first fit, and with ``barebones=True``. On each rank it is that rank's time; rank 0 compares the ranks. The
+        processes that a strategy such as "ddp_fork" starts return it, and :attr:`history`, only if all of them finish.
         """
         return self._time_spent if self._sampler is None else self._sampler.time_spent()
 

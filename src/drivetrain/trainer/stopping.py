@@ -25,8 +25,8 @@ STOPPED = "stopped.ckpt"
 @contextmanager
 def stoppable(trainer: Trainer, run: Run) -> Iterator[None]:
     """Context around the loop of a fit, which ends early on a signal or a time limit."""
-    saved: list[str] = []
-    save, keep_newest = functools.partial(_save, trainer, saved), functools.partial(_keep_newest, trainer, saved)
+    trainer._saved_at_stop = []
+    save, keep_newest = functools.partial(_save, trainer), functools.partial(_keep_newest, trainer)
     timeout_s = trainer.settings.stop_timeout_s
     with (
         orphan.may_take(timeout_s) if _saves(trainer) or trainer.checkpoint_callbacks else nullcontext(),
@@ -40,13 +40,12 @@ def _saves(trainer: Trainer) -> bool:
     return not (settings.enable_checkpointing is False or settings.barebones or settings.fast_dev_run)
 
 
-def _save(trainer: Trainer, saved: list[str], reason: str) -> None:
+def _save(trainer: Trainer, reason: str) -> None:
     """Save the fit's state, unless a callback will save because the fit ends with an exception; every rank must call
     it.
 
     Args:
         trainer: the Trainer of the fit.
-        saved: a list, to which the path of the checkpoint is added.
         reason: why the fit ends.
     """
     path = ""
@@ -58,15 +57,15 @@ def _save(trainer: Trainer, saved: list[str], reason: str) -> None:
         except Exception as error:
             rank_zero_warn(f"The fit ends by {reason}, and could not save {path}: {error}")
             return
-        saved.append(path)
+        trainer._saved_at_stop.append(path)
     if path or reason != TIME_LIMIT:  # with a time limit, the Timer has logged the reason
         rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}." if path else ""))
 
 
-def _keep_newest(trainer: Trainer, saved: list[str]) -> None:
+def _keep_newest(trainer: Trainer) -> None:
     """Make ``ckpt_path="last"`` find this checkpoint instead of those that callbacks save at the end of the fit."""
-    if saved and trainer.is_global_zero:
-        trainer.strategy.checkpoint_io.touch(saved[-1])
+    if trainer._saved_at_stop and trainer.is_global_zero:
+        trainer.strategy.checkpoint_io.touch(trainer._saved_at_stop[-1])
 
 
 def _folder(trainer: Trainer) -> str:

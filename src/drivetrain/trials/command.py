@@ -7,15 +7,14 @@ import dataclasses
 import json
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
 import drivetrain
-from drivetrain.cli.program import add_program_arguments
-from drivetrain.errors import did_you_mean
+from drivetrain.cli.program import add_program_arguments, command_of, program_parser, say
+from drivetrain.errors import did_you_mean, number_of
 from drivetrain.proof.runs import CannotTryError, installed_torch, signals_as_interrupts
 from drivetrain.trials import NAMES
 from drivetrain.trials.measuring import Result, Trials
@@ -26,14 +25,12 @@ SCHEMA = 1
 
 def parser(prog: str) -> argparse.ArgumentParser:
     """Return the command's parser."""
-    made = argparse.ArgumentParser(
+    made = program_parser(
         prog,
-        "%(prog)s [OPTION ...] PROGRAM [ARGUMENT ...]\n       %(prog)s [OPTION ...] -m MODULE [ARGUMENT ...]",
         "Run the first steps of a training program as it is and with one change at a time, each in a fresh process; "
         "print how much faster each change makes it, and what to write. The program must call trainer.fit. Neither "
         "checkpoints nor logs are written.",
         epilog="Exit codes: 0: measured, 1: the program fails or cannot be measured, 2: wrong usage, 130: interrupted.",
-        allow_abbrev=False,
     )
     made.add_argument("--steps", type=_positive, default=20, help="optimizer steps that are measured (default: 20)")
     made.add_argument("--rounds", type=_positive, default=3, help="how often each is measured (default: 3)")
@@ -60,22 +57,17 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain advise"
     """
     made = parser(prog)
     given = made.parse_args(arguments)
-    if not given.is_module and not Path(given.program).exists():
-        made.error(
-            f"there is no file {given.program!r}. Write the program's file without `python` before it; for a module, "
-            "write -m before its name"
-        )
+    command = command_of(given, made)
     folder = Path(tempfile.mkdtemp(prefix="advise-"))
-    command = [*(["-m"] if given.is_module else []), given.program, *given.arguments]
     result, code, why = Result(), 0, ""
     try:
         with signals_as_interrupts():
-            Trials(command, folder, given.steps, given.timeout, _say).run(result, given.rounds, given.only)
+            Trials(command, folder, given.steps, given.timeout, say).run(result, given.rounds, given.only)
     except CannotTryError as error:
-        _say(why := f"{prog}: {given.program} cannot be measured: {error}")
+        say(why := f"{prog}: {given.program} cannot be measured: {error}")
         code = 1
     except KeyboardInterrupt:
-        _say(why := f"{prog}: interrupted; the program was ended")
+        say(why := f"{prog}: interrupted; the program was ended")
         code = 128 + signal.SIGINT
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -104,7 +96,7 @@ def _lines(given: argparse.Namespace, result: Result) -> list[str]:
     speeds, rounds = result.samples_per_s, len(result.samples_per_s)
     spread = max(speeds) / min(speeds)
     lines = [
-        f"{given.program}: {given.steps} steps in each of {rounds} round{'s' * (rounds > 1)}; 1.00 is the unchanged "
+        f"{given.program}: {given.steps} steps in each of {number_of(rounds, 'round')}; 1.00 is the unchanged "
         f"program, with {min(speeds):.4g} to {max(speeds):.4g} samples a second",
         "",
     ]
@@ -139,7 +131,3 @@ def _as_json(given: argparse.Namespace, result: Result) -> dict[str, object]:
         "write": [each.write for each in result.helpful()], "torch": installed_torch(),
         "drivetrain": drivetrain.__version__,
     }  # fmt: skip
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

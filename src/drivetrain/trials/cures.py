@@ -105,7 +105,7 @@ def _tensors(loader: DataLoader[Any]) -> Cure:
         return Cure(name, why_not=f"batches cannot be fetched as a whole, because {reason}")
     if type(loader.batch_sampler) is not BatchSampler or type(sampler) not in (RandomSampler, SequentialSampler):
         return Cure(name, why_not="the samples are drawn by a sampler or a batch sampler that is not torch's own")
-    indices = range(min(_COMPARED, len(dataset)))  # type: ignore[arg-type]
+    indices = range(min(_COMPARED, len(dataset)))  # type: ignore[arg-type]  # in the stubs a Dataset has no length
     try:
         held, again = (default_collate([dataset[index] for index in indices]) for _ in range(2))
         _as_dataset(held)
@@ -113,7 +113,7 @@ def _tensors(loader: DataLoader[Any]) -> Cure:
         return Cure(name, why_not=f"the samples are not tensors of equal shapes: {str(error).splitlines()[0]}")
     if digest(leaves(held)) != digest(leaves(again)):
         return Cure(name, why_not="a sample is different each time that it is fetched")
-    size = sum(each.nbytes for each in leaves(held)) * len(dataset) / len(indices)  # type: ignore[arg-type]
+    size = sum(each.nbytes for each in leaves(held)) * len(dataset) / len(indices)  # type: ignore[arg-type]  # the same
     if size > _MOST_MEMORY * psutil.virtual_memory().available:
         return Cure(name, why_not=f"all samples together take {size / 2**30:.1f} GB, too much for the memory")
     kind = {Tensor: "", dict: "StackDataset(**"}.get(type(held), "TensorDataset(*")

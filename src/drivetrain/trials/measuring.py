@@ -106,8 +106,8 @@ class Trials:
         """Fill in ``result``, which is true at any time, also when this raises KeyboardInterrupt.
 
         Raises:
-            CannotTryError: the unchanged program fails, it has no fit that could be measured, or a name in
-                ``only`` is of no change.
+            CannotTryError: the unchanged program fails, it has no fit that could be measured, a name in ``only`` is
+                of no change, or no change applies.
         """
         found, seconds = self._trial("a first look at the program", looks=True)
         self._limit_s = min(self._limit_s, _GRACE_S + _LONGER * seconds)
@@ -119,6 +119,9 @@ class Trials:
             each for each in found["cures"] if not only or {each["name"], each["name"].partition("=")[0]} & {*only}
         ]
         result.cures += [Tried(each["name"], each["write"], each["note"], each["why_not"]) for each in cures]
+        if all(each.why_not for each in result.cures):
+            why = "; ".join(f"{each.name}: {each.why_not}" for each in result.cures)
+            raise CannotTryError(f"no change applies to it. {why}.")
         for number in range(1, rounds + 1):
             where = f"round {number} of {rounds}"
             result.samples_per_s.append(self._trial(f"{where}: unchanged")[0]["samples_per_s"])

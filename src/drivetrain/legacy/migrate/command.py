@@ -17,7 +17,7 @@ from drivetrain.base import files
 from drivetrain.base.lazy import on_first_use
 from drivetrain.cli.failed import failed
 from drivetrain.compat import table
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, number_of
 
 if TYPE_CHECKING:
     from drivetrain.legacy.migrate.source import Source
@@ -82,12 +82,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain migrate
         sys.stdout.writelines(f"{source.name}:{remark.line}: {remark.text}\n" for remark in source.remarks)
         sys.stdout.writelines(_diff(source) if given.diff else ())
     verb = "would change" if given.diff or given.check else "changed"
-    print(f"{_counted(len(done), 'file')}: {changed} {verb}, {_counted(left, 'line')} left for you.")
+    print(f"{number_of(len(done), 'file')}: {changed} {verb}, {number_of(left, 'line')} left for you.")
     return code
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def write(path: Path, content: bytes) -> None:

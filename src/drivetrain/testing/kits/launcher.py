@@ -215,8 +215,8 @@ def _failed(ended: _Ended) -> None:
 
 def it_declares_itself(part: Part) -> None:
     """is_external, is_interactive_compatible, reruns_program and leaves_one_here are bools."""
-    cls, registered = part.found
-    launcher: Any = cls.for_job(detect()[0], _SIZE, 1, [HOST] * _SIZE, **registered, **part.arguments)  # type: ignore[attr-defined]
+    found: Any = part.found
+    launcher = found[0].for_job(detect()[0], _SIZE, 1, [HOST] * _SIZE, **found[1], **part.arguments)
     for name in ("is_external", "is_interactive_compatible", "reruns_program", "leaves_one_here"):
         same(type(getattr(launcher, name)), bool, f"type of {name}")
 
