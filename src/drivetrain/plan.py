@@ -402,7 +402,7 @@ def _devices(
         why = 'devices="auto", and this accelerator counts'
         count, why = reserved_of(reserved, accelerator.auto_device_count(), why)
         if environment.creates_processes_externally and accelerator.autocast_device_type == HOST.type:
-            count = environment.world_size() // max(settings.num_nodes, 1)  # devices of the host have no numbers
+            count = environment.local_world_size(settings.num_nodes)  # devices of the host have no numbers
             why = 'devices="auto", and the processes on this machine are'
         why = f"{why} {count}"
         cls = None if strategy is None else _class_of(strategy)

@@ -1,15 +1,19 @@
 """A job for a real cluster: ``python train.py FOLDER`` trains a small model, and leaves in FOLDER what it was.
 
 Every process writes ``rank<r>.json`` when it is done. While it trains, it adds a line to ``<host>.events`` for its
-start and for each step. All runs with the same number of epochs and the same ``--batch-size``, which is that of all
-processes together, see the same batches in the same order and come to the same weights, however many processes share
-them.
+start and for each step. If there is a file ``kill<r>`` with the number of a step, rank r removes it after that step,
+waits for a file ``go``, and kills itself.
+
+All runs with the same number of epochs and the same ``--batch-size``, which is that of all processes together, see the
+same batches in the same order and come to the same weights, however many processes share them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -57,6 +61,12 @@ class Notes(Callback):
         self.note(event="step", step=trainer.global_step, rank=trainer.global_rank, world_size=trainer.world_size)
         if self.pause and not (self.folder / "hurry").exists():
             time.sleep(self.pause)
+        order = self.folder / f"kill{trainer.global_rank}"
+        if order.exists() and int(order.read_text()) == trainer.global_step:
+            order.unlink()
+            while not (self.folder / "go").exists():
+                time.sleep(0.05)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class SlowSave(ModelCheckpoint):
@@ -73,7 +83,7 @@ class SlowSave(ModelCheckpoint):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--devices", type=lambda text: text if text == "auto" else int(text), default=1)
     parser.add_argument("--num-nodes", type=int, default=1)
     parser.add_argument("--strategy", default="auto")
     parser.add_argument("--epochs", type=int, default=3)
@@ -81,6 +91,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds per step, until there is a file 'hurry'")
     parser.add_argument("--no-requeue", action="store_true", help="leave SLURM's announcement of the end alone")
+    parser.add_argument("--save", action="store_true", help="save at the end of each epoch")
     parser.add_argument("--slow-save", type=float, default=0.0, help="seconds that a save takes; none until it stops")
     arguments = parser.parse_args()
     folder = arguments.folder
@@ -100,7 +111,7 @@ def main() -> None:
         callbacks=callbacks,
         plugins=[SLURMEnvironment(auto_requeue=False)] if arguments.no_requeue else None,
         logger=False,
-        enable_checkpointing=arguments.slow_save > 0,
+        enable_checkpointing=arguments.save or arguments.slow_save > 0,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,

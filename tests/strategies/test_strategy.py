@@ -14,6 +14,7 @@ from torch import nn
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.accelerators import CPUAccelerator
 from drivetrain.checkpoints import TorchCheckpointIO
+from drivetrain.compat.boring_classes import BoringModel
 from drivetrain.errors import CheckpointError
 from drivetrain.precision import DoublePrecision, HalfPrecision
 from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy, StrategyRegistry
@@ -182,6 +183,16 @@ def test_a_launching_process_keeps_a_process_group_of_the_users() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         DDPStrategy().leave_process_group()  # as when the processes that it has started have ended
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_fit_in_one_process_keeps_a_process_group_of_the_users() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    trainer = Trainer(accelerator="cpu", devices=1, strategy="ddp", fast_dev_run=True, enable_progress_bar=False)
+    try:
+        trainer.fit(BoringModel())
         assert dist.is_initialized()
     finally:
         dist.destroy_process_group()

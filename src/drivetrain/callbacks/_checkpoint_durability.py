@@ -191,8 +191,9 @@ class StoredCheckpoint(NamedCheckpoint):
         vars(self).update(saved.ranking)
         for path in saved.replaced:
             self._remove(trainer, path)
-        for message in filter(None, saved.files.values()):
-            self._announce(trainer, message)
+        for path, message in saved.files.items():
+            if message:
+                self._announce(trainer, path, message)
 
     def _track(self, trainer: Trainer, path: str, message: str = "") -> bool:
         """Return whether the saved file is already durable, on all ranks; if it is not, :meth:`_settle` waits for the
@@ -204,7 +205,8 @@ class StoredCheckpoint(NamedCheckpoint):
             self._under_way.files[path] = message
         return durable
 
-    def _announce(self, trainer: Trainer, message: str) -> None:
+    def _announce(self, trainer: Trainer, path: str, message: str) -> None:
+        trainer.hooks.notify("checkpoint_saved", path, self._written_at_step)
         if trainer.loggers:
             tell(trainer, "after_save_checkpoint", self)
         if self.verbose:

@@ -78,4 +78,8 @@ def with_defaults(given: Sequence[Callback], settings: Settings, environment: Cl
         found.append(Requeue(environment))
     if "KUBEFLOW_TRAINER_SERVER_URL" in os.environ and not (settings.fast_dev_run or settings.barebones):
         found.append(trainjob.TrainJobStatus())
+    if (path := environment.report_callback) and not (settings.fast_dev_run or settings.barebones):
+        name = path.rpartition(":")[2]
+        if not any(base.__name__ == name for each in found for base in type(each).__mro__):
+            found.append(load(path)())
     return found

@@ -449,7 +449,7 @@ class ModelCheckpoint(StoredCheckpoint):
         self._written_at_step = trainer.progress.global_step
         message = f"Epoch {trainer.current_epoch}, step {trainer.progress.global_step}: saved {path}."
         if self._track(trainer, path, message):
-            self._announce(trainer, message)
+            self._announce(trainer, path, message)
         return True
 
     def _save_last(self, trainer: Trainer, metrics: dict[str, Any], before: str) -> None:

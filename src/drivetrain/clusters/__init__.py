@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from drivetrain.clusters.local import LocalEnvironment as LocalEnvironment
     from drivetrain.clusters.lsf import LSFEnvironment as LSFEnvironment
     from drivetrain.clusters.mpi import MPIEnvironment as MPIEnvironment
+    from drivetrain.clusters.ray_train import RayTrainEnvironment as RayTrainEnvironment
     from drivetrain.clusters.sagemaker import SageMakerEnvironment as SageMakerEnvironment
     from drivetrain.clusters.skypilot import SkyPilotEnvironment as SkyPilotEnvironment
     from drivetrain.clusters.slurm import SLURMEnvironment as SLURMEnvironment
@@ -30,6 +31,7 @@ _MODULES = {
     "VertexEnvironment": "vertex",
     "SkyPilotEnvironment": "skypilot",
     "SageMakerEnvironment": "sagemaker",
+    "RayTrainEnvironment": "ray_train",
     "KubernetesEnvironment": "kubernetes",
     "DstackEnvironment": "dstack",
     "AWSBatchEnvironment": "aws_batch",

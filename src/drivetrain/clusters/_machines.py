@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ def json_of(environ: Mapping[str, str], name: str) -> Any:
         return None
 
 
-class MachinesEnvironment(LocalEnvironment):
+class MachinesEnvironment(LocalEnvironment, ABC):
     """A cluster that starts the program once on each machine; that process starts the other ones of its machine.
 
     The Trainer takes the number of machines, and the number of devices if the cluster reserves them, from the cluster.
@@ -44,9 +45,9 @@ class MachinesEnvironment(LocalEnvironment):
         """Whether the cluster has started the program on several machines."""
         return all(environ.get(name) for name in cls.variables) and cls(dict(environ)).num_nodes() > 1
 
+    @abstractmethod
     def num_nodes(self) -> int:
         """The number of machines."""
-        raise NotImplementedError
 
     def nodes_meant(self, given: int) -> int:
         """Return the number of machines, if the user has written ``num_nodes=given``; 1, the default, means all.

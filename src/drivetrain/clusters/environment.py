@@ -46,8 +46,8 @@ class ClusterEnvironment:
     detect_priority: ClassVar[int | None] = None
     """Where it stands in the order of :func:`detect`: the highest first; ``None``: only when it is given.
 
-    Of ours: torchrun 500, SLURM 400, LSF 300, Horovod 250, MPI 200, HTCondor 100; those that start the program once on
-    each machine 90 to 40; what is left is local.
+    Of ours: Ray Train 600, torchrun 500, SLURM 400, LSF 300, Horovod 250, MPI 200, HTCondor 100; those that start the
+    program once on each machine 90 to 40; what is left is local.
     """
 
     evidence: ClassVar[str] = "its detect() says so"
@@ -153,6 +153,20 @@ class ClusterEnvironment:
     def reserved_devices(self) -> int | None:
         """Return the number of devices that the cluster has reserved on each machine; ``None``: it does not say."""
         return None
+
+    def local_world_size(self, num_nodes: int) -> int:
+        """Return the number of processes on this machine, of a cluster that has started them.
+
+        Args:
+            num_nodes: the number of machines, which have equally many.
+        """
+        return self.world_size() // max(num_nodes, 1)
+
+    # ---- reporting -----------------------------------------------------------------------------------------------
+
+    report_callback: str = ""
+    """The callback that the Trainer adds in a job of this cluster, as "module:class"; not if a callback whose class
+    has this name was passed."""
 
     # ---- requeueing ----------------------------------------------------------------------------------------------
 

@@ -198,7 +198,7 @@ class ParallelStrategy(Strategy):
         environment = self.cluster_environment
         if environment is not None and defined_by_user(environment, "teardown"):
             environment.teardown()  # drivetrain's own environments keep nothing that would prevent another run
-        if self.world_size == 1:
+        if self.world_size == 1 and _GROUP[:1] == [dist.group.WORLD]:
             _leave_group()  # this process is its only member, and processes started later must not inherit it
 
     # ---- buffers: what one rank's batches have left in them ------------------------------------------------------

@@ -342,6 +342,11 @@ def _beside(path: str | Path, name: str) -> str:
     return text[: len(text) - len(os.path.basename(text))] + name
 
 
+def files_of(store: CheckpointIO, path: str | Path) -> list[str]:
+    """Return the checkpoint ``path`` and its rank files that this machine sees."""
+    return [str(path), *_found(store, path)]
+
+
 def _found(store: CheckpointIO, path: str | Path) -> list[str]:
     """Return the rank files in the store whose names begin with that of ``path``."""
     folder, base = os.path.split(os.path.expanduser(path))

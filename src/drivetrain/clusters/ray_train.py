@@ -1,0 +1,66 @@
+"""Ray Train: its TorchTrainer runs a training function in the workers that it has started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.errors import ConfigurationError
+
+
+def is_worker(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process is a worker of Ray Train's TorchTrainer."""
+    train = sys.modules.get("ray.train")
+    if train is None or "RANK" not in environ:
+        return False
+    try:
+        return environ["RANK"] == str(train.get_context().get_world_rank())
+    except Exception:  # outside of a worker, versions of Ray raise different errors
+        return False
+
+
+class RayTrainEnvironment(ClusterEnvironment):
+    """A worker of Ray Train, in which ``TorchTrainer`` has set ``RANK``, ``LOCAL_RANK``, ``NODE_RANK``, ``WORLD_SIZE``
+    and ``LOCAL_WORLD_SIZE``, and has created the process group.
+
+    ``ScalingConfig`` says how many workers there are, and Ray chooses their machines. So ``num_nodes`` of the Trainer
+    has no effect, and ``devices`` should be left out.
+
+    Args:
+        environ: the environment variables; ``None``: the variables of this process.
+    """
+
+    detect_priority = 600  # a worker inherits the variables of SLURM or torchrun, if these have started the Ray cluster
+    evidence = "this process is a worker of Ray Train"
+    report_callback = "drivetrain.integrations.ray:RayTrainReportCallback"
+
+    @classmethod
+    def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
+        return is_worker(environ)
+
+    def node_rank(self) -> int:
+        return self.number("NODE_RANK")
+
+    def nodes_meant(self, given: int) -> int:
+        """Return the number of machines, if each has as many workers as this one."""
+        return self.world_size() // self.local_world_size(given)
+
+    def local_world_size(self, num_nodes: int) -> int:
+        return self.number("LOCAL_WORLD_SIZE")
+
+    def reserved_devices(self) -> int | None:
+        return self.number("LOCAL_WORLD_SIZE")
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Check that there is one device for each worker on this machine.
+
+        Raises:
+            ConfigurationError: there are fewer or more.
+        """
+        if num_devices != (workers := self.local_world_size(num_nodes)):
+            raise ConfigurationError(
+                f"devices={num_devices}, but Ray Train runs {workers} workers on this machine. Leave devices out, and "
+                "write the number of all workers in ScalingConfig(num_workers=...)."
+            )
