@@ -99,7 +99,7 @@ def main(*arguments: str) -> None:
     *only, torch = arguments
     if not only:
         # without dependencies, because torch's are what must not be installed; the pins name all that is needed
-        pip("--no-deps", "-r", str(pins()))
+        pip("--no-deps", "-r", str(pins()), "setuptools>=77.0.3")  # torch 2.14 needs a newer one than venv installs
         pip("--no-deps", "-e", str(ROOT))
     install_torch(torch)
 
