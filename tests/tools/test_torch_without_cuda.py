@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import runpy
 import shutil
 import subprocess
@@ -59,3 +60,13 @@ def test_the_pins_leave_the_version_of_torch_open(tool: dict[str, Any]) -> None:
     pins = tool["pins"]().read_text().splitlines()
     assert "torchmetrics==1.9.0" in pins
     assert [pin for pin in pins if pin.startswith("torch==")] == []
+
+
+def test_the_page_on_releases_names_the_versions_of_torch_that_the_files_name() -> None:
+    page = (ROOT / "docs" / "release.md").read_text(encoding="utf-8")
+    [pinned] = re.findall(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    [newest] = re.findall(r"^TORCH \?= (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    [oldest] = re.findall(r'"torch>=(.*?)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert f"torch {pinned} on Python" in page
+    assert f"by default {newest}," in page
+    assert f"`make test-torch TORCH={oldest}." in page
