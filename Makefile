@@ -31,6 +31,10 @@ EXTRAS_ENVIRON := TORCH_EXTENSIONS_DIR=$(CURDIR)/$(EXTRAS_VENV)/extensions PATH=
 XLA_VENV := .venv-xla
 XLA_STAMP := $(XLA_VENV)/.installed
 XLA_ENVIRON := DRIVETRAIN_XLA=1 PJRT_DEVICE=CPU
+# Another torch than the pinned one, from PyPI's wheel and without CUDA's libraries: make test-torch TORCH=2.9.1
+TORCH ?= 2.14.1
+TORCH_VENV := .venv-torch-$(TORCH)
+TORCH_STAMP := $(TORCH_VENV)/.installed
 # The official examples of earlier generations, from the wheels of their time, and the packages that they import.
 LEGACY_VENV := .venv-legacy
 LEGACY_STAMP := $(LEGACY_VENV)/.installed
@@ -59,7 +63,7 @@ LONG_TESTS := tests/faults tests/conformance tests/clusters/test_machines.py tes
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test tree where test-faults test-interop test-compat test-clusters test-extras test-xla test-legacy test-proof check docs dist bench clean
+.PHONY: help demo test tree where test-faults test-interop test-compat test-clusters test-extras test-xla test-torch test-legacy test-proof check docs dist notes bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -99,6 +103,9 @@ test-xla: $(XLA_STAMP) ## run the tests on torch_xla's devices on the processor,
 		$(XLA_ENVIRON) CPU_NUM_DEVICES=4 $(XLA_VENV)/bin/python -m pytest tests/xla/spmd $(PYTEST_ARGS); \
 	fi
 
+test-torch: $(TORCH_STAMP) ## run the whole test suite on another torch (TORCH=2.9.1; 2 GB of disk for each)
+	@$(TORCH_VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+
 test-legacy: $(LEGACY_STAMP) ## run the official examples of Lightning 1.0, 1.1 and 1.3, fetched from their wheels, on stand-in data
 	@DRIVETRAIN_LEGACY=1 $(LEGACY_VENV)/bin/python -m pytest tests/legacy_examples $(PYTEST_ARGS)
 
@@ -119,8 +126,12 @@ docs: $(DOCS_STAMP) ## build the site in build/site, and check its links and pag
 	@$(DOCS_VENV)/bin/python tools/site/check.py
 
 # DIST_PYTHONS="3.11 3.13" takes these interpreters; DIST_TORCH says where pip finds torch: see tools/dist.py.
-dist: $(STAMP) ## build wheel and sdist, and run README's example from each on every Python found
+dist: $(STAMP) ## build wheel, sdist and bill of materials, and run README's example from each on every Python found
 	@$(VENV)/bin/python tools/dist.py
+
+VERSION ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+notes: ## print the notes of a release, from CHANGELOG.md (VERSION=Unreleased; by default the one of pyproject.toml)
+	@$(PYTHON) tools/release_notes.py $(VERSION)
 
 bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other libraries (about three quarters of an hour)
 	@mkdir -p $(BENCH_RESULTS)
@@ -141,7 +152,7 @@ bench: $(BENCH_STAMP) ## measure steps, imports and memory beside other librarie
 
 clean: ## remove the environments and everything that the targets wrote
 	rm -rf $(VENV) $(BENCH_VENV) $(COMPAT_VENV) $(CLUSTERS_VENV) $(EXTRAS_VENV) $(XLA_VENV) $(LEGACY_VENV) \
-		$(PROOF_VENV) $(DOCS_VENV) build dist demo_output
+		$(PROOF_VENV) $(DOCS_VENV) .venv-torch-* build dist demo_output
 	rm -rf .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find src tests tools examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -193,10 +204,16 @@ $(EXTRAS_STAMP): pyproject.toml constraints.txt $(EXTRAS_PACKAGES) $(EXTRAS_BARE
 	@touch $@
 
 # The same.
-$(XLA_STAMP): pyproject.toml constraints.txt tests/xla/requirements.txt tests/xla/install.py
+$(XLA_STAMP): pyproject.toml constraints.txt tests/xla/requirements.txt tests/xla/install.py tools/torch_without_cuda.py
 	@echo "Setting up $(XLA_VENV) ..."
 	@$(PYTHON) -m venv $(XLA_VENV)
 	@$(XLA_VENV)/bin/python tests/xla/install.py
+	@touch $@
+
+$(TORCH_STAMP): pyproject.toml constraints.txt tools/torch_without_cuda.py
+	@echo "Setting up $(TORCH_VENV) ..."
+	@$(PYTHON) -m venv $(TORCH_VENV)
+	@$(TORCH_VENV)/bin/python tools/torch_without_cuda.py torch==$(TORCH)
 	@touch $@
 
 # The same.

@@ -6,12 +6,14 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trove_classifiers
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,6 +42,40 @@ def test_the_wheel_holds_the_package_and_its_types(wheel: Path) -> None:
         names = set(archive.namelist())
     assert {"drivetrain/__init__.py", "drivetrain/py.typed", "drivetrain/loops/fit.py"} <= names
     assert not any(name.startswith(("tests", "examples", "benchmarks")) for name in names)
+
+
+def test_the_metadata_names_the_license_the_file_and_what_was_tried(wheel: Path, dist: Any) -> None:
+    metadata = dist.runpy.run_path(str(ROOT / "tools" / "sbom.py"))["metadata_of"](wheel)
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [each for each in archive.namelist() if each.endswith(".dist-info/licenses/LICENSE")]
+        assert archive.read(name) == (ROOT / "LICENSE").read_bytes()
+    assert metadata.get_payload().startswith("# drivetrain")  # README.md, as the description
+    classifiers = metadata.get_all("Classifier")
+    versions = {each.rpartition(" :: ")[2] for each in classifiers if "Python :: 3." in each}
+    assert versions == set(dist.SUPPORTED) - dist.NEVER_RUN
+    assert set(classifiers) <= trove_classifiers.classifiers
+
+
+@pytest.mark.timeout(300)
+def test_the_same_sources_give_the_same_bytes(wheel: Path, tmp_path: Path) -> None:
+    """Once from here; once from the unpacked sdist, where the files have other times, owners' rights and a folder."""
+    build = (sys.executable, "-m", "build", "--no-isolation", "--outdir")
+    first, second = tmp_path / "first", tmp_path / "second"
+    run(*build, first, "--sdist", ROOT, cwd=tmp_path)
+    [sdist] = first.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    [unpacked] = tmp_path.glob("drivetrain-*")
+    for path in unpacked.rglob("*"):
+        os.utime(path, (0, 10**9))
+        path.chmod(path.stat().st_mode & 0o700)
+    run(*build, second, "--sdist", "--wheel", unpacked, cwd=tmp_path)
+    assert (second / sdist.name).read_bytes() == sdist.read_bytes()
+    assert (second / wheel.name).read_bytes() == wheel.read_bytes()
+    run("env", "SOURCE_DATE_EPOCH=1700000000", *build, second, "--wheel", unpacked, cwd=tmp_path)  # the control
+    assert (second / wheel.name).read_bytes() != wheel.read_bytes()
 
 
 @pytest.fixture(scope="module")

@@ -1,19 +1,24 @@
 """Build wheel and sdist, install each into a fresh environment of every Python found, and run README.md's example.
 
 It runs in one process, and in two under ddp, ddp_spawn and fsdp, with nothing installed but the declared dependencies.
+The folder ``dist`` then also has a bill of materials (``tools/sbom.py``) and the checksums of all files. Equal sources
+give the same bytes: the build takes its time from SOURCE_DATE_EPOCH, or else hatchling's fixed one.
 
 ``make dist`` runs it. What it reads from the environment:
 
 - ``DIST_PYTHONS``: the interpreters, "3.11 /opt/python3.13/bin/python3"; by default ``python3.N`` of all versions that
   the package supports. One that is named and cannot be used is a failure; by default it is only reported.
 - ``DIST_TORCH``: pip's options for finding torch's wheel; by default ``--no-index``, which takes it from pip's
-  find-links alone. torch's wheels on PyPI bring gigabytes of CUDA: they are used where this says so.
+  find-links alone. torch's wheels on PyPI bring gigabytes of CUDA: they are used where this says so. "stubs" takes
+  PyPI's wheel, half a gigabyte for each Python, and stubs for CUDA's libraries (``tools/torch_without_cuda.py``).
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -28,6 +33,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
+NEVER_RUN = {"3.14"}  # which pip accepts, and which no classifier names until a run of this program has been seen on it
+STUBS = ["stubs"]
 CPU_WHEELS = "--index-url https://download.pytorch.org/whl/cpu"
 
 # Only what the new environment holds is found: no PYTHONPATH, no user site. pip's own variables stay.
@@ -111,11 +118,22 @@ def build(folder: Path) -> list[Path]:
     if unexpected := {name for name in names if name != "drivetrain" and not name.endswith(".dist-info")}:
         raise Failed(f"{wheel.name} holds {', '.join(sorted(unexpected))}")
     with tarfile.open(sdist) as archive_of_sources:
-        inside = {name.partition("/")[2] for name in archive_of_sources.getnames()}
+        inside = {member.name.partition("/")[2] for member in archive_of_sources.getmembers() if member.isfile()}
     needed = {"README.md", "LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt", "tests/conftest.py"}
     if missing := needed - inside:
         raise Failed(f"{sdist.name} lacks {', '.join(sorted(missing))}")
+    if (ROOT / ".git").exists() and (unknown := inside - {"PKG-INFO", *run("git", "ls-files").splitlines()}):
+        raise Failed(f"{sdist.name} holds {', '.join(sorted(unknown))}, which git does not know")
     return [wheel, sdist]
+
+
+def describe(artefacts: Sequence[Path]) -> list[Path]:
+    """Write the wheel's bill of materials and the checksums of all files beside them; return both files."""
+    bill = runpy.run_path(str(ROOT / "tools" / "sbom.py"))["write_bill"](artefacts[0])
+    sums = bill.with_name("SHA256SUMS")
+    lines = (f"{hashlib.sha256(each.read_bytes()).hexdigest()}  {each.name}\n" for each in [*artefacts, bill])
+    sums.write_text("".join(lines), encoding="utf-8")
+    return [bill, sums]
 
 
 def torch_wheel(python: Path, folder: Path, options: Sequence[str]) -> Path:
@@ -125,6 +143,7 @@ def torch_wheel(python: Path, folder: Path, options: Sequence[str]) -> Path:
         Failed: there is none.
     """
     [pin] = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    options = [] if options == STUBS else options
     run(python, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, *options, pin)
     [found] = folder.glob("torch-*.whl")
     return found
@@ -172,14 +191,17 @@ def new_environment(interpreter: str, folder: Path) -> Path:
     return folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def try_artefact(python: Path, artefact: Path, wheel_of_torch: Path, folder: Path) -> str:
+def try_artefact(python: Path, artefact: Path, wheel_of_torch: Path, folder: Path, with_stubs: bool) -> str:
     """Install ``artefact`` into the environment of ``python`` and run the programs; return the first one's last line.
 
     Raises:
         Failed: something went wrong, or a program did not learn.
     """
-    constraints = ROOT / "constraints.txt"
-    run(python, "-m", "pip", "install", "--quiet", "-c", constraints, wheel_of_torch, artefact, cwd=folder)
+    torch: list[Path] = [wheel_of_torch]
+    if with_stubs:
+        run(python, ROOT / "tools" / "torch_without_cuda.py", "--only", wheel_of_torch, cwd=folder)
+        torch = []
+    run(python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", *torch, artefact, cwd=folder)
     remarks = []
     for name, program in programs().items():
         script = folder / f"{name}.py"
@@ -225,7 +247,7 @@ def try_python(name: str, artefacts: Sequence[Path], options: Sequence[str], nam
             began_s = time.monotonic()
             try:
                 python = new_environment(interpreter, folder / "environment")
-                state, remark = "ran", try_artefact(python, artefact, found, folder)
+                state, remark = "ran", try_artefact(python, artefact, found, folder, options == STUBS)
             except Failed as error:
                 print(error, file=sys.stderr)
                 state, remark = "failed", cause(str(error))
@@ -236,6 +258,7 @@ def try_python(name: str, artefacts: Sequence[Path], options: Sequence[str], nam
 def main(
     environ: Mapping[str, str] = os.environ,
     build: Callable[[Path], list[Path]] = build,
+    describe: Callable[[Sequence[Path]], list[Path]] = describe,
     try_python: Callable[[str, Sequence[Path], Sequence[str], bool], list[Outcome]] = try_python,
 ) -> int:
     """Build, try, and print one line for each outcome; return the exit code."""
@@ -243,10 +266,11 @@ def main(
     options = environ.get("DIST_TORCH", "--no-index").split()
     try:
         artefacts = build(ROOT / "dist")
+        described = describe(artefacts)
     except Failed as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"built {', '.join(artefact.name for artefact in artefacts)} in dist/")
+    print(f"built {', '.join(each.name for each in [*artefacts, *described])} in dist/")
     outcomes: list[Outcome] = []
     for name in named or SUPPORTED:
         for outcome in try_python(name, artefacts, options, bool(named)):
@@ -257,7 +281,10 @@ def main(
             outcomes.append(outcome)
     states = [outcome.state for outcome in outcomes]
     if set(states) == {"not run"}:
-        print(f'Nothing was run. Where torch is not in pip\'s find-links, write make dist DIST_TORCH="{CPU_WHEELS}".')
+        print(
+            "Nothing was run. Where torch is not in pip's find-links, write make dist DIST_TORCH=stubs, or "
+            f'DIST_TORCH="{CPU_WHEELS}".'
+        )
     return 1 if "failed" in states or "ran" not in states else 0
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,7 +85,13 @@ def test_the_exit_code_and_a_line_for_every_interpreter(
         return [dist.Outcome(name, "", states.get(name, "not run"), "the reason")]
 
     environ = {"DIST_PYTHONS": named} if named else {}
-    assert dist.main(environ, build=lambda folder: [Path("x.whl")], try_python=try_python) == code
+    code_of_main = dist.main(
+        environ,
+        build=lambda folder: [Path("x.whl")],
+        describe=lambda artefacts: [Path("x.json")],
+        try_python=try_python,
+    )
+    assert code_of_main == code
     names = named.split() or dist.SUPPORTED
     assert asked == [(name, ["--no-index"], bool(named)) for name in names]
     lines = capsys.readouterr().out.splitlines()
@@ -92,8 +101,48 @@ def test_the_exit_code_and_a_line_for_every_interpreter(
 
 def test_its_interpreters_are_those_that_the_package_supports(dist: Any) -> None:
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert all(f"Programming Language :: Python :: {version}" in project for version in dist.SUPPORTED)
+    named = {version for version in dist.SUPPORTED if f"Programming Language :: Python :: {version}" in project}
+    assert named == set(dist.SUPPORTED) - dist.NEVER_RUN
     assert 'requires-python = ">=3.10,<3.15"' in project
+
+
+def test_the_files_are_described_by_a_bill_and_their_checksums(dist: Any, tmp_path: Path) -> None:
+    wheel, sdist = tmp_path / "x-1.0-py3-none-any.whl", tmp_path / "x-1.0.tar.gz"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("x-1.0.dist-info/METADATA", "Metadata-Version: 2.4\nName: x\nVersion: 1.0\nSummary: X.\n")
+    sdist.write_bytes(b"sources")
+    bill, sums = dist.describe([wheel, sdist])
+    assert json.loads(bill.read_text())["metadata"]["component"]["purl"] == "pkg:pypi/x@1.0"
+    lines = [line.split() for line in sums.read_text().splitlines()]
+    assert [name for _, name in lines] == [wheel.name, sdist.name, bill.name]
+    assert lines[1][0] == hashlib.sha256(b"sources").hexdigest()
+
+
+def test_with_stubs_torch_comes_from_the_index_and_without_its_dependencies(
+    dist: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[str] = []
+
+    def run(*command: Any, cwd: Any = None) -> str:
+        commands.append(" ".join(map(str, command)))
+        if "--dest" in command:
+            (command[command.index("--dest") + 1] / "torch-2.whl").touch()
+        return "mean squared error on new pairs: 0.001"
+
+    monkeypatch.setattr(dist, "run", run)
+    monkeypatch.setattr(dist, "executable_of", lambda name: name)
+    monkeypatch.setattr(dist, "new_environment", lambda interpreter, folder: folder.mkdir() or folder)
+    for options, from_index, only in (["stubs"], True, 1), (["--no-index"], False, 0):
+        commands.clear()
+        [outcome] = dist.try_python("3.12", [Path("x.whl")], options, False)
+        assert outcome.state == "ran"
+        [download] = [each for each in commands if " download " in each]
+        assert ("--no-index" not in download) is from_index
+        assert "--no-deps" in download
+        assert sum("torch_without_cuda.py --only" in each for each in commands) == only
+        [install] = [each for each in commands if " install " in each]
+        assert install.endswith("x.whl")
+        assert ("torch-2.whl" in install) is not from_index
 
 
 def test_it_runs_the_readmes_example(dist: Any) -> None:
