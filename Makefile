@@ -109,7 +109,7 @@ test-torch: $(TORCH_STAMP) ## run the whole test suite on another torch (TORCH=2
 test-legacy: $(LEGACY_STAMP) ## run the official examples of Lightning 1.0, 1.1 and 1.3, fetched from their wheels, on stand-in data
 	@DRIVETRAIN_LEGACY=1 $(LEGACY_VENV)/bin/python -m pytest tests/legacy_examples $(PYTEST_ARGS)
 
-test-proof: $(PROOF_STAMP) ## prove-resume on programs of Accelerate, transformers and Lightning, in an environment of their own
+test-proof: $(PROOF_STAMP) ## prove-resume on programs of Accelerate, transformers and Lightning; those that pages show of them and of Ignite; in an environment of their own
 	@DRIVETRAIN_PEERS=1 $(PROOF_VENV)/bin/python -m pytest tests/proof/peers $(PYTEST_ARGS)
 
 check: $(STAMP) ## lint, format, types, layers, and other rules of the source

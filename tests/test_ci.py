@@ -42,3 +42,4 @@ def test_ci_runs_the_checks_the_tests_and_those_of_optional_packages() -> None:
     assert "set -euo pipefail" in lines
     run = {"make check", "make test", "make docs", "make test-extras", "make test-xla", "make test-legacy"}
     assert run <= set(lines)
+    assert any(line.startswith('make test-proof PYTEST_ARGS="-k test_pages"') for line in lines)

@@ -15,7 +15,7 @@ PAGES = [
     "hardware.md", "own_accelerator.md", "own_strategy.md", "own_store.md", "own_precision.md", "own_parts.md",
     "own_launcher.md", "own_cluster.md", "own_logger.md", "own_loader.md",
     "dp.md", "horovod.md", "legacy.md", "remote.md", "start.md", "lightning_module.md", "from_accelerate.md",
-    "from_hf_trainer.md", "questions.md",
+    "from_hf_trainer.md", "from_ignite.md", "questions.md",
 ]  # fmt: skip
 
 # What the pages take for granted: a model and a loader.
@@ -62,6 +62,19 @@ def run(programs: Any, page: str, text: str, folder: Path) -> subprocess.Complet
 def test_the_code_of_a_page_runs(programs: Any, page: str, tmp_path: Path) -> None:
     done = run(programs, page, (ROOT / "docs" / page).read_text(encoding="utf-8"), tmp_path)
     assert done.returncode == 0, done.stdout
+
+
+def test_a_plain_loop_and_the_trainer_print_equal_losses(programs: Any, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "from_plain_loop.md").read_text(encoding="utf-8")
+    found = []
+    for text in (page, page.replace("```python\n", "```text\n").replace("```py\n", "```python\n")):
+        done = run(programs, "from_plain_loop.md", text, tmp_path)
+        assert done.returncode == 0, done.stdout
+        found.append(re.findall(r"^(?:epoch \d|best): .*", done.stdout, re.MULTILINE))
+    ours, theirs = found
+    assert len(theirs) == 4
+    assert ours == theirs
+    assert (tmp_path / "best.pt").exists()  # the loop's, so the two were not the same program
 
 
 def test_what_does_not_run_is_found(programs: Any, tmp_path: Path) -> None:

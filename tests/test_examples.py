@@ -118,7 +118,7 @@ def test_the_plain_loop_learns_and_goes_on_exactly(run: Any) -> None:
     ("precision", "steps", "modes", "near"), [("32-true", 1000, 6, 0.5), ("16-mixed", 200, 2, 0.1)]
 )
 def test_the_gan_learns_its_ring(run: Any, tmp_path: Path, precision: str, steps: int, modes: int, near: float) -> None:
-    shown = run("gan.py", "--precision", precision, "--steps", str(steps))
+    shown = run("recipes/gan.py", "--precision", precision, "--steps", str(steps))
     covered, on_them = re.findall(r"Modes covered: (\d) of 8; points on them: ([\d.]+)", shown)[0]
     assert int(covered) >= modes
     assert float(on_them) > near  # none of an untrained generator's are

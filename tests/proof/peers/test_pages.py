@@ -33,3 +33,10 @@ def test_the_loop_of_accelerate_and_that_on_the_engine_print_equal_losses(tmp_pa
 def test_the_programs_of_transformers_and_of_drivetrain_run(tmp_path: Path) -> None:
     assert "'train_loss'" in printed("from_hf_trainer.md", "py", tmp_path)[0]
     assert "36 steps" in printed("from_hf_trainer.md", "python", tmp_path)[1]
+
+
+def test_the_programs_of_ignite_and_of_drivetrain_print_equal_losses(tmp_path: Path) -> None:
+    theirs = printed("from_ignite.md", "py", tmp_path)[0].splitlines()
+    assert [line.split(":")[0] for line in theirs] == ["epoch 0", "epoch 1", "epoch 2"]
+    assert printed("from_ignite.md", "python", tmp_path)[0].splitlines()[-3:] == theirs
+    assert [path.suffix for path in (tmp_path / "ignite").iterdir()] == [".pt"]

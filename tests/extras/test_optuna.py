@@ -1,0 +1,82 @@
+"""The recipe of a search with Optuna runs as it stands, prunes a bad trial, and resumes a trial that was killed."""
+
+from __future__ import annotations
+
+import runpy
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+optuna = pytest.importorskip("optuna")
+pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")  # of heartbeats
+
+RECIPE = Path(__file__).parents[2] / "examples" / "recipes" / "search_optuna.py"
+GOOD, BAD = {"width": 16, "lr": 0.03}, {"width": 4, "lr": 1e-4}
+KILLED = """
+import os, runpy, signal, sys
+from pathlib import Path
+
+program = runpy.run_path(sys.argv[1])
+report = program["Pruning"].on_train_epoch_end
+
+def kill(self, trainer, pl_module):
+    report(self, trainer, pl_module)
+    if trainer.current_epoch == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+program["Pruning"].on_train_epoch_end = kill
+program["main"](Path(sys.argv[2]), 1)
+"""
+
+
+def queue(folder: Path, *parameters: dict[str, Any]) -> None:
+    """Make the study of the recipe, whose first trials have these parameters."""
+    study = optuna.create_study(storage=f"sqlite:///{folder}/study.db", study_name="product")
+    for each in parameters:
+        study.enqueue_trial(each)
+
+
+def search(folder: Path, trials: int) -> list[Any]:
+    """Run the recipe in this process; return the trials of the study."""
+    runpy.run_path(str(RECIPE))["main"](folder, trials)
+    found: list[Any] = optuna.load_study(storage=f"sqlite:///{folder}/study.db", study_name="product").trials
+    return found
+
+
+def test_a_bad_trial_is_pruned_and_a_good_one_is_found(tmp_path: Path, capsys: Any) -> None:
+    queue(tmp_path, *[GOOD] * 3, BAD)
+    *good, bad = search(tmp_path, 4)
+    assert [trial.state.name for trial in good] == ["COMPLETE"] * 3
+    assert [list(trial.intermediate_values) for trial in good] == [[0, 1, 2, 3, 4]] * 3
+    assert len({trial.value for trial in good}) == 1  # equal parameters, equal numbers
+    assert bad.state.name == "PRUNED"
+    assert len(bad.intermediate_values) < 5
+    assert (tmp_path / "trial_3" / "last.ckpt").exists()
+    assert f"in {tmp_path}/trial_0" in capsys.readouterr().out
+
+
+def test_a_trial_that_was_killed_resumes_from_its_checkpoint(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        folder.mkdir()
+        queue(folder, GOOD)
+    [undisturbed] = search(whole, 1)
+
+    command = [sys.executable, "-c", KILLED, str(RECIPE), str(cut)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    with sqlite3.connect(cut / "study.db") as study:  # instead of waiting until the trial counts as stale
+        study.execute("UPDATE trial_heartbeats SET heartbeat = '2026-01-01 00:00:00'")
+    study.close()
+
+    killed, resumed = search(cut, 1)
+    assert (killed.state.name, list(killed.intermediate_values)) == ("FAIL", [0, 1, 2, 3])
+    assert resumed.params == GOOD
+    assert list(resumed.intermediate_values) == [3, 4]  # the epoch in which it was killed, and the last one
+    assert resumed.value == undisturbed.value
+    assert resumed.intermediate_values[4] == undisturbed.intermediate_values[4]
