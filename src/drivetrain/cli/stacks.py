@@ -43,8 +43,8 @@ def main(arguments: Sequence[str], prog: str = "drivetrain stacks") -> int:
     known = ", ".join(sorted({board.run_folder for board in boards if board.run_folder})) or "none"
     what = f"has the process {job}" if pid is not None else f"writes to {job}"
     return failed(
-        f"{prog}: no job {what}. Looked at: the jobs with several processes that this user runs on this machine. Folders "
-        f"of running jobs: {known}. They are looked for in {tempfile.gettempdir()}: set TMPDIR as the job has it.",
+        f"{prog}: no job {what}. It looks at this user's jobs with several processes on this machine. Folders of "
+        f"running jobs: {known}. They are looked for in {tempfile.gettempdir()}: set TMPDIR as the job has it.",
         given.json,
     )
 

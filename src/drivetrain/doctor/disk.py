@@ -43,7 +43,7 @@ def _folder(what: str, folder: str, keeps: bool) -> Items:
     except OSError as error:
         yield Finding(
             f"{what} {folder} cannot be written durably: {error.strerror or error}.",
-            "A checkpoint there cannot be saved." if keeps else "Jobs with several processes fail, and so do many libraries.",
+            "A checkpoint there cannot be saved." if keeps else "Jobs with several processes fail, and many libraries.",
             f"{'Trainer(default_root_dir=...)' if keeps else 'TMPDIR=...'} with a folder on another disk.",
         )  # fmt: skip
         return
