@@ -1,4 +1,4 @@
-"""Ray Train: plain programs in its workers on two nodes; its parts for Lightning, also through the suite for strategies.
+"""Ray Train: plain programs in its workers on two nodes; its parts for Lightning, and the suite for strategies.
 
 Each test starts Ray once, which takes up to a minute on a busy machine of two cores.
 """
