@@ -158,7 +158,7 @@ def test_diff_names_step_tensor_and_operation(program: str, capsys: pytest.Captu
     assert capsys.readouterr().out.count("recorded: 12 steps") == 3
     assert diff(["one", "same"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("equal: 12 steps on 1 ranks; hash ")
+    assert out.startswith("equal: 12 steps on 1 rank; hash ")
     assert "torch" not in out
     recorded = Path("same/program.json").read_text()
     Path("same/program.json").write_text(json.dumps({**json.loads(recorded), "torch": "0.1"}))

@@ -117,9 +117,10 @@ def test_of_several_batches_of_a_step_the_last_that_differs_is_looked_for() -> N
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        (["weight"], "1 tensors instead of 2, without 'bias'"),
+        (["weight"], "1 tensor instead of 2, without 'bias'"),
         (["weight", "bias", "scale"], "3 tensors instead of 2, with 'scale'"),
-        (["weight", "scale"], "2 tensors instead of 2, without 'bias'"),
+        (["weight", "scale"], "'scale' in place of 'bias'"),
+        (["parameter 0", "parameter 1"], "'parameter 0' in place of 'weight' and 1 more of 2"),
         (["bias", "weight"], "2 tensors instead of 2, in another order"),
     ],
 )

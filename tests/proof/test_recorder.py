@@ -13,7 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from drivetrain.proof.recorder import state_of_optimizer
 from drivetrain.proof.records import VARIABLE, Start, forked_of, path_of, read, start_of, unpacked
 
 PROGRAM = """
@@ -113,6 +115,20 @@ def test_parameters_with_equal_names_are_all_recorded(programs: Any, tmp_path: P
     names = ["0.weight", "0.bias", "0.weight of module 2", "0.bias of module 2", "parameter 4"]
     assert step["names"]["parameters"] == names
     assert len(unpacked(step["tensors"]["parameters"])) == 5
+
+
+def test_state_of_an_optimizer_is_read_from_nested_containers_too() -> None:
+    weight = torch.zeros(2)
+    optimizer = torch.optim.SGD([weight], lr=0.5)
+    first, last = torch.ones(2), torch.ones(3)
+    optimizer.state[weight] = {"history": {"gradients": [first, last], "count": 7}, "name": "x", "mean": weight}
+    optimizer.state["steps"] = 3
+    tensors, values = state_of_optimizer(optimizer, {id(weight): "weight"})
+    assert tensors.keys() == {"history 0 of weight", "history 1 of weight", "mean of weight"}
+    assert tensors["history 1 of weight"] is last
+    assert {name: value for name, value in values.items() if "group" not in name} == {
+        "history 2 of weight": 7, "state of 'steps'": 3,
+    }  # fmt: skip
 
 
 def test_two_runs_record_the_same_whatever_the_number_of_workers(plain: Any, recorded: Recorded) -> None:

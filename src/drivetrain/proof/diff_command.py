@@ -91,7 +91,7 @@ def _of_runs(folders: Sequence[Path]) -> tuple[Judgement, str, str]:
     starts = {rank: [_start(folder, rank) for folder in folders] for rank in common}
     found = [judge(was, [now], rank, resumes=False) for rank, (was, now) in starts.items()]
     was = starts[common[0]][0]
-    equal = f"equal: {len(was.steps)} steps on {len(common)} ranks; hash {summary(was)}"
+    equal = f"equal: {len(was.steps)} steps on {len(common)} rank{'s' * (len(common) != 1)}; hash {summary(was)}"
     first = earliest(found)
     if versions[0] != versions[1]:
         first.notes.append(f"recorded with torch {versions[0]} and torch {versions[1]}")

@@ -338,11 +338,18 @@ def _first_tensor(was: str, now: str, names: list[str], own_names: list[str]) ->
     old, new = unpacked(was), unpacked(now)
     if names != own_names:
         lost, added = ([each for each in a if each not in b] for a, b in ((names, own_names), (own_names, names)))
+        if lost and len(lost) == len(added):
+            return f"{added[0]!r} in place of {lost[0]!r}{_and_more(lost, old)}"
         which = f", without {lost[0]!r}" if lost else f", with {added[0]!r}" if added else ", in another order"
-        return f"{len(new)} tensors instead of {len(old)}{which}"
+        return f"{len(new)} tensor{'s' * (len(new) != 1)} instead of {len(old)}{which}"
     differing = _unequal_names(names, was, now)
-    more = f" and {len(differing) - 1} more of {len(old)}" if differing[1:] else ""
-    return f"{differing[0]!r}{more}" + (", with each other's values" if sorted(old) == sorted(new) else "")
+    return f"{differing[0]!r}{_and_more(differing, old)}" + (
+        ", with each other's values" if sorted(old) == sorted(new) else ""
+    )
+
+
+def _and_more(differing: Sequence[str], everything: Sequence[int]) -> str:
+    return f" and {len(differing) - 1} more of {len(everything)}" if differing[1:] else ""
 
 
 def _others(there: Step, here: Step) -> Iterator[tuple[str, str]]:

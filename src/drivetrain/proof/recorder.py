@@ -269,12 +269,15 @@ def state_of_optimizer(optimizer: Optimizer, names: dict[int, str]) -> tuple[Ten
     values: dict[str, Any] = {}
     places = {key: place for place, key in enumerate(names)}
     for parameter, state in sorted(optimizer.state.items(), key=lambda each: places.get(id(each[0]), len(places))):
-        for key, value in state.items() if isinstance(state, Mapping) else ():
-            name = f"{key} of {names.get(id(parameter), 'another parameter')}"
-            if isinstance(value, Tensor):
-                tensors[name] = value
-            elif isinstance(value, (int, float)):
-                values[name] = value
+        owner = names.get(id(parameter), "another parameter" if isinstance(parameter, Tensor) else repr(parameter))
+        for key, content in state.items() if isinstance(state, Mapping) else [("state", state)]:
+            is_nested = isinstance(content, (Mapping, list, tuple))
+            for place, value in enumerate(leaves(content)):
+                name = f"{key} {place} of {owner}" if is_nested else f"{key} of {owner}"
+                if isinstance(value, Tensor):
+                    tensors[name] = value
+                elif isinstance(value, (int, float)):
+                    values[name] = value
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if isinstance(value, Tensor) and value.numel() == 1:
