@@ -1,4 +1,4 @@
-"""The recipe of a search with Ray Tune: a bad trial ends early, killed trials resume exactly, a killed search continues."""
+"""The recipe of a search with Ray Tune: bad trials end early, killed ones resume exactly, a killed search continues."""
 
 from __future__ import annotations
 
