@@ -125,6 +125,14 @@ def test_the_page_of_strategies_names_every_fact(fact: dataclasses.Field[object]
     assert re.search(rf"^\|.*`{fact.name}`.*\|", OWN_STRATEGY, re.MULTILINE)
 
 
+def test_the_page_of_searches_shows_the_recipes_as_they_stand() -> None:
+    page = (ROOT / "docs" / "search.md").read_text(encoding="utf-8")
+    recipes = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "examples" / "recipes").glob("search_*.py"))]
+    shown = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert len(shown) == 3
+    assert [block for block in shown if not any(block in recipe for recipe in recipes)] == []
+
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FEATURES = (ROOT / "docs" / "features.md").read_text(encoding="utf-8")
 
@@ -158,6 +166,11 @@ def test_the_page_of_features_lists_every_callback_and_logger() -> None:
         "LoggerRegistry",
     }  # contracts, a trial
     assert offered - set(re.findall(r"`(\w+)`", section("What there is"))) == set()
+
+
+def test_the_page_of_features_lists_every_recipe_and_notebook() -> None:
+    files = {path.name for folder in ("recipes", "notebooks") for path in (ROOT / "examples" / folder).glob("*.*")}
+    assert set(re.findall(r"\(\.\./examples/(?:recipes|notebooks)/([\w.]+)\)", section("Examples"))) == files
 
 
 def test_the_page_of_features_lists_every_example() -> None:

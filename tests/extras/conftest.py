@@ -23,6 +23,7 @@ PACKAGES = {  # a package, and how the names of its files begin
     "kubernetes": "test_k8s",
     "mlflow": "test_mlflow",
     "neptune": "test_neptune",
+    "optuna": "test_optuna",
     "litdata": "test_litdata",
     "peft": "test_lora",
     "s3fs": "test_s3",

@@ -1,8 +1,9 @@
-"""The recipe of a search with Ray Tune: a bad trial ends early, and one whose actor was killed resumes exactly."""
+"""The recipe of a search with Ray Tune: bad trials end early, killed ones resume exactly, a killed search continues."""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,20 +12,20 @@ import pytest
 
 RECIPE = Path(__file__).parents[2] / "examples" / "recipes" / "search_ray.py"
 RUN_S = 500
-# The recipe with three equal trials, of which the first to reach epoch 3 is killed there, and a bad one.
+# The recipe with three equal trials, of which the first to reach epoch 3 kills its actor or the search, and a bad one.
 PROGRAM = """
 import os, runpy, signal, sys
 from pathlib import Path
 from ray import tune
 
 program = runpy.run_path(sys.argv[1])
-once = Path(sys.argv[2], "killed")
+once, search = Path(sys.argv[2], "killed"), os.getpid() if sys.argv[3:] else None
 report = program["Report"].on_train_epoch_end
 
 def kill(self, trainer, pl_module):
     if trainer.current_epoch == 3 and not once.exists():
         once.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(search or os.getpid(), signal.SIGKILL)
     report(self, trainer, pl_module)
 
 program["Report"].on_train_epoch_end = kill
@@ -33,22 +34,51 @@ program["main"](Path(sys.argv[2]), 1)
 """
 
 
-@pytest.mark.timeout(RUN_S + 20)
-def test_a_bad_trial_ends_early_and_a_killed_one_resumes_exactly(variables: dict[str, str], tmp_path: Path) -> None:
+pytestmark = pytest.mark.timeout(2 * RUN_S + 20)
+
+
+@pytest.fixture(autouse=True)
+def _needs() -> None:
     for package in ("ray", "pandas", "pyarrow"):  # ray.tune needs the last two
         pytest.importorskip(package)
+
+
+def run(variables: dict[str, str], *words: object) -> tuple[int, str]:
+    """Run the program: its exit code, and what it wrote."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(RECIPE), str(tmp_path)], env=variables, stdout=subprocess.PIPE,
+        [sys.executable, "-c", PROGRAM, str(RECIPE), *map(str, words)], env=variables, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=RUN_S, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    assert "with {'width': 16, 'lr': 0.03}" in done.stdout
-    assert (tmp_path / "killed").exists()
+    return done.returncode, done.stdout
 
-    files = sorted(tmp_path.glob("product/train_*/result.json"), key=lambda path: path.parent.name.split("_")[2])
+
+def reported(folder: Path) -> list[list[tuple[int, float]]]:
+    """The epochs and losses that each trial has reported."""
+    files = sorted(folder.glob("product/train_*/result.json"), key=lambda path: path.parent.name.split("_")[2])
     trials = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
-    *good, bad = [[(each["epoch"], each["val_loss"]) for each in trial] for trial in trials]
+    return [[(each["epoch"], each["val_loss"]) for each in trial] for trial in trials]
+
+
+def test_a_bad_trial_ends_early_and_a_killed_one_resumes_exactly(variables: dict[str, str], tmp_path: Path) -> None:
+    code, text = run(variables, tmp_path)
+    assert code == 0, text
+    assert "with {'width': 16, 'lr': 0.03}" in text
+    assert (tmp_path / "killed").exists()
+    *good, bad = reported(tmp_path)
     assert [epoch for epoch, _ in good[0]] == [0, 1, 2, 3, 4]
     assert good == [good[0]] * 3  # also the one that was killed: no epoch twice, and the same losses
     assert [epoch for epoch, _ in bad] == [0]
     assert len(list(tmp_path.glob("product/train_*/error.txt"))) == 1
+
+
+def test_a_search_that_was_killed_continues(variables: dict[str, str], tmp_path: Path) -> None:
+    code, text = run(variables, tmp_path, "the search")
+    assert code == -signal.SIGKILL, text
+    assert "Best loss" not in text
+    code, text = run(variables, tmp_path)
+    assert code == 0, text
+    assert "with {'width': 16, 'lr': 0.03}" in text
+    *good, bad = (trial[-1] for trial in reported(tmp_path))
+    assert good == [good[0]] * 3
+    assert good[0][0] == 4
+    assert bad[1] > good[0][1]
