@@ -164,8 +164,11 @@ trainer/compiling.py
 """
 """The files that use any of torch's private names."""
 
-NOT_IN_ALL = {"torch._C._distributed_c10d._dump_nccl_trace_json"}
-"""Names that the source looks for, and that not every torch has: this one is only in builds with NCCL."""
+NOT_IN_ALL = {
+    "torch._C._distributed_c10d._dump_nccl_trace_json",  # only in builds with NCCL
+    "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_groups",  # from torch 2.12 on
+}
+"""Names that the source uses only where they are there."""
 
 
 def is_private(dotted: str) -> bool:
