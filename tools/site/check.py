@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import functools
 import re
-import shutil
 import sys
 import threading
 import zlib
@@ -21,6 +20,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import chromium
 import pages
+import reference_text
 
 HERE = "http://site.test/"
 WIDTHS = (390, 1280)
@@ -68,10 +68,10 @@ def overview(root: Path) -> dict[str, str]:
     return {f"docs/{name}": plain(line) for name, line in listed}
 
 
-def write_llms(site: Path, root: Path = pages.ROOT) -> None:
-    """Write llms.txt, which lists all pages, and llms-full.txt, which is all of them; the pages are copied as Markdown.
+def write_llms(site: Path, reference: dict[str, str], root: Path = pages.ROOT) -> None:
+    """Write llms.txt, which lists all pages, llms-full.txt, which is all of them, and each page as Markdown.
 
-    llms-full.txt is without the reference, whose pages have no text before they are built.
+    ``reference`` has the texts of the pages below ``reference/``, by their paths.
     """
     said, full, section = overview(root), [], ""
     listed = [f"# {pages.PACKAGE}\n", "> " + introduced((root / "README.md").read_text(encoding="utf-8"))[1] + "\n"]
@@ -79,17 +79,18 @@ def write_llms(site: Path, root: Path = pages.ROOT) -> None:
         if page.section != section:
             section = page.section
             listed.append(f"\n## {section or 'More'}\n")
-        if page.path.startswith("reference/"):
+        if page.path in reference:
             module = Path(page.path).stem.replace(pages.PACKAGE, "")
-            names = ", ".join(each.name for each in pages.public(module, root))
-            listed.append(f"- [{pages.full(module)}]({page.path.removesuffix('.md')}/): {names}")
-            continue
-        text = (root / page.path).read_text(encoding="utf-8")
-        title, sentence = introduced(text)
-        listed.append(f"- [{title}]({page.path}): {said.get(page.path, sentence)}")
+            text, title = reference[page.path], pages.full(module)
+            said[page.path] = ", ".join(each.name for each in pages.public(module, root))
+        else:
+            text = (root / page.path).read_text(encoding="utf-8")
+            title, sentence = introduced(text)
+            said.setdefault(page.path, sentence)
+        listed.append(f"- [{title}]({page.path}): {said[page.path]}")
         full.append(f"<!-- {page.path} -->\n\n{text.strip()}\n")
         (site / page.path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / page.path, site / page.path)
+        (site / page.path).write_text(text, "utf-8")
     (site / "llms.txt").write_text("\n".join(listed) + "\n", "utf-8")
     (site / "llms-full.txt").write_text("\n".join(full), "utf-8")
 
@@ -225,7 +226,7 @@ def in_browser(site: Path, executable: str, pictures: Path | None = None) -> Ite
 
 def main(site: Path, pictures: Path | None) -> None:
     """Finish and check a site; a problem ends the program with exit code 1."""
-    write_llms(site)
+    write_llms(site, reference_text.texts())
     wrong = [*broken_links(site), *(f"objects.inv lacks {name}" for name in missing_objects(site))]
     if (executable := chromium.program()) is None:
         print("Not checked in a browser: Chromium is not installed (Debian: apt-get install chromium).")
