@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pkgutil
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,8 @@ from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.cli.command import main as drivetrain
 from drivetrain.errors import ConfigurationError, RunError
 
-PAGE = (Path(__file__).parent.parent / "AGENTS.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
 ROWS = dict(re.findall(r"^\| (\d+) \| (.*) \|$", PAGE, re.MULTILINE))
 
 
@@ -55,6 +57,17 @@ def test_the_verbs_exist(cls: type) -> None:
     assert row is not None
     missing = [name for name in re.findall(r"`(\w+)[`(]", row[1]) if not hasattr(cls, name)]
     assert [name for name in missing if name not in inspect.getsource(cls)] == []
+
+
+def test_the_names_that_replace_lightnings_exist() -> None:
+    text = (ROOT / "docs" / "migrate.md").read_text(encoding="utf-8")
+    [table] = re.findall(r"^\| Lightning \| drivetrain \|\n(.*?)\n\n", text, re.DOTALL | re.MULTILINE)
+    names = re.findall(r"`(drivetrain[\w.]*)`", table)
+    assert len(names) == 11
+    for name in names:
+        pkgutil.resolve_name(name)
+    with pytest.raises(AttributeError):
+        pkgutil.resolve_name("drivetrain.errors.MisconfigurationException")
 
 
 # ---- the ten mistakes ------------------------------------------------------------------------------------------------

@@ -223,3 +223,6 @@ def test_docstrings_become_markdown(tools: Any) -> None:
         "Args:\n    x: the\n      place.\n    y: the\n      place.\n    z: a, b: c."
     )
     assert tools.docstrings.in_markdown("One line.") == "One line."
+    assert tools.docstrings.passed_to_reads("reads('engine.plan', 'What was decided.')") == "What was decided."
+    assert tools.docstrings.passed_to_reads("reads('engine.plan', writable=True)") is None
+    assert tools.docstrings.passed_to_reads("3") is None
