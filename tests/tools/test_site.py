@@ -183,8 +183,9 @@ def site(tmp_path: Path) -> Path:
         ('<img src="y.svg">', ["b/ links to y.svg, which is not there"]),
         ('<script src="https://cdn.test/a.js">', ["b/ fetches https://cdn.test/a.js"]),
         ('<link href="//cdn.test/a.css">', ["b/ fetches //cdn.test/a.css"]),
+        ("<h1>One</h1><h1>Two</h1>", ["b/ has 2 titles: write ## for all but the first"]),
     ],
-    ids=["nothing", "page", "section", "picture", "script", "style"],
+    ids=["nothing", "page", "section", "picture", "script", "style", "titles"],
 )
 def test_broken_links_and_what_is_fetched_from_elsewhere_are_found(
     tools: Any, site: Path, html: str, wrong: list[str]
@@ -222,6 +223,7 @@ def test_docstrings_become_markdown(tools: Any) -> None:
         "See `Trainer` and `fit`, as in:\n\n    a, b: c\n\n"
         "Args:\n    x: the\n      place.\n    y: the\n      place.\n    z: a, b: c."
     )
+    assert tools.docstrings.in_markdown("One.\n\n::\n\n    a = 1\n") == "One.\n\n    a = 1\n"
     assert tools.docstrings.in_markdown("One line.") == "One line."
     assert tools.docstrings.passed_to_reads("reads('engine.plan', 'What was decided.')") == "What was decided."
     assert tools.docstrings.passed_to_reads("reads('engine.plan', writable=True)") is None

@@ -99,17 +99,19 @@ def write_llms(site: Path, reference: dict[str, str], root: Path = pages.ROOT) -
 
 
 class Document(HTMLParser):
-    """What a page links to and fetches, and the anchors that it has."""
+    """What a page links to and fetches, its anchors, and the number of its titles."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[str] = []
         self.fetched: list[str] = []
         self.anchors: set[str] = set()
+        self.titles = 0
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
+        self.titles += tag == "h1"
         self.anchors |= {found.get("id") or "", found.get("name") or ""}
         if tag == "a" and found.get("href"):
             self.links.append(found["href"] or "")
@@ -126,11 +128,13 @@ def documents(site: Path) -> dict[str, Document]:
 
 
 def broken_links(site: Path) -> Iterator[str]:
-    """Yield the links to files or sections that the site does not have, and what a page fetches from elsewhere."""
+    """Yield links to what the site does not have, what a page fetches from elsewhere, and pages with several titles."""
     read = documents(site)
     for address, document in read.items():
         if address == "404.html":
             continue  # its links begin at the address that was not found
+        if document.titles > 1:
+            yield f"{address} has {document.titles} titles: write ## for all but the first"
         for target in (*document.links, *document.fetched):
             to = urlsplit(urljoin(HERE + address, target))
             if to.netloc != urlsplit(HERE).netloc:

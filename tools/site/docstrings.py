@@ -20,6 +20,7 @@ def in_markdown(text: str) -> str:
 
     Of arguments that share a description, as in ``a, b: text``, each gets it.
     """
+    text = re.sub(r"^ *::\n+", "", text, flags=re.MULTILINE)  # alone on its line, it only begins a block of code
     text = re.sub(r"::$", ":", ROLE.sub(lambda role: f"`{role[1] or role[2]}`", text), flags=re.MULTILINE)
     before, heading, items = re.match(r"(.*?)(^(?:Args|Attributes):\n|\Z)(.*)", text, re.DOTALL | re.MULTILINE).groups()
     return before + heading + SHARED.sub(each_alone, items)
