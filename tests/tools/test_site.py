@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(scope="module")
 def tools() -> Iterator[Any]:
     """The files of tools/site, which import each other by their short names; Griffe is not installed here."""
-    names = ("chromium", "pages", "check", "docstrings")
+    names = ("chromium", "pages", "reference_text", "check", "docstrings")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "tools" / "site"))
         patch.setitem(sys.modules, "griffe", types.SimpleNamespace(Extension=object))
@@ -120,14 +120,48 @@ def test_a_public_module_without_a_page_is_refused(tools: Any, repository: Path)
 
 def test_llms_txt_lists_each_page_with_a_sentence_and_llms_full_has_their_texts(tools: Any, repository: Path) -> None:
     site = repository / "site"
-    tools.check.write_llms(site, repository)
+    tools.check.write_llms(site, {"reference/drivetrain.md": "# drivetrain\n\n## drivetrain.Trainer\n"}, repository)
     assert (site / "llms.txt").read_text() == (
         "# drivetrain\n\n> It trains models.\n\n- [drivetrain](README.md): It trains models.\n"
         "\n## Start\n\n- [Pages](docs/README.md): All pages.\n- [Begin](docs/a.md): how to begin, in one line.\n"
-        "\n## Names\n\n- [drivetrain](reference/drivetrain/): Trainer\n"
+        "\n## Names\n\n- [drivetrain](reference/drivetrain.md): Trainer\n"
     )
     assert "<!-- docs/a.md -->\n\n# Begin\n" in (site / "llms-full.txt").read_text()
     assert (site / "docs" / "a.md").read_text() == (repository / "docs" / "a.md").read_text()
+    assert "## drivetrain.Trainer\n" in (site / "llms-full.txt").read_text()
+    assert (site / "reference" / "drivetrain.md").is_file()
+
+
+def read(name: str, docstring: str = "", signature: str = "", **members: Any) -> Any:
+    """What Griffe reads of a function, a class with members, or, without both, an attribute."""
+    said = types.SimpleNamespace(value=docstring) if docstring else None
+    return types.SimpleNamespace(
+        name=name, docstring=said, members=members, is_class=bool(members), is_function=bool(signature),
+        is_module=False, signature=lambda: signature, all_members={**members, "old": read("old", "Of the base.")}
+        if members else {},
+    )  # fmt: skip
+
+
+def test_the_reference_as_text_has_signatures_and_docstrings_of_what_is_public(tools: Any) -> None:
+    members = {
+        "__init__": read("__init__", "", "__init__(self, to: int = 3)"),
+        "go": read("go", "Go.\n\nArgs:\n    far: how far.", "go(self, far: bool) -> None"),
+        "far": read("far", "How far it went."),
+        "_own": read("_own", "Not shown.", "_own(self)"),
+        "bare": read("bare"),
+    }
+    walk = read("Walk", "Walks to ``to``.", **members)
+    text = tools.reference_text.filled("# drivetrain\n\n::: drivetrain.Walk\n", {"Walk": walk})
+    assert text == (
+        "# drivetrain\n\n## drivetrain.Walk\n\n```python\nclass Walk(to: int = 3)\n```\n\nWalks to ``to``.\n\n"
+        "- `go(far: bool) -> None`: Go.\n\n  Args:\n      far: how far.\n- `far`: How far it went.\n"
+    )
+    inherited = tools.reference_text.filled(
+        "::: drivetrain.Walk\n    options:\n      inherited_members: true\n", {"Walk": walk}
+    )
+    assert inherited.endswith("- `old`: Of the base.\n")
+    run = read("run", "Run.", "run(speed)")
+    assert "```python\nrun(speed)\n```\n\nRun.\n" in tools.reference_text.described("drivetrain.run", run, False)
 
 
 @pytest.fixture
@@ -149,8 +183,9 @@ def site(tmp_path: Path) -> Path:
         ('<img src="y.svg">', ["b/ links to y.svg, which is not there"]),
         ('<script src="https://cdn.test/a.js">', ["b/ fetches https://cdn.test/a.js"]),
         ('<link href="//cdn.test/a.css">', ["b/ fetches //cdn.test/a.css"]),
+        ("<h1>One</h1><h1>Two</h1>", ["b/ has 2 titles: write ## for all but the first"]),
     ],
-    ids=["nothing", "page", "section", "picture", "script", "style"],
+    ids=["nothing", "page", "section", "picture", "script", "style", "titles"],
 )
 def test_broken_links_and_what_is_fetched_from_elsewhere_are_found(
     tools: Any, site: Path, html: str, wrong: list[str]
@@ -170,7 +205,8 @@ def test_a_public_name_that_objects_inv_lacks_is_found(tools: Any, repository: P
 def test_without_chromium_the_site_is_still_checked(
     tools: Any, site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tools.check, "write_llms", lambda site: None)
+    monkeypatch.setattr(tools.check, "write_llms", lambda site, reference: None)
+    monkeypatch.setattr(tools.reference_text, "texts", dict)
     monkeypatch.setattr(tools.check, "missing_objects", lambda site: [])
     monkeypatch.setattr(tools.chromium, "program", lambda: None)
     tools.check.main(site, None)
@@ -187,4 +223,8 @@ def test_docstrings_become_markdown(tools: Any) -> None:
         "See `Trainer` and `fit`, as in:\n\n    a, b: c\n\n"
         "Args:\n    x: the\n      place.\n    y: the\n      place.\n    z: a, b: c."
     )
+    assert tools.docstrings.in_markdown("One.\n\n::\n\n    a = 1\n") == "One.\n\n    a = 1\n"
     assert tools.docstrings.in_markdown("One line.") == "One line."
+    assert tools.docstrings.passed_to_reads("reads('engine.plan', 'What was decided.')") == "What was decided."
+    assert tools.docstrings.passed_to_reads("reads('engine.plan', writable=True)") is None
+    assert tools.docstrings.passed_to_reads("3") is None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import functools
 import re
-import shutil
 import sys
 import threading
 import zlib
@@ -21,6 +20,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 import chromium
 import pages
+import reference_text
 
 HERE = "http://site.test/"
 WIDTHS = (390, 1280)
@@ -68,10 +68,10 @@ def overview(root: Path) -> dict[str, str]:
     return {f"docs/{name}": plain(line) for name, line in listed}
 
 
-def write_llms(site: Path, root: Path = pages.ROOT) -> None:
-    """Write llms.txt, which lists all pages, and llms-full.txt, which is all of them; the pages are copied as Markdown.
+def write_llms(site: Path, reference: dict[str, str], root: Path = pages.ROOT) -> None:
+    """Write llms.txt, which lists all pages, llms-full.txt, which is all of them, and each page as Markdown.
 
-    llms-full.txt is without the reference, whose pages have no text before they are built.
+    ``reference`` has the texts of the pages below ``reference/``, by their paths.
     """
     said, full, section = overview(root), [], ""
     listed = [f"# {pages.PACKAGE}\n", "> " + introduced((root / "README.md").read_text(encoding="utf-8"))[1] + "\n"]
@@ -79,17 +79,18 @@ def write_llms(site: Path, root: Path = pages.ROOT) -> None:
         if page.section != section:
             section = page.section
             listed.append(f"\n## {section or 'More'}\n")
-        if page.path.startswith("reference/"):
+        if page.path in reference:
             module = Path(page.path).stem.replace(pages.PACKAGE, "")
-            names = ", ".join(each.name for each in pages.public(module, root))
-            listed.append(f"- [{pages.full(module)}]({page.path.removesuffix('.md')}/): {names}")
-            continue
-        text = (root / page.path).read_text(encoding="utf-8")
-        title, sentence = introduced(text)
-        listed.append(f"- [{title}]({page.path}): {said.get(page.path, sentence)}")
+            text, title = reference[page.path], pages.full(module)
+            said[page.path] = ", ".join(each.name for each in pages.public(module, root))
+        else:
+            text = (root / page.path).read_text(encoding="utf-8")
+            title, sentence = introduced(text)
+            said.setdefault(page.path, sentence)
+        listed.append(f"- [{title}]({page.path}): {said[page.path]}")
         full.append(f"<!-- {page.path} -->\n\n{text.strip()}\n")
         (site / page.path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / page.path, site / page.path)
+        (site / page.path).write_text(text, "utf-8")
     (site / "llms.txt").write_text("\n".join(listed) + "\n", "utf-8")
     (site / "llms-full.txt").write_text("\n".join(full), "utf-8")
 
@@ -98,17 +99,19 @@ def write_llms(site: Path, root: Path = pages.ROOT) -> None:
 
 
 class Document(HTMLParser):
-    """What a page links to and fetches, and the anchors that it has."""
+    """What a page links to and fetches, its anchors, and the number of its titles."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: list[str] = []
         self.fetched: list[str] = []
         self.anchors: set[str] = set()
+        self.titles = 0
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = dict(attrs)
+        self.titles += tag == "h1"
         self.anchors |= {found.get("id") or "", found.get("name") or ""}
         if tag == "a" and found.get("href"):
             self.links.append(found["href"] or "")
@@ -125,11 +128,13 @@ def documents(site: Path) -> dict[str, Document]:
 
 
 def broken_links(site: Path) -> Iterator[str]:
-    """Yield the links to files or sections that the site does not have, and what a page fetches from elsewhere."""
+    """Yield links to what the site does not have, what a page fetches from elsewhere, and pages with several titles."""
     read = documents(site)
     for address, document in read.items():
         if address == "404.html":
             continue  # its links begin at the address that was not found
+        if document.titles > 1:
+            yield f"{address} has {document.titles} titles: write ## for all but the first"
         for target in (*document.links, *document.fetched):
             to = urlsplit(urljoin(HERE + address, target))
             if to.netloc != urlsplit(HERE).netloc:
@@ -225,7 +230,7 @@ def in_browser(site: Path, executable: str, pictures: Path | None = None) -> Ite
 
 def main(site: Path, pictures: Path | None) -> None:
     """Finish and check a site; a problem ends the program with exit code 1."""
-    write_llms(site)
+    write_llms(site, reference_text.texts())
     wrong = [*broken_links(site), *(f"objects.inv lacks {name}" for name in missing_objects(site))]
     if (executable := chromium.program()) is None:
         print("Not checked in a browser: Chromium is not installed (Debian: apt-get install chromium).")
