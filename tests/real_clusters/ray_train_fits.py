@@ -195,7 +195,7 @@ def trial(config: dict[str, Any]) -> None:
 def case_tune(folder: Path, cluster: Cluster) -> Any:
     space = {"epochs": tune.grid_search([1, 3]), "folder": str(folder)}
     tuner = tune.Tuner(
-        tune.with_resources(trial, {"cpu": 0}),
+        tune.with_resources(trial, {"cpu": 0.1}),
         param_space=space,
         run_config=tune.RunConfig(storage_path=str(folder / "tune"), name="tune"),
     )
