@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import sys
 from collections.abc import Iterator
@@ -193,6 +194,18 @@ def test_a_save_in_the_background_is_reported_when_it_is_durable_with_the_metric
     assert with_files == [{"counted": 2.0, "epoch": 0, "step": 3}, {"counted": 5.0, "epoch": 1, "step": 6}]
     named = [name for _, name in ray_train.steps if name is not None]
     assert named == ["epoch=0-step=3.ckpt", "epoch=1-step=6.ckpt"]
+
+
+def test_after_an_exception_nothing_is_reported(ray_train: RayTrain, tmp_path: Path) -> None:
+    """A rank that fails alone would wait for the others."""
+    with pytest.raises(SystemError):
+        fit(tmp_path, ModelCheckpoint(tmp_path, every_n_train_steps=5), Dies(), plugins=[AsyncCheckpointIO()])
+    assert (tmp_path / "epoch=1-step=5.ckpt").exists()
+    assert ray_train.steps == [(4, None)]
+
+
+def test_a_program_may_start_processes_with_the_callback() -> None:
+    assert isinstance(pickle.loads(pickle.dumps(RayTrainReportCallback())), RayTrainReportCallback)
 
 
 # ---- resuming --------------------------------------------------------------------------------------------------------

@@ -163,6 +163,7 @@ def case_elastic(folder: Path, cluster: Cluster) -> Any:
         options = ("--devices", "auto", "--save", "--epochs", "40", "--pause", "1")
         returned.append(fit(program, folder, (1, 3), 5, *options, elastic_resize_monitor_interval_s=RESIZE_S))
 
+    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "30"  # so long Ray waits for a node that is gone
     thread = threading.Thread(target=run)
     thread.start()
     try:

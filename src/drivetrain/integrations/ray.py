@@ -49,6 +49,7 @@ class RayTrainReportCallback(Callback):
         self._download = ExitStack()  # until the fit has read the checkpoint from which it resumes
         self._saved: dict[int, dict[str, float]] = {}  # the metrics at each save, by step
         self._reported = self._reported_with_files = -1  # the last steps
+        self._failed = False
 
     def own_checkpoint(self, trainer: Trainer) -> str | None:
         """Return the checkpoint that this fit has reported before Ray Train started the workers again."""
@@ -69,6 +70,7 @@ class RayTrainReportCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._download.close()
+        self._failed = False
         if is_worker():  # an observer is called after all callbacks, in whichever order they were passed
             report = partial(self._report, trainer)
             trainer.hooks.observers.append(SimpleNamespace(checkpoint_saved=report, on_train_epoch_end=report))
@@ -78,13 +80,14 @@ class RayTrainReportCallback(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._download.close()
+        self._failed = True  # called before those that save: a report would wait for ranks that have not failed
 
     # ---- reporting -----------------------------------------------------------------------------------------------
 
     def _report(self, trainer: Trainer, path: str | None = None, step: int | None = None) -> None:
         """Report the checkpoint ``path`` of ``step``; ``None``: only metrics of now. All ranks call it."""
         step = trainer.global_step if step is None else step
-        if step == (self._reported if path is None else self._reported_with_files):
+        if self._failed or step == (self._reported if path is None else self._reported_with_files):
             return
         self._reported = step
         if path is None:
