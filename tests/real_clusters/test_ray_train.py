@@ -19,6 +19,9 @@ import pytest
 
 from drivetrain.testing.strategy_conformance import StrategyConformance
 
+if not os.environ.get("DRIVETRAIN_REAL_CLUSTERS"):
+    pytest.skip("needs real cluster managers: run make test-clusters", allow_module_level=True)
+
 PROGRAM = Path(__file__).with_name("ray_train_program.py")
 FITS = Path(__file__).with_name("ray_train_fits.py")
 LIGHTNING = Path(__file__).with_name("ray_lightning_program.py")
@@ -168,7 +171,8 @@ def test_an_elastic_run_goes_on_with_the_workers_that_are_there(case: Path) -> N
         assert events[end]["step"] <= ran[-1]  # at the newest checkpoint, and not after the last step
     assert steps_of(events[starts[-1] :], 0) == list(range(begun[-1] + 1, 161))
     found = facts_of(case)
-    assert [(facts["node_rank"], facts["local_rank"]) for facts in found] == [(0, 0), (0, 1), (1, 0)]
+    places = [(facts["node_rank"], facts["local_rank"]) for facts in found]  # two workers on one node, one on the other
+    assert places in ([(0, 0), (0, 1), (1, 0)], [(0, 0), (1, 0), (1, 1)])
     assert [facts["step"] for facts in found] == [160, 160, 160]
     assert found[0]["weights"] == found[1]["weights"] == found[2]["weights"]
     assert found_in(case)["metrics"]["step"] == 160
