@@ -416,6 +416,7 @@ def test_the_folder_is_the_registry() -> None:
         "local",
         "lsf",
         "mpi",
+        "ray_train",
         "sagemaker",
         "skypilot",
         "slurm",

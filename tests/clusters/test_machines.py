@@ -137,6 +137,11 @@ def test_a_trainjob_of_kubeflow_starts_torchrun() -> None:
     assert (environment.world_size(), environment.global_rank()) == (8, 5)
 
 
+def test_a_cluster_of_this_kind_must_know_its_number_of_machines() -> None:
+    with pytest.raises(TypeError, match="num_nodes"):
+        MachinesEnvironment({})  # type: ignore[abstract]
+
+
 def test_the_main_node_of_aws_batch_is_the_first_whatever_its_index() -> None:
     def node(index: int) -> MachinesEnvironment:
         found, _ = detect({**AWS_BATCH, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "3", "AWS_BATCH_JOB_NODE_INDEX": str(index)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
+from drivetrain.integrations import ray
 from drivetrain.integrations.ray import RayTrainEnvironment, RayTrainReportCallback
 from drivetrain.plugins import AsyncCheckpointIO
 from drivetrain.trainer import last
@@ -81,8 +83,14 @@ def ray_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RayTrain:
     monkeypatch.setitem(sys.modules, "ray.train", made)  # type: ignore[arg-type]
     for name, value in WORKER.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(last, "finished_fits", 0)
+    start_again(monkeypatch)
     return made
+
+
+def start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if Ray had started a new process for this worker."""
+    monkeypatch.setattr(last, "finished_fits", 0)
+    ray._checkpoint_at_start.cache_clear()
 
 
 class Model(LightningModule):
@@ -195,6 +203,26 @@ def test_a_save_in_the_background_is_reported_when_it_is_durable_with_the_metric
     assert named == ["epoch=0-step=3.ckpt", "epoch=1-step=6.ckpt"]
 
 
+def test_after_an_exception_nothing_is_reported(ray_train: RayTrain, tmp_path: Path) -> None:
+    """A rank that fails alone would wait for the others."""
+    with pytest.raises(SystemError):
+        fit(tmp_path, ModelCheckpoint(tmp_path, every_n_train_steps=5), Dies(), plugins=[AsyncCheckpointIO()])
+    assert (tmp_path / "epoch=1-step=5.ckpt").exists()
+    assert ray_train.steps == [(4, None)]
+
+
+def test_a_callback_reports_each_fit_of_a_program(ray_train: RayTrain, tmp_path: Path) -> None:
+    own = RayTrainReportCallback()
+    for folder in ("first", "second"):
+        fit(tmp_path / folder, own, max_epochs=1)
+    assert [step for step, _ in ray_train.steps] == [4, 4]
+    assert own._saved == {}
+
+
+def test_a_program_may_start_processes_with_the_callback() -> None:
+    assert isinstance(pickle.loads(pickle.dumps(RayTrainReportCallback())), RayTrainReportCallback)
+
+
 # ---- resuming --------------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +245,7 @@ def broken_off(ray_train: RayTrain, folder: Path, **arguments: Any) -> Reported:
     with pytest.raises(SystemError):
         fit(folder, Dies(), **arguments)
     ray_train.newest = next(kept for _, kept in reversed(ray_train.reports) if kept is not None)
+    ray._checkpoint_at_start.cache_clear()
     return ray_train.newest
 
 
@@ -240,6 +269,20 @@ def test_another_fit_does_not_resume_from_it(ray_train: RayTrain, tmp_path: Path
     assert reported.note["fit"] == 0
 
 
+def test_of_several_fits_the_interrupted_one_resumes(
+    ray_train: RayTrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(tmp_path / "first")
+    broken_off(ray_train, tmp_path / "second")
+    start_again(monkeypatch)
+    before, again, steps = len(ray_train.reports), Steps(), Steps()
+    fit(tmp_path / "first again", again)
+    ray_train.newest = ray_train.reports[-1][1]
+    fit(tmp_path / "second again", steps)
+    assert (again.seen[0], steps.seen[0]) == (1, 5)
+    assert [step for step, _ in ray_train.steps[before:]] == [4, 8, 8]
+
+
 def test_a_checkpoint_that_the_program_has_reported_itself_is_left_to_it(ray_train: RayTrain, tmp_path: Path) -> None:
     (own := tmp_path / "own").mkdir()
     (own / "model.pt").touch()
@@ -248,11 +291,14 @@ def test_a_checkpoint_that_the_program_has_reported_itself_is_left_to_it(ray_tra
     assert steps.seen[0] == 1
 
 
-def test_weights_alone_are_reported_and_no_fit_resumes_from_them(ray_train: RayTrain, tmp_path: Path) -> None:
+def test_weights_alone_are_reported_and_no_fit_resumes_from_them(
+    ray_train: RayTrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     weights = ModelCheckpoint(tmp_path / "weights", save_weights_only=True)
     with pytest.raises(SystemError):
         fit(tmp_path, Dies(), weights)
     ray_train.newest, steps = ray_train.reports[0][1], Steps()
+    start_again(monkeypatch)
     assert ray_train.newest is not None
     assert "state_dict" in torch.load(ray_train.newest.folder / "epoch=0-step=4.ckpt", weights_only=True)
     fit(tmp_path / "again", steps)
@@ -276,8 +322,14 @@ class Rank:
         )
 
 
-def reported_by(ray_train: RayTrain, path: str, rank: int, local_rank: int, *seen: str) -> list[str]:
+def reporting() -> RayTrainReportCallback:
     callback = RayTrainReportCallback()
+    callback._reports = True
+    return callback
+
+
+def reported_by(ray_train: RayTrain, path: str, rank: int, local_rank: int, *seen: str) -> list[str]:
+    callback = reporting()
     callback._report(Rank(rank, local_rank, [Path(name) for name in seen]), path, 4)  # type: ignore[arg-type]
     [(_, kept)] = ray_train.reports
     ray_train.reports.clear()
@@ -312,7 +364,7 @@ def test_a_sharded_checkpoint_is_a_folder(ray_train: RayTrain, tmp_path: Path) -
 
 def test_of_a_checkpoint_at_an_address_only_the_address_is_reported(ray_train: RayTrain, tmp_path: Path) -> None:
     address = "s3://bucket/run/m.ckpt"
-    callback = RayTrainReportCallback()
+    callback = reporting()
     callback._saved[4] = {"epoch": 0}
     callback._report(Rank(0, 0, []), address, 4)  # type: ignore[arg-type]
     [(metrics, kept)] = ray_train.reports

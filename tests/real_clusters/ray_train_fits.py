@@ -26,6 +26,8 @@ from ray.tune.integration.ray_train import TuneReportCallback
 
 TRAIN = Path(__file__).with_name("train.py")
 STORE_BYTES = 100 * 2**20
+# The address tells the nodes apart: Ray Train counts workers with one address as workers of one machine.
+SECOND = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "node_ip_address": "127.0.0.2"}
 LONG_S = 300
 RESIZE_S = 2.0  # Ray looks so often whether there are more machines
 
@@ -163,6 +165,7 @@ def case_elastic(folder: Path, cluster: Cluster) -> Any:
         options = ("--devices", "auto", "--save", "--epochs", "40", "--pause", "1")
         returned.append(fit(program, folder, (1, 3), 5, *options, elastic_resize_monitor_interval_s=RESIZE_S))
 
+    os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = "30"  # so long Ray waits for a node that is gone
     thread = threading.Thread(target=run)
     thread.start()
     try:
@@ -170,7 +173,7 @@ def case_elastic(folder: Path, cluster: Cluster) -> Any:
         cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
         wait_for("steps of two workers", lambda: newest_step(folder, 2))
         before = newest_step(folder, 3)
-        cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+        cluster.add_node(**SECOND)
         wait_for("later steps of three workers", lambda: newest_step(folder, 3) > before)
     finally:
         (folder / "hurry").touch()
@@ -195,7 +198,7 @@ def trial(config: dict[str, Any]) -> None:
 def case_tune(folder: Path, cluster: Cluster) -> Any:
     space = {"epochs": tune.grid_search([1, 3]), "folder": str(folder)}
     tuner = tune.Tuner(
-        tune.with_resources(trial, {"cpu": 0}),
+        tune.with_resources(trial, {"cpu": 0.1}),
         param_space=space,
         run_config=tune.RunConfig(storage_path=str(folder / "tune"), name="tune"),
     )
@@ -214,7 +217,7 @@ def two_nodes() -> Cluster:
     os.environ.update(SLURM_NTASKS="7", SLURM_PROCID="3", SLURM_LOCALID="3", SLURM_NODEID="1", SLURM_JOB_NAME="ray")
     head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+    cluster.add_node(**SECOND)
     return cluster
 
 

@@ -1,4 +1,4 @@
-"""Ray Train: plain programs in its workers on two nodes; its parts for Lightning, and the suite for strategies.
+"""Ray Train: plain programs in its workers on two nodes; its parts for Lightning, through the suite for strategies.
 
 Each test starts Ray once, which takes up to a minute on a busy machine of two cores.
 """
@@ -18,6 +18,9 @@ from typing import Any
 import pytest
 
 from drivetrain.testing.strategy_conformance import StrategyConformance
+
+if not os.environ.get("DRIVETRAIN_REAL_CLUSTERS"):
+    pytest.skip("needs real cluster managers: run make test-clusters", allow_module_level=True)
 
 PROGRAM = Path(__file__).with_name("ray_train_program.py")
 FITS = Path(__file__).with_name("ray_train_fits.py")
@@ -114,6 +117,19 @@ def test_a_plain_program_trains_on_two_nodes_and_resumes_after_a_worker_was_kill
 
 
 @slow
+@only(argvalues=["killed"])
+def test_one_program_with_one_command_line_trains_on_a_laptop_on_slurm_and_in_ray_train(
+    case: Path, slurm: Any, new_job: Callable[[], Any], alone: Callable[..., list[float]]
+) -> None:
+    same, on_slurm = ["--devices", "auto", "--save"], new_job()  # as ray_train_fits.py runs it
+    slurm.expect("srun", "--nodes=1", "--ntasks-per-node=2", *on_slurm.command(*same))
+    assert [facts["environment"] for facts in on_slurm.facts()] == ["SLURMEnvironment"] * 2
+    assert [facts["environment"] for facts in facts_of(case)] == ["RayTrainEnvironment"] * 2
+    for facts in (*on_slurm.facts(), *facts_of(case)):
+        assert facts["weights"] == pytest.approx(alone(*same), rel=1e-12)
+
+
+@slow
 @only(argvalues=["inside"])
 def test_a_worker_keeps_the_process_group_of_ray_and_its_environment(case: Path) -> None:
     for rank in (0, 1):
@@ -141,19 +157,23 @@ def test_the_checkpoints_of_both_fits_and_of_both_strategies_are_reported(case: 
 
 
 @slow
+@pytest.mark.daemon
 @only(argvalues=["elastic"])
 def test_an_elastic_run_goes_on_with_the_workers_that_are_there(case: Path) -> None:
     events = events_of(case)
-    sizes = [each["world_size"] for each in events if each["event"] == "start"]
-    assert sizes == [3, 3, 3, 2, 2, 3, 3, 3]
-    begun = [each["step"] for each in events if each["event"] == "start" and each["rank"] == 0]
-    assert begun[0] == 0
-    assert 0 < begun[1] < begun[2]
-    last = events.index(next(each for each in events if each["event"] == "start" and each["step"] == begun[2]))
-    assert steps_of(events[last:], 0) == list(range(begun[2] + 1, 161))
+    starts = [index for index, each in enumerate(events) if each["event"] == "start" and each["rank"] == 0]
+    assert [events[index]["world_size"] for index in starts][-3:] == [3, 2, 3]  # a node is lost, and comes back
+    begun = [events[index]["step"] for index in starts]
+    assert 0 < begun[-2] < begun[-1]
+    for index, end in zip(starts[-3:-1], starts[-2:], strict=True):
+        ran = steps_of(events[index:end], 0)
+        assert ran == list(range(events[index]["step"] + 1, ran[-1] + 1))
+        assert events[end]["step"] <= ran[-1]  # at the newest checkpoint, and not after the last step
+    assert steps_of(events[starts[-1] :], 0) == list(range(begun[-1] + 1, 161))
     found = facts_of(case)
+    places = [(facts["node_rank"], facts["local_rank"]) for facts in found]  # two workers on one node, one on the other
+    assert places in ([(0, 0), (0, 1), (1, 0)], [(0, 0), (1, 0), (1, 1)])
     assert [facts["step"] for facts in found] == [160, 160, 160]
-    assert [(facts["node_rank"], facts["local_rank"]) for facts in found] == [(0, 0), (0, 1), (1, 0)]
     assert found[0]["weights"] == found[1]["weights"] == found[2]["weights"]
     assert found_in(case)["metrics"]["step"] == 160
 

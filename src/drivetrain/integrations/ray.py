@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -49,10 +49,11 @@ class RayTrainReportCallback(Callback):
         self._download = ExitStack()  # until the fit has read the checkpoint from which it resumes
         self._saved: dict[int, dict[str, float]] = {}  # the metrics at each save, by step
         self._reported = self._reported_with_files = -1  # the last steps
+        self._reports = False  # while a fit trains in a worker
 
     def own_checkpoint(self, trainer: Trainer) -> str | None:
         """Return the checkpoint that this fit has reported before Ray Train started the workers again."""
-        checkpoint = ray_train.get_checkpoint() if is_worker() else None
+        checkpoint = _checkpoint_at_start() if is_worker() else None
         if checkpoint is None:
             return None
         with ExitStack() as download:
@@ -69,22 +70,26 @@ class RayTrainReportCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._download.close()
-        if is_worker():  # an observer is called after all callbacks, in whichever order they were passed
-            report = partial(self._report, trainer)
+        self._saved, self._reported, self._reported_with_files = {}, -1, -1
+        self._reports = is_worker()
+        if self._reports:  # an observer is called after all callbacks, in whichever order they were passed
+            report = functools.partial(self._report, trainer)
             trainer.hooks.observers.append(SimpleNamespace(checkpoint_saved=report, on_train_epoch_end=report))
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._saved[trainer.global_step] = _metrics(trainer)
+        if self._reports:
+            self._saved[trainer.global_step] = _metrics(trainer)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._download.close()
+        self._reports = False  # called before those that save: a report would wait for ranks that have not failed
 
     # ---- reporting -----------------------------------------------------------------------------------------------
 
     def _report(self, trainer: Trainer, path: str | None = None, step: int | None = None) -> None:
         """Report the checkpoint ``path`` of ``step``; ``None``: only metrics of now. All ranks call it."""
         step = trainer.global_step if step is None else step
-        if step == (self._reported if path is None else self._reported_with_files):
+        if not self._reports or step == (self._reported if path is None else self._reported_with_files):
             return
         self._reported = step
         if path is None:
@@ -101,6 +106,12 @@ class RayTrainReportCallback(Callback):
                 fit = None if saved is None else last.finished_fits  # None: it holds only weights
                 Path(folder, _NOTE).write_text(json.dumps({"checkpoint": name, "fit": fit}))
             ray_train.report(metrics, checkpoint=ray_train.Checkpoint.from_directory(folder))
+
+
+@functools.cache
+def _checkpoint_at_start() -> Any:
+    """Return the newest checkpoint that this process has not reported itself."""
+    return ray_train.get_checkpoint()
 
 
 def _metrics(trainer: Trainer) -> dict[str, float]:

@@ -255,9 +255,9 @@ class HookTable:
             hook: ``nothing_trained``, ``window_without_step(output)``, ``before_validation`` (in a fit),
             ``batches_ended`` and ``epoch_closed`` (before a training epoch's end hooks, and after the epoch is
             complete), ``values_left(rows)`` and ``logged_nan(names, step)`` (of the log), ``results_agreed(stage)``,
-            ``before_save`` (it may raise, so that nothing is saved), ``checkpoint_saved(path, step)`` (a
-            ModelCheckpoint's file is durable), ``state_alone`` (of a save after an exception; what it returns is equal
-            on ranks with equal states), ``step_bound(step)`` (it returns the step to run in its place).
+            ``before_save`` (of a checkpoint; it may raise, so that nothing is saved), ``state_alone`` (of a save
+            after an exception; what it returns is equal on ranks with equal states), ``checkpoint_saved(path, step)``
+            (of a ModelCheckpoint, durable), ``step_bound(step)`` (it returns the step to run in its place).
 
     Args:
         trainer, module, callbacks, strategy: objects with hooks; those of callbacks get ``(trainer, module)`` first.
