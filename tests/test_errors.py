@@ -38,6 +38,7 @@ from drivetrain.errors import (
     did_you_mean,
     is_count,
     is_number,
+    number_of,
     shown,
     wrong_value,
 )
@@ -198,3 +199,11 @@ def test_an_error_is_also_the_one_that_python_raises(
 def test_a_value_of_another_type_is_a_type_error() -> None:
     for value, kind in (("3", WrongTypeError), (-1, ConfigurationError)):
         assert type(wrong_value("Trainer", "max_steps", value, "an int", "max_steps=3", (int,))) is kind
+
+
+@pytest.mark.parametrize(
+    ("number", "what", "text"),
+    [(1, "batch", "1 batch"), (0, "batch", "0 batches"), (2, "epoch", "2 epochs"), (2, "process", "2 processes")],
+)
+def test_a_number_of_things_has_a_plural(number: int, what: str, text: str) -> None:
+    assert number_of(number, what) == text

@@ -113,7 +113,8 @@ RUNS_CODE = {
     "launchers/script.py": {"subprocess.Popen": 1},  # the program's own command, as a list
     "launchers/watcher.py": {"os.posix_spawn": 1},  # this program's Python, with a line that is written there
     "proof/runs.py": {"subprocess.Popen": 1},  # what the user names or has recorded, and its Python, as a list
-    "report/code.py": {"subprocess.Popen": 1},  # git, as a list, without the programs of a repository's configuration
+    # git, as a list, without the programs of a repository's configuration; and two errors
+    "report/code.py": {"subprocess.Popen": 1, "subprocess.TimeoutExpired": 1, "subprocess.CalledProcessError": 1},
     "strategies/peers.py": {"pickle.loads": 1, "torch.load": 1},  # between ranks of one job
     "testing/kits/cluster.py": {"pickle.loads": 1},  # its own copy of a part, inside a check
     "testing/kits/launcher.py": {"pickle.loads": 1, "subprocess.Popen": 1},  # a program of its own, with what it wrote

@@ -190,7 +190,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def number_of(number: object, what: str) -> str:
     """Return a number and a noun, in the plural unless it is 1: "1 batch", "2 batches"."""
-    return f"{number} {what}{'' if number == 1 else 'es' if what.endswith(('ch', 's')) else 's'}"
+    return f"{number} {what}{'' if number == 1 else 'es' if what.endswith(('tch', 'ss')) else 's'}"
 
 
 def shown(value: Any) -> str:

@@ -170,8 +170,7 @@ class WeightAveraging(KeepsWeights):
             )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self._in_module and trainer.progress.fn == "fit":
-            self._exchange()
+        self.on_validation_epoch_end(trainer, pl_module)
 
     # ---- the average ---------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from drivetrain.base.lazy import on_first_use
 from drivetrain.errors import ConfigurationError, DrivetrainError
+from drivetrain.report import run_file
 
 with on_first_use:
     from drivetrain.cli import (
@@ -44,14 +45,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain checkpoint") -> int:
 
 
 def _json(value: Any) -> str:
-    def finite(value: Any) -> Any:  # JSON has no NaN and no infinity
-        if isinstance(value, dict):
-            return {str(key): finite(each) for key, each in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [finite(each) for each in value]
-        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(finite(value), indent=2, default=str, allow_nan=False)
+    return json.dumps(run_file.plain(value), indent=2, allow_nan=False)
 
 
 def _escaped(line: str) -> str:

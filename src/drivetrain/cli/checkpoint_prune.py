@@ -112,9 +112,9 @@ def _checkpoints(
     for path in newest_first(TorchCheckpointIO(), mains):
         beside = _beside(path, mains)
         if (problem := _problem(path)) is not None:
-            yield _entry(path, "keep", f"damaged, so it is not number_of: {problem}", beside)
+            yield _entry(path, "keep", f"damaged, so it is not counted: {problem}", beside)
             continue
-        resumes = "loops" in mains[path]  # checkpoints of weights only are number_of apart
+        resumes = "loops" in mains[path]  # checkpoints of weights only are counted apart
         counts[resumes] += 1
         complete, what = counts[resumes], "" if resumes else " with weights only"
         step = each if isinstance(each := mains[path].get("global_step"), int) else -1
@@ -186,7 +186,7 @@ def _leftovers(present: list[Path], mains: Mapping[str, Mapping[str, Any]]) -> I
             with contextlib.suppress(CheckpointError, OSError):
                 check_records(path, path.name)
                 continue
-            yield _entry(path, "keep", "damaged or cut short, so it is not number_of")
+            yield _entry(path, "keep", "damaged or cut short, so it is not counted")
         if reason and _is_of_a_save(path):
             is_young = time.time() - path.lstat().st_mtime < _YOUNG
             action = "keep" if is_young else "remove"

@@ -25,7 +25,7 @@ _OPTIONS = ("config", "trainer", "model", "data", "seed_everything", "optimizer"
 """The options that all commands have."""
 
 ABOUT = {
-    "fit": "train a model",
+    "fit": "train the model",
     "validate": "one pass over the validation data",
     "test": "one pass over the test data",
     "predict": "the model's outputs for the prediction data",

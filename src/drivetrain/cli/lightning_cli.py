@@ -14,6 +14,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.seed import seed_everything
 from drivetrain.cli.argument_parser import AUTOMATIC, LightningArgumentParser, class_of, is_plain, listed
 from drivetrain.cli.class_paths import Recipe, ReduceLROnPlateau
+from drivetrain.cli.fit import ABOUT
 from drivetrain.cli.from_checkpoint import as_plain, hyperparameters, with_hyperparameters
 from drivetrain.cli.save_config import SaveConfigCallback
 from drivetrain.errors import ConfigurationError, arguments_checked
@@ -26,12 +27,6 @@ from drivetrain.trainer.trainer import Trainer
 if TYPE_CHECKING:
     from jsonargparse import Namespace
 
-_ABOUT = {
-    "fit": "train the model",
-    "validate": "one pass over the validation data",
-    "test": "one pass over the test data",
-    "predict": "the model's outputs for the prediction data",
-}
 _METHOD_HELP = {
     "ckpt_path": 'a checkpoint to resume from, or whose weights to use: its path, "best" or "last"',
     "weights_only": "null or true: read checkpoints as plain data; false: unpickle them, which can run any code",
@@ -247,7 +242,7 @@ class LightningCLI:
                     f"subcommands() names {name!r}, and {trainer.__name__} has no such method. Define it there, or "
                     "leave the name out."
                 )
-            about = _ABOUT.get(name) or (method.__doc__ or name).strip().splitlines()[0]
+            about = ABOUT.get(name) or (method.__doc__ or name).strip().splitlines()[0]
             subparser = self.init_parser(
                 **{"usage": "%(prog)s", "description": about, **subparser_kwargs.get(name, {})}
             )

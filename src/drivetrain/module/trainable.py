@@ -157,25 +157,15 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         """Switch to evaluation mode."""
         self.eval()
 
-    def on_test_model_eval(self) -> None:
-        """Switch to evaluation mode."""
-        self.eval()
-
-    def on_predict_model_eval(self) -> None:
-        """Switch to evaluation mode."""
-        self.eval()
+    on_test_model_eval = on_predict_model_eval = on_validation_model_eval
 
     def on_validation_model_train(self) -> None:
-        """Switch to training mode; called after validation only if overridden: otherwise the Trainer restores each
-        submodule's mode.
+        """Switch to training mode; called after a validation or a test only if overridden: otherwise the Trainer
+        restores each submodule's mode.
         """
         self.train()
 
-    def on_test_model_train(self) -> None:
-        """Switch to training mode; called after testing only if overridden: otherwise the Trainer restores each
-        submodule's mode.
-        """
-        self.train()
+    on_test_model_train = on_validation_model_train
 
 
 def is_strict(module: Any) -> bool:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 DIFF_LIMIT = 100_000
 """The longest diff that is stored, in bytes."""
@@ -45,24 +45,24 @@ def _version(folder: str, minute: int) -> tuple[dict[str, Any], str]:
         return {**found, "note": "git is not installed"}, ""
     try:
         unfiltered = _without_filters(git, folder)
-        lines = _run(git, folder, unfiltered, *_STATUS).start.decode(errors="replace").splitlines()
+        lines = _run(git, folder, unfiltered, *_STATUS)[0].decode(errors="replace").splitlines()
         heads = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
         dirty = any(not line.startswith("#") for line in lines)
         found.update(commit=heads.get("branch.oid"), branch=heads.get("branch.head"), dirty=dirty)
         has_commit = found["commit"] != "(initial)"
-        diff = _run(git, folder, unfiltered, *_DIFF) if dirty and has_commit else _Output(b"", 0, "")
+        start, size, digest = _run(git, folder, unfiltered, *_DIFF) if dirty and has_commit else (b"", 0, "")
     except subprocess.CalledProcessError as error:
         why = error.stderr.decode(errors="replace").strip().partition("\n")[0]
         none = "not a git repository" in why
         return {**found, "note": "the folder is in no git repository" if none else f"git failed: {why}"}, ""
     except (OSError, subprocess.SubprocessError) as error:
         return {**found, "note": f"git failed: {error}"}, ""
-    if not diff.size:
+    if not size:
         return found, ""
-    text = diff.start.decode(errors="replace")
-    if diff.size > DIFF_LIMIT:
-        text += f"\n... cut here: the diff has {diff.size} bytes, and {DIFF_LIMIT} are stored\n"
-    return {**found, "diff": diff.digest[:16]}, text
+    text = start.decode(errors="replace")
+    if size > DIFF_LIMIT:
+        text += f"\n... cut here: the diff has {size} bytes, and {DIFF_LIMIT} are stored\n"
+    return {**found, "diff": digest[:16]}, text
 
 
 def _without_filters(git: str, folder: str) -> dict[str, str]:
@@ -70,7 +70,7 @@ def _without_filters(git: str, folder: str) -> dict[str, str]:
 
     git then compares a file whose time or size has changed as it is in the folder, with what the filter has committed.
     """
-    listed = _run(git, folder, {}, "config", "--list", "--null", "--name-only").start.decode(errors="replace")
+    listed = _run(git, folder, {}, "config", "--list", "--null", "--name-only")[0].decode(errors="replace")
     ends = (".clean", ".process", ".required")
     names = {name for name in listed.split("\0") if name.startswith("filter.") and name.endswith(ends)}
     first = int(os.environ.get("GIT_CONFIG_COUNT") or 0)
@@ -81,16 +81,12 @@ def _without_filters(git: str, folder: str) -> dict[str, str]:
     return variables
 
 
-class _Output(NamedTuple):
-    """What a command has printed: the first :data:`DIFF_LIMIT` bytes, and length and digest of everything."""
+def _run(git: str, folder: str, variables: dict[str, str], *words: str) -> tuple[bytes, int, str]:
+    """Run a git command, whose messages are in English, and read its output in pieces.
 
-    start: bytes
-    size: int
-    digest: str
-
-
-def _run(git: str, folder: str, variables: dict[str, str], *words: str) -> _Output:
-    """Run a git command, whose messages are in English, and read its output in pieces."""
+    Returns:
+        The first :data:`DIFF_LIMIT` bytes of its output, and the length and the digest of all of it.
+    """
     command, start, size, digest, began_s = [git, *_GIT, *words], b"", 0, hashlib.sha256(), time.monotonic()
     with subprocess.Popen(
         command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -109,4 +105,4 @@ def _run(git: str, folder: str, variables: dict[str, str], *words: str) -> _Outp
         raise subprocess.TimeoutExpired(command, _TIMEOUT_S)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command, stderr=said)
-    return _Output(start, size, digest.hexdigest())
+    return start, size, digest.hexdigest()

@@ -24,7 +24,7 @@ import drivetrain
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.report.code import version_of
-from drivetrain.report.run_file import NAME, SCHEMA, load
+from drivetrain.report.run_file import NAME, SCHEMA, load, plain
 from drivetrain.settings import Settings
 from drivetrain.strategies.agreement import text_of
 from drivetrain.trainer.stopping import why_ended
@@ -167,7 +167,7 @@ class _Record:
             if digest := self._attempt.get("code", {}).get("diff"):
                 record["diffs"][digest] = self._diff
             earlier = [each for each in record["attempts"] if each.get("id") != self._attempt["id"]]
-            record["attempts"] = [*earlier, _plain(_inside(self._attempt, folder))]
+            record["attempts"] = [*earlier, plain(_inside(self._attempt, folder))]
             if not files.is_remote(folder):
                 os.makedirs(folder, exist_ok=True)
             files.write(path, json.dumps(record, indent=1).encode())
@@ -247,14 +247,3 @@ def _inside(value: Any, folder: str) -> Any:
     if isinstance(value, list):
         return [_inside(each, folder) for each in value]
     return value.removeprefix(os.path.join(folder, "")) if isinstance(value, str) else value
-
-
-def _plain(value: Any) -> Any:
-    """Return ``value`` as data that every JSON reader accepts: NaN and infinities become text."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if isinstance(value, float):
-        return value if value - value == 0 else str(value)
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

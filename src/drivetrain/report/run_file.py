@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from drivetrain.base import files
@@ -33,3 +34,14 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(record.get("diffs"), dict) or not all(isinstance(each, dict) for each in attempts):
         raise ValueError(f"{path} is not a run's record")
     return record
+
+
+def plain(value: Any) -> Any:
+    """Return ``value`` as data that every JSON reader accepts: NaN and infinities become text."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
