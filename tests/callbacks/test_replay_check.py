@@ -126,6 +126,36 @@ def test_gradients_that_no_step_clears_are_no_difference(make_trainer: Any) -> N
     assert sums[0].equal(sums[1])
 
 
+class SetBefore(Regression):
+    """A hook before each batch sets what the step reads: an attribute, a buffer or a weight."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.factor = what, 1.0
+        self.register_buffer("scale", torch.ones(1))
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.what == "attribute":
+            self.factor = 1.0 + batch_idx
+        else:
+            with torch.no_grad():
+                (self.scale if self.what == "buffer" else next(self.parameters())).add_(0.125)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step((batch[0] * self.factor * self.scale, batch[1]), batch_idx)
+
+
+@pytest.mark.parametrize("what", ["attribute", "buffer", "weight"])
+def test_what_a_hook_before_each_batch_sets_counts_in_windows_of_several_batches_alone(
+    make_trainer: Any, what: str
+) -> None:
+    data = DataLoader(regression_data(32), 8)
+    make_trainer(max_epochs=1, callbacks=ReplayCheck(1, on_mismatch="stop")).fit(SetBefore(what), data)
+    several = make_trainer(max_epochs=1, accumulate_grad_batches=2, callbacks=ReplayCheck(1, on_mismatch="stop"))
+    with pytest.raises(ReplayMismatchError, match="Optimizer step [12] is not deterministic"):
+        several.fit(SetBefore(what), data)
+
+
 class Augmented(torch.utils.data.Dataset[Any]):
     """Draws from the generator of which dropout draws too."""
 

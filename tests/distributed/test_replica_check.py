@@ -364,12 +364,12 @@ class Loses(Callback):
             del trainer.strategy.optimizers[0].state[module.last.weight]["exp_avg_sq"]
 
 
-def not_healed(copies: bool) -> str:
+def not_healed(loses: bool) -> str:
     """The error where the values of the majority could not be copied, or were and did not stay."""
-    fault = Loses() if copies else Fault("bit", "first.weight", 1, 4)
+    fault = Loses() if loses else Fault("bit", "first.weight", 1, 4)
     loop = trainer(3, fault, ReplicaCheck(2, on_mismatch="heal"))
     with pytest.MonkeyPatch.context() as patch:
-        if not copies:
+        if not loses:
             patch.setattr(_Difference, "heal", lambda *_: None)
         with pytest.raises(ReplicaMismatchError) as caught:
             loop.fit(Small(), data(3))
@@ -377,7 +377,7 @@ def not_healed(copies: bool) -> str:
 
 
 def test_the_error_says_why_a_majority_has_not_healed_the_others(pool: Any) -> None:
-    lacking, undone = (pool.run(not_healed, copies, group=False, world_size=3)[0] for copies in (True, False))
+    lacking, undone = (pool.run(not_healed, loses, group=False, world_size=3)[0] for loses in (True, False))
     assert "Rank 1 cannot be healed without a tensor to copy to: 'exp_avg_sq of last.weight'. This fit has" in lacking
     assert "The values of most replicas were copied to the others, which then differed again. This fit has" in undone
     assert "More than half" not in lacking + undone
