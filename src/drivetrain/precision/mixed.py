@@ -112,8 +112,7 @@ class MixedPrecision(Autocast):
             raise ConfigurationError(
                 f"{type(optimizer).__name__} holds gradients that no scaled loss has made since the last step, and "
                 f"precision={self.name!r} would divide them by its scale. Call self.manual_backward(loss) instead of "
-                "loss.backward() before each step, with an Engine engine.backward(loss), with a precision alone "
-                "precision.backward(loss, model)."
+                "loss.backward(); with an Engine engine.backward(loss), in other loops precision.backward(loss, model)."
             )
         self._scaler.unscale_(optimizer)
         self._unscaled.add(optimizer)
