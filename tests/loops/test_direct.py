@@ -815,7 +815,8 @@ def test_the_engines_threads_of_other_devices_get_the_context_of_torchs_function
     monkeypatch.setattr(torch._C, "_stash_obj_in_tls", lambda *args: (stashed.append(args[0]), stash(*args)))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: available)
     direct._direct(optimizer, []).backward(loss_of(optimizer))
-    assert stashed == (["context"] if available else [])
+    torchs = torch.autograd.graph._engine_run_backward.__code__.co_names  # the function of torch 2.9 stashes nothing
+    assert stashed == (["context"] if available and "_stash_obj_in_tls" in torchs else [])
 
 
 def added(optimizer: Any) -> nn.Parameter:

@@ -31,7 +31,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "untracked": {"track_running_stats": False}, "nothing": {"affine": False, "track_running_stats": False},
     "weight only": {"bias": False}, "not tracked any more": {"tracks": False},
 }  # fmt: skip
-if "bias" not in inspect.signature(nn.BatchNorm1d).parameters:  # torch 2.9
+OLD = "bias" not in inspect.signature(nn.BatchNorm1d).parameters
+"""Torch 2.9, whose DDP may also not copy the buffers of batch norm between two forward passes and a backward pass."""
+if OLD:
     del OPTIONS["weight only"]
 
 
@@ -88,7 +90,8 @@ def shared(shares: list[int], synchronise: bool = True) -> dict[tuple[str, str],
             module = layer(cls, **options)
             module = synchronised(module) if synchronise else module
             inputs = [samples(step, sum(shares), sizes, kind)[start:end].requires_grad_() for step in range(3)]
-            model = DistributedDataParallel(module) if list(module.parameters()) else module
+            has_any = list(module.parameters())
+            model = DistributedDataParallel(module, broadcast_buffers=not OLD) if has_any else module
             outputs = [model(x) for x in inputs]
             assert all(output.stride() == x.stride() for output, x in zip(outputs, inputs, strict=True))
             parts = [loss(output).sum() / sum(shares) * len(shares) for output in outputs]

@@ -21,6 +21,7 @@ def test_both_kinds_together_are_warned_of_with_a_torch_whose_numbers_were_wrong
     monkeypatch.setattr(ModelParallelStrategy, "_split", lambda self, module: None)
     monkeypatch.setattr(ModelParallelStrategy, "_share", lambda self, module: None)
     monkeypatch.setattr(FullySharded, "_shard", lambda self, module: None)
+    monkeypatch.setattr(model_parallel, "torch_version", lambda: (2, 13))
     strategy._shard(nn.Linear(2, 2))
     assert not recwarn.list
     monkeypatch.setattr(model_parallel, "torch_version", lambda: (2, 9))
