@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from drivetrain.clusters import LocalEnvironment as LocalEnvironment
     from drivetrain.clusters import LSFEnvironment as LSFEnvironment
     from drivetrain.clusters import MPIEnvironment as MPIEnvironment
+    from drivetrain.clusters import RayTrainEnvironment as RayTrainEnvironment
     from drivetrain.clusters import SageMakerEnvironment as SageMakerEnvironment
     from drivetrain.clusters import SkyPilotEnvironment as SkyPilotEnvironment
     from drivetrain.clusters import SLURMEnvironment as SLURMEnvironment
