@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -149,6 +150,20 @@ def test_the_record_has_the_error_of_any_rank_that_was_started(programs: Any, tm
     (found,) = attempts(tmp_path / "run")
     assert (found["status"], found["why"]) == ("failed", "ValueError: no such row")
     assert found["seconds"] > 0
+
+
+def test_an_error_before_the_ranks_start_leaves_the_record_of_the_fit_before(fit: Any, tmp_path: Path) -> None:
+    trainer = fit()
+    before = attempts(tmp_path / "run")
+    launcher = SimpleNamespace(is_external=False)
+    parts = {"loggers": trainer.loggers, "engine": SimpleNamespace(launcher=launcher), "_launch": "other"}
+    starting: Any = type("Starting", (), parts)()
+    record.end(starting, ValueError("no such data"))
+    assert attempts(tmp_path / "run") == before
+    starting._launch = before[-1]["launch"] = "same"
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"schema": 1, "diffs": {}, "attempts": before}))
+    record.end(starting, ValueError("no such data"))
+    assert attempts(tmp_path / "run")[-1]["why"] == "ValueError: no such data"
 
 
 def test_a_logger_without_a_record_or_without_a_folder_writes_none(fit: Any, tmp_path: Path) -> None:

@@ -204,6 +204,7 @@ def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> l
             result of the function that it launched.
         LaunchError: a process failed.
     """
+    trainer._launch = uuid.uuid4().hex[:12]
     if trainer.engine.launcher.reruns_program:
         for logger in trainer.loggers:
             logger.leave_run()
@@ -212,7 +213,6 @@ def run_elsewhere(trainer: Trainer, job: Job, attach: Callable[[Job], Any]) -> l
     attach(job)
     for logger in trainer.loggers:
         _ = logger.version  # determined before the processes start, so that all of them write to the same run
-    trainer._launch = uuid.uuid4().hex[:12]
     outcome = trainer.engine.start(_work, trainer, replace(job, checked=True))
     if not isinstance(outcome, Outcome):
         raise ConfigurationError(
