@@ -78,8 +78,11 @@ def killed(folder: Path, disks: list[Path], *options: str) -> Any:
 
     def wait() -> None:
         wait_for("a checkpoint that Ray knows", lambda: known.exists() and "checkpoint_2" in known.read_text())
-        for disk in disks:
-            (disk / "go").touch()
+        orders = [disk / "kill1" for disk in disks]
+        wait_for("a worker that waits for its end", lambda: not all(order.exists() for order in orders))
+        for order in orders:
+            order.unlink(missing_ok=True)  # the ranks may change places
+            order.with_name("go").touch()
 
     threading.Thread(target=wait, daemon=True).start()
     spread = {"placement_strategy": "STRICT_SPREAD"}
