@@ -90,8 +90,8 @@ def shared(shares: list[int], synchronise: bool = True) -> dict[tuple[str, str],
             module = layer(cls, **options)
             module = synchronised(module) if synchronise else module
             inputs = [samples(step, sum(shares), sizes, kind)[start:end].requires_grad_() for step in range(3)]
-            has_any = list(module.parameters())
-            model = DistributedDataParallel(module, broadcast_buffers=not OLD) if has_any else module
+            has_any, sync = list(module.parameters()), {"broadcast_buffers": False} if OLD else {}
+            model = DistributedDataParallel(module, **sync) if has_any else module
             outputs = [model(x) for x in inputs]
             assert all(output.stride() == x.stride() for output, x in zip(outputs, inputs, strict=True))
             parts = [loss(output).sum() / sum(shares) * len(shares) for output in outputs]
