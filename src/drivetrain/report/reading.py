@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import logging
 import math
 import os
 from dataclasses import asdict, dataclass, field
@@ -157,7 +158,13 @@ def _table(path: str) -> dict[str, Points]:
 
 def _scalars(folder: str) -> dict[str, Points]:
     events = tb_events.EventAccumulator(folder, size_guidance={"scalars": 0})
-    events.Reload()
+    log = logging.getLogger("tensorboard")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns of a second graph, and no graph is read here
+    try:
+        events.Reload()
+    finally:
+        log.setLevel(level)
     return {
         name: sorted({float(each.step): float(each.value) for each in events.Scalars(name)}.items())
         for name in events.Tags()["scalars"]
