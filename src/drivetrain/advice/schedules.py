@@ -44,8 +44,8 @@ class LimitsWatch:
                 _warn_of_schedule(config, epochs, steps)
         if batches and batches < limits.accumulate and not run.settings.fast_dev_run:
             rank_zero_info(
-                f"An epoch has {number_of(int(batches), 'batch')}, fewer than accumulate_grad_batches={limits.accumulate}: each "
-                "epoch makes one optimizer step."
+                f"An epoch has {number_of(int(batches), 'batch')}, fewer than "
+                f"accumulate_grad_batches={limits.accumulate}: each epoch makes one optimizer step."
             )
 
     def _never_validates(self) -> str:

@@ -85,7 +85,9 @@ def test_nothing_is_written_if_one_file_cannot_be_parsed(program: Path, capsys: 
     assert "Nothing was written." in error
 
 
-def test_a_notebook_a_configuration_and_a_missing_file_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_notebook_a_configuration_and_a_missing_file_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.ipynb").write_text("{}", encoding="utf-8")
     assert main([str(tmp_path / "train.ipynb")]) == 2
     assert "notebooks are not rewritten. Convert it with `jupyter nbconvert --to script`" in capsys.readouterr().err
