@@ -43,10 +43,8 @@ class LimitsWatch:
             for config in run.engine.strategy.lr_scheduler_configs:
                 _warn_of_schedule(config, epochs, steps)
         if batches and batches < limits.accumulate and not run.settings.fast_dev_run:
-            rank_zero_info(
-                f"An epoch has {number_of(int(batches), 'batch')}, fewer than "
-                f"accumulate_grad_batches={limits.accumulate}: each epoch makes one optimizer step."
-            )
+            few = f"{number_of(int(batches), 'batch')}, fewer than accumulate_grad_batches={limits.accumulate}"
+            rank_zero_info(f"An epoch has {few}: each epoch makes one optimizer step.")
 
     def _never_validates(self) -> str:
         """Return which limit is too large for any validation to run, as text; "" if a validation runs."""

@@ -65,10 +65,8 @@ def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
                 elif owner := next((sub for sub, its in _subcommands(parser).items() if name in _options(its)), None):
                     yield _first_the_subcommand(owner, word)
         for path in _OF_LIGHTNING.findall(message):
-            yield (
-                f"{path!r} is a path of Lightning's. Write the name of the class alone, "
-                f"{path.rpartition('.')[2]!r}; in the file that --config names, too."
-            )
+            name = path.rpartition(".")[2]
+            yield f"{path!r} is a path of Lightning's. Write the name of the class alone, {name!r}, in a file too."
         for group, name in _OPTION.findall(message):  # an option in a file, or an argument of a class
             yield from _for_option(f"{group}.{name}" if group else name, known, dashes="")
 

@@ -157,14 +157,9 @@ def _table(path: str) -> dict[str, Points]:
 
 
 def _scalars(folder: str) -> dict[str, Points]:
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of a second graph, and none is read here
     events = tb_events.EventAccumulator(folder, size_guidance={"scalars": 0})
-    log = logging.getLogger("tensorboard")
-    level = log.level
-    log.setLevel(logging.ERROR)  # it warns of a second graph, and no graph is read here
-    try:
-        events.Reload()
-    finally:
-        log.setLevel(level)
+    events.Reload()
     return {
         name: sorted({float(each.step): float(each.value) for each in events.Scalars(name)}.items())
         for name in events.Tags()["scalars"]
