@@ -751,9 +751,9 @@ IN_SLURM = {
          f"{NOBODY}; DDPStrategy starts them so"),
         (BY_HAND, {"devices": 1, "num_nodes": 2}, "one on each of 2 machines", NOBODY),
         (ONE_OF_TWO, {"devices": 2}, "2, started already",
-         "LOCAL_RANK=1 says that a launcher has started this process"),
+         "a launcher has started this one, with LOCAL_RANK=1"),
         (ONE_OF_TWO, {"devices": 2, "strategy": "ddp_spawn"}, "2, started already",
-         "LOCAL_RANK=1 says that a launcher has started this process"),
+         "a launcher has started this one, with LOCAL_RANK=1"),
         (IN_TORCHRUN, {}, "2, started by TorchElastic", "torchrun has set TORCHELASTIC_RUN_ID"),
         (IN_TORCHRUN, {"strategy": "ddp_spawn"}, "2, started by TorchElastic", "torchrun has set TORCHELASTIC_RUN_ID"),
         (IN_SLURM, {}, "1, started by SLURM", "SLURM has set SLURM_NTASKS, and the job is not interactive"),
@@ -771,7 +771,7 @@ def test_a_process_that_the_program_has_started_says_so() -> None:
     machine = replace(MACHINE, environment=detect(ONE_OF_TWO), is_rank_of_program=True)
     plan = plan_for(machine, accelerator="cpu", strategy="ddp", devices=2)
     assert reasons(plan)["processes"] == (
-        "2, started already", "LOCAL_RANK=1 says that the program has started this process"
+        "2, started already", "the process that you started has started this one, with LOCAL_RANK=1"
     )  # fmt: skip
 
 

@@ -305,8 +305,8 @@ def _environment(plugin: ClusterEnvironment | None, own: OwnParts, machine: Mach
         return given, "it was passed in plugins=" if carried is None else "the strategy carries it"
     environment, evidence = machine.environment or (LocalEnvironment({}), LocalEnvironment.evidence)
     if isinstance(environment, LocalEnvironment) and environment.creates_processes_externally:
-        who = "the program" if machine.is_rank_of_program else "a launcher"
-        evidence = f"LOCAL_RANK={environment.local_rank()} says that {who} has started this process"
+        who = "the process that you started" if machine.is_rank_of_program else "a launcher"
+        evidence = f"{who} has started this one, with LOCAL_RANK={environment.local_rank()}"
     return environment, evidence
 
 

@@ -680,13 +680,22 @@ def test_a_fit_that_validates_or_is_not_to_is_not_warned_of(make_trainer: Any, l
     make_trainer(**given).fit(Validates(), loader, loader)
 
 
-@pytest.mark.parametrize(("accumulate", "said"), [(4, False), (5, True)])
+@pytest.mark.parametrize(
+    ("given", "batches"),
+    [
+        ({"accumulate_grad_batches": 4}, None),
+        ({"accumulate_grad_batches": 5}, "4 batches, fewer than accumulate_grad_batches=5"),
+        ({"accumulate_grad_batches": 2, "limit_train_batches": 1}, "1 batch, fewer than accumulate_grad_batches=2"),
+        ({"accumulate_grad_batches": 2, "fast_dev_run": True}, None),
+    ],
+)
 def test_an_epoch_shorter_than_a_window_is_said(
-    make_trainer: Any, loader: Any, accumulate: int, said: bool, caplog: Any
+    make_trainer: Any, loader: Any, given: dict[str, Any], batches: str | None, caplog: Any
 ) -> None:
     with caplog.at_level("INFO", logger="drivetrain"):
-        make_trainer(accumulate_grad_batches=accumulate).fit(SkipsUntil(0), loader)
-    assert ("An epoch has 4 batches, fewer than accumulate_grad_batches=5" in caplog.text) is said
+        make_trainer(**given).fit(SkipsUntil(0), loader)
+    assert ("fewer than accumulate_grad_batches" in caplog.text) is (batches is not None)
+    assert f"An epoch has {batches}" in caplog.text or batches is None
 
 
 def test_an_iterator_that_validates_once_is_warned_of(make_trainer: Any, loader: Any) -> None:

@@ -63,13 +63,18 @@ def test_weights_alone_cannot_be_resumed(caplog: pytest.LogCaptureFixture) -> No
     assert len(lines(caplog, callbacks=saver, enable_checkpointing=True)) == 2
 
 
+def test_the_folder_of_each_logger(caplog: pytest.LogCaptureFixture) -> None:
+    found = lines(caplog, logger=[CSVLogger("a"), CSVLogger("b", "digits")])
+    assert found[-1] == "Logs: a/lightning_logs/version_0, b/digits/version_0"
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         ({"max_steps": 3}, "2 epochs, 3 steps: max_steps=3 is reached."),
         ({"max_steps": 1}, "1 epoch, 1 step: max_steps=1 is reached."),
         ({"callbacks": Stops()}, "1 epoch, 1 step: it was asked to stop."),
-        ({"callbacks": Timer(timedelta(milliseconds=1))}, "1 epoch, 1 step: its time is over."),
+        ({"callbacks": Timer(timedelta(microseconds=1))}, "1 epoch, 1 step: its time is over."),
         (
             {"callbacks": EarlyStopping("val_loss", patience=1), "max_epochs": 9},
             "EarlyStopping('val_loss') stopped it.",

@@ -39,6 +39,14 @@ def test_a_line_in_between_can_be_read_alone(capsys: pytest.CaptureFixture[str])
     )
 
 
+def test_before_the_first_batch_no_line_is_due(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = PlainProgressBar(interval_s=0)
+    bar.draw(Snapshot("sanity_check", 0, 2, 0, 2))
+    assert capsys.readouterr().out == ""
+    bar.draw(Snapshot("sanity_check", 0, 2, 1, 2))
+    assert "Sanity check: 1/2 batches" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("runs", "expected"), [(1, [10, 30, 70, 150, 310, 630, 1230, 1830]), (2, [10, 30, 70, 150])])
 def test_the_time_between_lines_doubles_up_to_ten_minutes_in_each_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, runs: int, expected: list[int]

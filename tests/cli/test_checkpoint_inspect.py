@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cli.checkpoints import CheckedNet, answer, loaded, run, shards_of, trained
+from tests.cli.checkpoints import DATA, CheckedNet, answer, loaded, quiet, run, shards_of, trained
+from torch.utils.data import DataLoader
 
 from drivetrain import Callback
 from drivetrain.callbacks import ModelCheckpoint
@@ -51,6 +52,9 @@ def test_the_lines_for_people_say_the_same(model: Path, capsys: Any) -> None:
         assert text in out
 
 
+UNCOUNTED = "its position in the data counts no samples"
+
+
 class SavesInEpoch(Callback):
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,12 +64,22 @@ class SavesInEpoch(Callback):
             trainer.save_checkpoint(self.path)
 
 
-def test_a_checkpoint_from_inside_an_epoch_needs_as_many_processes(tmp_path: Path, capsys: Any) -> None:
+def test_a_position_that_counts_no_samples_needs_as_many_processes(tmp_path: Path, capsys: Any) -> None:
     trained(tmp_path, callbacks=[SavesInEpoch(tmp_path / "inside.ckpt"), ModelCheckpoint(tmp_path / "runs")])
     found = answer(capsys, "inspect", tmp_path / "inside.ckpt")
-    assert found["resume"] == {"possible": True, "inside_epoch": True, "processes": 1, "reason": ""}
+    assert found["resume"] == {"possible": True, "inside_epoch": True, "processes": 1, "reason": UNCOUNTED}
     assert found["batches_done_in_epoch"] == 2
-    assert "2 batches of the epoch done" in run(capsys, "inspect", tmp_path / "inside.ckpt")[1]
+    text = run(capsys, "inspect", tmp_path / "inside.ckpt")[1]
+    assert "2 batches of the epoch done" in text
+    assert f"inside an epoch, with one process: {UNCOUNTED}" in text
+
+
+def test_a_position_in_a_data_loader_is_one_for_any_number_of_processes(tmp_path: Path, capsys: Any) -> None:
+    loader = DataLoader(torch.cat(DATA), batch_size=8)
+    quiet(max_epochs=2, callbacks=[SavesInEpoch(tmp_path / "inside.ckpt")]).fit(CheckedNet(), loader)
+    found = answer(capsys, "inspect", tmp_path / "inside.ckpt")
+    assert found["resume"] == {"possible": True, "inside_epoch": True, "processes": "any", "reason": ""}
+    assert "inside an epoch, with any number of processes" in run(capsys, "inspect", tmp_path / "inside.ckpt")[1]
 
 
 def test_weights_alone_cannot_be_resumed(tmp_path: Path, capsys: Any) -> None:

@@ -54,6 +54,16 @@ def test_an_option_without_a_subcommand_before_it_is_answered_with_the_subcomman
     assert said(cli, *words.split()) == f"Options come after the subcommand. {hint}"
 
 
+@pytest.mark.parametrize(
+    ("option", "path"),
+    [("logger", "lightning.pytorch.loggers.CSVLogger"), ("callbacks+", "pytorch_lightning.callbacks.Timer")],
+)
+def test_a_path_of_lightning_is_answered_with_the_name_of_the_class(cli: Make, option: str, path: str) -> None:
+    answer = f"{path!r} is a path of Lightning's. Write the name of the class alone, {path.rpartition('.')[2]!r}"
+    assert said(cli, "fit", f"--trainer.{option}={{class_path: {path}}}").startswith(answer)
+    assert answer not in said(cli, "fit", "--trainer.logger={class_path: no_such_package.CSVLogger}")
+
+
 def test_an_option_of_no_subcommand_is_not_answered_with_one(cli: Make) -> None:
     assert "first" not in said(cli, "--zzz=1")
     assert said(cli, "--modle.width=3") == "Did you mean --model.width?"

@@ -139,3 +139,25 @@ def test_every_kind_of_tensor_has_a_fingerprint_of_its_values(tensor: torch.Tens
 
 def test_a_tensor_without_values_has_the_fingerprint_zero() -> None:
     assert numbers_of([torch.ones(3, device="meta")]) == [0]
+
+
+def test_a_checkpoint_is_compared_with_that_of_the_last_start(folders: Any) -> None:
+    one, other, before = folders
+    for run, version, score in [(before, 0, 9), (one, 0, 9), (other, 0, 9), (one, 1, 3), (other, 1, 1), (other, 2, 3)]:
+        path = run / f"logs/version_{version}/checkpoints/last.ckpt"
+        path.parent.mkdir(parents=True)
+        torch.save({"best": score}, path)
+        os.utime(path, ns=(version, version))
+    assert compare(one, other, before) == Written([], set(), [])
+    torch.save({"best": 4}, other / "logs/version_2/checkpoints/last.ckpt")
+    found = compare(one, other, before)
+    assert found.different == ["logs/version_1/checkpoints/last.ckpt: 'best', 4 instead of 3"]
+
+
+def test_where_a_run_makes_several_version_folders_each_is_compared_with_its_own(folders: Any) -> None:
+    one, other, before = folders
+    for run, version, score in [(one, 0, 1), (one, 1, 2), (other, 0, 1), (other, 1, 2)]:
+        path = run / f"version_{version}/last.ckpt"
+        path.parent.mkdir(parents=True)
+        torch.save({"best": score}, path)
+    assert compare(one, other, before) == Written([], set(), [])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.conftest import Validated
 
 from drivetrain.callbacks import GoodputMonitor, ModelCheckpoint
@@ -82,6 +83,17 @@ def test_values_record_and_ledger_of_a_fit_are_read(make_trainer: Any, data: Any
     assert run.goodput is not None
     assert run.goodput["runs"] == 1
     assert run.notes == []
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_a_second_graph_in_event_files_is_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        logger = TensorBoardLogger(tmp_path, "", "run", log_graph=True)
+        logger.log_graph(torch.nn.Linear(2, 1), torch.zeros(1, 2))
+        logger.log_metrics({"loss": 0.5}, 3)
+        logger.save()
+    assert read(str(tmp_path / "run")).curves["loss"] == [(3.0, 0.5)]
+    assert "more than one graph" not in caplog.text
 
 
 def test_event_files_without_tensorboard_are_a_note(

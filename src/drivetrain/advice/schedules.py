@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.errors import number_of
 from drivetrain.loops.run import ENDLESS, Run
 from drivetrain.module.optimizers import LRSchedulerConfig
 
@@ -41,11 +42,9 @@ class LimitsWatch:
             steps = min(epochs * math.ceil(batches / limits.accumulate), limits.max_steps)
             for config in run.engine.strategy.lr_scheduler_configs:
                 _warn_of_schedule(config, epochs, steps)
-        if batches and batches < limits.accumulate:
-            rank_zero_info(
-                f"An epoch has {batches:.0f} batches, fewer than accumulate_grad_batches={limits.accumulate}: each "
-                "epoch makes one optimizer step."
-            )
+        if batches and batches < limits.accumulate and not run.settings.fast_dev_run:
+            few = f"{number_of(int(batches), 'batch')}, fewer than accumulate_grad_batches={limits.accumulate}"
+            rank_zero_info(f"An epoch has {few}: each epoch makes one optimizer step.")
 
     def _never_validates(self) -> str:
         """Return which limit is too large for any validation to run, as text; "" if a validation runs."""

@@ -19,8 +19,8 @@ MISSING: dict[str, dict[str, str]] = {
         "fabric": "Its Fabric is called Engine here: write drivetrain.Engine.",
         "pytorch": "Write drivetrain where a program says lightning.pytorch.",
         "core": "Write drivetrain.module.",
-        "utilities": "What users need of it is elsewhere, such as drivetrain.data.CombinedLoader; `drivetrain exec` "
-        "runs programs that import from lightning.pytorch.utilities.",
+        "utilities": "What users need of it is elsewhere: `drivetrain migrate --check FILE` prints where, such as "
+        "drivetrain.compat.rank_zero.rank_zero_only. `drivetrain exec FILE` runs a program for Lightning unchanged.",
         "demos": "`drivetrain exec` runs programs that import from lightning.pytorch.demos.",
         "overrides": "Write a strategy: see docs/own_strategy.md.",
     },

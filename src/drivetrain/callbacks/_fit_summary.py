@@ -31,7 +31,8 @@ def summary(trainer: Trainer, seconds: float) -> list[str]:
         lines.append(
             f"Checkpoint: {path}" if monitor is None or score is None else f"Best {monitor}: {score:.4g}, {path}"
         )
-    parts = [f"Logs: {_short(folder)}"] if trainer.loggers and (folder := trainer.log_dir) else []
+    folders = dict.fromkeys(_short(folder) for each in trainer.loggers if (folder := each.log_dir or each.save_dir))
+    parts = [f"Logs: {', '.join(folders)}"] if folders else []
     if savers and not savers[0].save_weights_only:
         parts.append(f'To train on{limit}: trainer.fit(model, ckpt_path="last")')
     return [*lines, *([". ".join(parts)] if parts else [])]

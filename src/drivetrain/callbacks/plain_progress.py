@@ -33,9 +33,13 @@ class PlainProgressBar(ProgressBar):
         self._printed_at_s, self._pause_s = time.monotonic(), interval_s
 
     def draw(self, snapshot: Snapshot) -> None:
-        """Print a line if it is due. The end of a sanity check, whose results are discarded, gets none."""
+        """Print a line if it is due.
+
+        The end of a sanity check, whose results are discarded, gets none, nor do stages before their first batch.
+        """
         now_s = time.monotonic()
-        due = snapshot.stage != "sanity_check" if snapshot.final else now_s - self._printed_at_s >= self._pause_s
+        waited = snapshot.batch > 0 and now_s - self._printed_at_s >= self._pause_s
+        due = snapshot.stage != "sanity_check" if snapshot.final else waited
         if due:
             in_fit = snapshot.is_training or snapshot.transient
             step = f"step {snapshot.step}" if in_fit else ""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from drivetrain.cli.checkpoint_kinds import KINDS, WEIGHTS_ONLY, Opened, leaves, open_checkpoint, size_of
 from drivetrain.errors import number_of
+from drivetrain.trainer.other_ranks import why_as_many
 from drivetrain.trainer.rank_parts import is_inside
 
 _SHOWN = frozenset({
@@ -102,7 +103,7 @@ def _processes(found: Opened) -> int | None:
 
 
 def _resume(found: Opened) -> dict[str, Any]:
-    """Return whether a fit can resume, from where, on how many processes, and why not."""
+    """Return whether a fit can resume, from where, on how many processes, and why not, or not on others."""
     tree, processes = found.tree, _processes(found)
     if found.kind in WEIGHTS_ONLY or not {"optimizer_states", "loops"} <= tree.keys():
         has_others = found.kind in ("torch", "dcp") and len(tree) > 1 and "drivetrain_version" not in tree
@@ -117,7 +118,8 @@ def _resume(found: Opened) -> dict[str, Any]:
     if inside and "drivetrain_version" not in tree:
         why = "it was saved inside an epoch, and Lightning does not save which samples were done"
         return {"possible": False, "inside_epoch": True, "processes": None, "reason": why}
-    return {"possible": True, "inside_epoch": inside, "processes": processes if inside else "any", "reason": ""}
+    why = why_as_many(tree, (processes or 0) + 1) if inside else ""
+    return {"possible": True, "inside_epoch": inside, "processes": processes if why else "any", "reason": why}
 
 
 def _optimizers(tree: Mapping[str, Any]) -> Iterable[dict[str, Any]]:
@@ -182,9 +184,9 @@ def _resume_line(resume: Mapping[str, Any]) -> str:
     if not resume["possible"]:
         return f"no: {resume['reason']}"
     where = "inside an epoch" if resume["inside_epoch"] else "at the end of an epoch"
-    return (
-        f"{where}, with {'any number of processes' if resume['processes'] == 'any' else _exactly(resume['processes'])}"
-    )
+    if resume["processes"] == "any":
+        return f"{where}, with any number of processes"
+    return f"{where}, with {_exactly(resume['processes'])}: {resume['reason']}"
 
 
 def _exactly(processes: int | None) -> str:

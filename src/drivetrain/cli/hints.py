@@ -25,6 +25,7 @@ _NAMEABLE = (
 
 _CHOICE = re.compile(r"invalid choice: '(\S+?)'")
 _CLASS_NAME = re.compile(r"Expected a dot import path string: (\w+)\s")
+_OF_LIGHTNING = re.compile(r"given class_path '((?:lightning|pytorch_lightning)\.[\w.]+)'.*\n *No module named '")
 _OPTION = re.compile(r"(?:^Group '([\w.]+)' does not accept option|does not accept option|^Option) '([\w.]+)'")
 
 
@@ -63,6 +64,9 @@ def _hints(message: str, parser: argparse.ArgumentParser) -> Iterator[str]:
                     yield from _for_option(name, known, dashes="--")
                 elif owner := next((sub for sub, its in _subcommands(parser).items() if name in _options(its)), None):
                     yield _first_the_subcommand(owner, word)
+        for path in _OF_LIGHTNING.findall(message):
+            name = path.rpartition(".")[2]
+            yield f"{path!r} is a path of Lightning's. Write the name of the class alone, {name!r}, in a file too."
         for group, name in _OPTION.findall(message):  # an option in a file, or an argument of a class
             yield from _for_option(f"{group}.{name}" if group else name, known, dashes="")
 

@@ -25,6 +25,8 @@ Cells = tuple[tuple[str, str], ...]
 Column = tuple[str, str]
 """A file and the name of a column, or of a tensor or number in a checkpoint."""
 
+_TABLES = (".csv", ".tsv", ".jsonl", ".json")
+_VERSION = re.compile(r"(?:^|/)(version_\d+)/")
 _RANDOM = re.compile(r"rng|random|generator", re.IGNORECASE)
 
 
@@ -60,7 +62,8 @@ def compare(one: Path, other: Path, before: Path, ignored: Collection[Column] = 
             continue
         if (rows := _rows(path, one)) is None:
             continue
-        others = _rows(other / name, other) if (other / name).is_file() else None
+        counterpart = _counterpart(name, one, other, before)
+        others = _rows(counterpart, other) if counterpart.is_file() else None
         if others is None:
             found.lacking.append(name)
             continue
@@ -75,6 +78,22 @@ def compare(one: Path, other: Path, before: Path, ignored: Collection[Column] = 
         elif len(known) > len(made):
             found.lacking.append(f"{len(known) - len(made)} rows of {name}")
     return found
+
+
+def _counterpart(name: str, one: Path, other: Path, before: Path) -> Path:
+    """Return the file of the run that was killed to compare with ``name``.
+
+    A logger gives each start a new folder ``version_<n>``. A checkpoint is compared with that of the last start, if the
+    undisturbed run has made one such folder there.
+    """
+    if name.endswith(_TABLES) or not (found := _VERSION.search(name)):
+        return other / name
+    place, rest = name[: found.start(1)], name[found.end(1) :]
+    old = {each.name for each in (before / place).glob("version_*")}
+    if len({each.name for each in (one / place).glob("version_*")} - old) > 1:
+        return other / name
+    made = [Path(f"{each}{rest}") for each in (other / place).glob("version_*") if each.name not in old]
+    return max(filter(Path.is_file, made), key=lambda path: path.stat().st_mtime_ns, default=other / name)
 
 
 def _is_same(path: Path, before: Path) -> bool:
@@ -108,7 +127,7 @@ def _rows(path: Path, run: Path) -> list[Row] | None:
     if path.name == run_file.NAME and _is_record(path):
         return None  # it says which attempts were killed
     try:
-        if path.suffix in (".csv", ".tsv", ".jsonl", ".json"):
+        if path.suffix in _TABLES:
             text = path.read_text(encoding="utf-8").replace(str(run), "{run}")
             rows = list(_of_text(text, path.suffix))
         elif path.suffix == ".safetensors":

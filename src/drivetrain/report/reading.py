@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import logging
 import math
 import os
 from dataclasses import asdict, dataclass, field
@@ -156,6 +157,7 @@ def _table(path: str) -> dict[str, Points]:
 
 
 def _scalars(folder: str) -> dict[str, Points]:
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it warns of a second graph, and none is read here
     events = tb_events.EventAccumulator(folder, size_guidance={"scalars": 0})
     events.Reload()
     return {

@@ -85,10 +85,15 @@ def test_nothing_is_written_if_one_file_cannot_be_parsed(program: Path, capsys: 
     assert "Nothing was written." in error
 
 
-def test_a_notebook_and_a_missing_file_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_notebook_a_configuration_and_a_missing_file_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "train.ipynb").write_text("{}", encoding="utf-8")
     assert main([str(tmp_path / "train.ipynb")]) == 2
     assert "notebooks are not rewritten. Convert it with `jupyter nbconvert --to script`" in capsys.readouterr().err
+    (tmp_path / "fit.yaml").write_text("class_path: lightning.pytorch.loggers.CSVLogger", encoding="utf-8")
+    assert main([str(tmp_path / "fit.yaml")]) == 2
+    assert "configurations are not rewritten. In class_path, write the names of classes" in capsys.readouterr().err
     assert main([str(tmp_path / "train.py")]) == 2
     assert "there is no such file" in capsys.readouterr().err
 

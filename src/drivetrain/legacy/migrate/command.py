@@ -109,6 +109,11 @@ def _python_files(given: Iterable[str]) -> Iterator[Path]:
             raise ConfigurationError(
                 f"{name}: notebooks are not rewritten. Convert it with `jupyter nbconvert --to script` first."
             )
+        if path.suffix in (".yaml", ".yml"):
+            raise ConfigurationError(
+                f"{name}: configurations are not rewritten. In class_path, write the names of classes alone: CSVLogger "
+                "instead of lightning.pytorch.loggers.CSVLogger."
+            )
         if not path.exists():
             raise ConfigurationError(f"{name}: there is no such file.")
         inside = sorted(path.rglob("*.py")) if path.is_dir() else [path]
