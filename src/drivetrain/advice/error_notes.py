@@ -14,7 +14,7 @@ from drivetrain.advice.memory_note import memory_note
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import log
 from drivetrain.data.combined import CombinedLoader
-from drivetrain.errors import DrivetrainError, did_you_mean, text_of
+from drivetrain.errors import DrivetrainError, did_you_mean, shown, text_of
 from drivetrain.launchers.tracebacks import OURS, is_library
 from drivetrain.loops.progress import Phase, Progress, RunningStage
 from drivetrain.loops.run import Run
@@ -99,10 +99,11 @@ def _cure_of_batch(error: Exception, run: Run) -> str:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         given = [frame.f_locals["args"] for frame in frames if frame.f_code is TrainableModule.predict_step.__code__]
         if given and isinstance(batch := given[0][0], (list, tuple, dict)):
+            entry = shown(next(iter(batch), 0)) if isinstance(batch, dict) else "0"
             return (
                 f"{name} has no predict_step, so predict calls forward with the whole batch, a {type(batch).__name__} "
                 f"of {len(batch)}. Define it, for example: def predict_step(self, batch, batch_idx): return "
-                "self(batch[0])."
+                f"self(batch[{entry}])."
             )
     loader = run.loaders.made_training
     if (
