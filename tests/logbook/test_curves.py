@@ -78,9 +78,7 @@ def test_an_unknown_name_and_an_empty_history_are_errors_that_name_the_known_one
 def test_other_ranks_than_0_learn_that_rank_0_has_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     for read in (lambda: figure_of(History()), lambda: History()["val_loss"]):
-        with pytest.raises(
-            UnknownNameError, match=r"This is rank 1, and only rank 0 has .*is_global_zero is true\.$"
-        ):
+        with pytest.raises(UnknownNameError, match=r"This is rank 1, and only rank 0 has .*is_global_zero is true\.$"):
             read()
 
 
