@@ -39,7 +39,7 @@ def note_place(error: BaseException, progress: Progress, rank: int, run: Run | N
     note = f"{f'in {hook}, ' if hook else ''}{_place(progress, fetching=not hook)}, on rank {rank}."
     cures = [_cure_of_backward(error, progress), _cure_of_schedule(error, scheduler)]
     if run is not None:
-        looks = (_cure_of_log, _cure_of_batch, _cure_of_no_gradient, _cure_of_half, memory_note)
+        looks = (_cure_of_log, _cure_of_batch, _cure_of_no_gradient, _cure_of_half, _cure_of_double, memory_note)
         cures += [look(error, run) for look in looks]
     for text in (*cures, note[0].upper() + note[1:]):
         if not text:
@@ -147,6 +147,19 @@ def _cure_of_half(error: Exception, run: Run) -> str:
     return (
         f'precision="16-mixed" needs parameters in float32, and {count} of {type(run.module).__name__} are in float16. '
         'Leave out model.half(), or write precision="16-true".'
+    )
+
+
+def _cure_of_double(error: Exception, run: Run) -> str:
+    """Return the cure if data in float64 meet weights in float32; "" for another error."""
+    text = text_of(error).lower().replace("float64", "double").replace("float32", "float")
+    if not {"double", "float"} <= {*re.findall(r"\w+", text)} or any(
+        each.dtype is torch.float64 for each in run.module.parameters()
+    ):
+        return ""
+    return (
+        "Arrays of NumPy and pandas are in float64, the weights in float32. Where the dataset is made, write "
+        "torch.as_tensor(array, dtype=torch.float32)."
     )
 
 
