@@ -109,5 +109,5 @@ def why_ended(trainer: Trainer) -> tuple[str, str]:
         return "its time is over", ", raise the time limit"
     stopped = [each.monitor for each in trainer.early_stopping_callbacks if each.stopped_epoch]
     if stopped:
-        return f"EarlyStopping({stopped[0]!r}) stopped it", ""
+        return f"EarlyStopping({stopped[0]!r}) stopped it", ", raise its patience"
     return "it was asked to stop" if progress.should_stop else "there is no batch to train on", ""
