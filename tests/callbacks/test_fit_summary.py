@@ -69,7 +69,7 @@ def test_weights_alone_cannot_be_resumed(caplog: pytest.LogCaptureFixture) -> No
         ({"max_steps": 3}, "2 epochs, 3 steps: max_steps=3 is reached."),
         ({"max_steps": 1}, "1 epoch, 1 step: max_steps=1 is reached."),
         ({"callbacks": Stops()}, "1 epoch, 1 step: it was asked to stop."),
-        ({"callbacks": Timer(timedelta(milliseconds=1))}, "1 epoch, 1 step: its time is over."),
+        ({"callbacks": Timer(timedelta(microseconds=1))}, "1 epoch, 1 step: its time is over."),
         (
             {"callbacks": EarlyStopping("val_loss", patience=1), "max_epochs": 9},
             "EarlyStopping('val_loss') stopped it.",
