@@ -152,10 +152,8 @@ def _cure_of_half(error: Exception, run: Run) -> str:
 
 def _cure_of_double(error: Exception, run: Run) -> str:
     """Return the cure if data in float64 meet weights in float32; "" for another error."""
-    text = text_of(error).lower().replace("float64", "double").replace("float32", "float")
-    if not {"double", "float"} <= {*re.findall(r"\w+", text)} or any(
-        each.dtype is torch.float64 for each in run.module.parameters()
-    ):
+    has_double = any(parameter.dtype is torch.float64 for parameter in run.module.parameters())
+    if has_double or not re.match(r"(?is)(?=.*\b(double|float64)\b).*\b(float|float32)\b", text_of(error)):
         return ""
     return (
         "Arrays of NumPy and pandas are in float64, the weights in float32. Where the dataset is made, write "

@@ -35,9 +35,8 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
     known = {*history, *panels}
     for name in names or ("",) * (not known):
         if name not in known:
-            cure = did_you_mean(name, known)
-            what = f"trainer.plot({name and repr(name)}) has no values to draw"
-            raise UnknownNameError(f"{what}. {cure} {why_missing()}")
+            cure = f"{did_you_mean(name, known)} {why_missing()}"
+            raise UnknownNameError(f"trainer.plot({name and repr(name)}) has no values to draw. {cure}")
     wanted = {
         panel: [each for each in found if not names or each in names or panel in names]
         for panel, found in panels.items()

@@ -100,10 +100,8 @@ class History(Mapping[str, Column]):
     def __getitem__(self, name: str) -> Column:
         self._read()
         if name not in self._columns:
-            cure = did_you_mean(str(name), self._columns)
-            raise UnknownNameError(
-                f"trainer.history[{name!r}]: no value is recorded under this name. {cure} {why_missing()}"
-            )
+            cure = f"{did_you_mean(str(name), self._columns)} {why_missing()}"
+            raise UnknownNameError(f"trainer.history[{name!r}]: no value is recorded under this name. {cure}")
         return Column(*self._columns[name])
 
     def __iter__(self) -> Iterator[str]:
