@@ -194,8 +194,11 @@ def test_a_list_that_the_step_makes_itself_gets_no_note_on_loaders(
     assert note_of(error).startswith("In Wrong.training_step")
 
 
+@pytest.mark.parametrize(
+    ("batch", "said", "entry"), [([0, 1], "a list of 2", "0"), ({"x": 0, "y": 1}, "a dict of 2", "'x'")]
+)
 def test_a_module_without_predict_step_learns_what_forward_was_given(
-    make_trainer: Any, regression: Any, loader: Any
+    make_trainer: Any, regression: Any, batch: Any, said: str, entry: str
 ) -> None:
     class Net(regression):  # type: ignore[misc]
         predict_step = LightningModule.predict_step
@@ -204,9 +207,37 @@ def test_a_module_without_predict_step_learns_what_forward_was_given(
             return x @ torch.ones(4, 1)
 
     with pytest.raises(TypeError) as error:
-        make_trainer().predict(Net(), loader)
-    assert error.value.__notes__[0].startswith("Net has no predict_step, so predict calls forward with the whole batch")
-    assert "a list of 2. Define it" in error.value.__notes__[0]
+        make_trainer().predict(Net(), DataLoader([batch], collate_fn=lambda samples: samples[0]))
+    note = error.value.__notes__[0]
+    assert note.startswith(f"Net has no predict_step, so predict calls forward with the whole batch, {said}. Define it")
+    assert note.endswith(f"return self(batch[{entry}]).")
+
+
+@pytest.mark.parametrize("layer", [torch.nn.Linear(4, 1), torch.nn.Conv1d(4, 1, 1), torch.nn.GRU(4, 1)])
+def test_data_in_float64_are_named_where_they_meet_weights_in_float32(
+    make_trainer: Any, regression: Any, layer: torch.nn.Module
+) -> None:
+    class Net(regression):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def training_step(self, batch: Any) -> Any:
+            return self.layer(batch[..., None] if isinstance(layer, torch.nn.Conv1d) else batch)
+
+    with pytest.raises((RuntimeError, ValueError)) as error:
+        make_trainer().fit(Net(), DataLoader([torch.ones(4, dtype=torch.float64)]))
+    assert error.value.__notes__[0].endswith("write torch.as_tensor(array, dtype=torch.float32).")
+
+
+def test_another_error_about_types_gets_no_note_about_float64(make_trainer: Any, regression: Any) -> None:
+    class Net(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any) -> Any:
+            return torch.ones(2, 4) @ batch.long()[0]
+
+    with pytest.raises(RuntimeError, match="(?i)float.*long|long.*float") as error:
+        make_trainer().fit(Net(), DataLoader(torch.ones(8, 4)))
+    assert len(error.value.__notes__) == 1
 
 
 @pytest.mark.parametrize("interval", ["step", "epoch"])

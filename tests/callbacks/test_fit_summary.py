@@ -86,6 +86,21 @@ def test_why_it_ended(caplog: pytest.LogCaptureFixture, arguments: dict[str, Any
     assert found[0].endswith(reason)
 
 
+def test_how_to_train_on_after_early_stopping_does_train_on(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    def ends(patience: int, **resume: Any) -> list[str]:
+        caplog.clear()
+        callbacks = [ModelCheckpoint(tmp_path), EarlyStopping("val_loss", patience=patience)]
+        trainer = Trainer(accelerator="cpu", max_epochs=9, limit_train_batches=1, logger=False, callbacks=callbacks)
+        trainer.fit(Scored(), **resume)
+        return caplog.messages[-3:]
+
+    caplog.set_level("INFO", "drivetrain")
+    first, _, how = ends(1)
+    assert "after 2 epochs, 2 steps: EarlyStopping('val_loss') stopped it." in first
+    assert how == 'To train on, raise its patience: trainer.fit(model, ckpt_path="last")'
+    assert "after 3 epochs, 3 steps: EarlyStopping('val_loss') stopped it." in ends(2, ckpt_path="last")[0]
+
+
 def test_a_fit_that_trains_nothing_has_no_summary(caplog: pytest.LogCaptureFixture) -> None:
     assert lines(caplog, max_epochs=0) == []
 

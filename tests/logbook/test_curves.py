@@ -75,6 +75,13 @@ def test_an_unknown_name_and_an_empty_history_are_errors_that_name_the_known_one
         figure_of(History())
 
 
+def test_other_ranks_than_0_learn_that_rank_0_has_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    for read in (lambda: figure_of(History()), lambda: History()["val_loss"]):
+        with pytest.raises(UnknownNameError, match=r"This is rank 1, and only rank 0 has .*is_global_zero is true\.$"):
+            read()
+
+
 def test_without_matplotlib_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="pip install matplotlib"):

@@ -53,6 +53,14 @@ def test_the_verdict_comes_first_and_all_sections_follow(make_run: Make) -> None
     assert "Resumed from checkpoints/l.ckpt. finished: max_epochs=2 is reached" in content
 
 
+@pytest.mark.parametrize(("value", "shown"), [(-1.0, False), (0.5, True)])
+def test_tensorboard_s_hp_metric_is_shown_if_the_program_gave_it_a_value(
+    make_run: Make, value: float, shown: bool
+) -> None:
+    content = texts(page(read(str(make_run(rows={"hp_metric": [value], "loss": [1.0]})))))
+    assert ("hp_metric" in content, "loss" in content) == (shown, True)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

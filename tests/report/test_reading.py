@@ -31,6 +31,16 @@ def test_of_several_runs_the_newest_is_taken(make_run: Make, tmp_path: Path) -> 
     assert find(str(tmp_path)) == (str(newer), 2)
 
 
+def test_a_newer_folder_without_a_record_as_predict_leaves_it_is_passed_over(make_run: Make, tmp_path: Path) -> None:
+    older, newer = make_run("version_0"), make_run("version_1")
+    for name in ("run.json", "metrics.csv"):
+        os.utime(older / name, (1, 1))
+    (newer / "run.json").unlink()
+    assert find(str(tmp_path)) == (str(older), 2)
+    (older / "run.json").unlink()
+    assert find(str(tmp_path)) == (str(newer), 2)
+
+
 def test_where_there_is_no_run_the_error_tells_what_to_pass(tmp_path: Path) -> None:
     with pytest.raises(NothingToRead, match="gone does not exist. Pass the log folder of a run"):
         find(str(tmp_path / "gone"))

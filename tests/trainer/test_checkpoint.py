@@ -624,7 +624,7 @@ def test_last_without_any_checkpoint_starts_from_the_beginning(trainer_for: Any,
     with caplog.at_level("INFO", logger="drivetrain"):
         trainer.fit(Net(), *loaders(), ckpt_path="last")
     assert trainer.current_epoch == 1
-    assert "no checkpoint was saved so far, so training starts from the beginning" in caplog.text
+    assert "no checkpoint of this program was found for this fit, so training starts from the beginning" in caplog.text
 
 
 def test_last_without_a_last_one_is_the_newest_of_the_folder(trainer_for: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from drivetrain.advice.memory_note import memory_note
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import log
 from drivetrain.data.combined import CombinedLoader
-from drivetrain.errors import DrivetrainError, did_you_mean, text_of
+from drivetrain.errors import DrivetrainError, did_you_mean, shown, text_of
 from drivetrain.launchers.tracebacks import OURS, is_library
 from drivetrain.loops.progress import Phase, Progress, RunningStage
 from drivetrain.loops.run import Run
@@ -39,7 +39,7 @@ def note_place(error: BaseException, progress: Progress, rank: int, run: Run | N
     note = f"{f'in {hook}, ' if hook else ''}{_place(progress, fetching=not hook)}, on rank {rank}."
     cures = [_cure_of_backward(error, progress), _cure_of_schedule(error, scheduler)]
     if run is not None:
-        looks = (_cure_of_log, _cure_of_batch, _cure_of_no_gradient, _cure_of_half, memory_note)
+        looks = (_cure_of_log, _cure_of_batch, _cure_of_no_gradient, _cure_of_half, _cure_of_double, memory_note)
         cures += [look(error, run) for look in looks]
     for text in (*cures, note[0].upper() + note[1:]):
         if not text:
@@ -99,10 +99,11 @@ def _cure_of_batch(error: Exception, run: Run) -> str:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
         given = [frame.f_locals["args"] for frame in frames if frame.f_code is TrainableModule.predict_step.__code__]
         if given and isinstance(batch := given[0][0], (list, tuple, dict)):
+            entry = shown(next(iter(batch), 0)) if isinstance(batch, dict) else "0"
             return (
                 f"{name} has no predict_step, so predict calls forward with the whole batch, a {type(batch).__name__} "
                 f"of {len(batch)}. Define it, for example: def predict_step(self, batch, batch_idx): return "
-                "self(batch[0])."
+                f"self(batch[{entry}])."
             )
     loader = run.loaders.made_training
     if (
@@ -146,6 +147,17 @@ def _cure_of_half(error: Exception, run: Run) -> str:
     return (
         f'precision="16-mixed" needs parameters in float32, and {count} of {type(run.module).__name__} are in float16. '
         'Leave out model.half(), or write precision="16-true".'
+    )
+
+
+def _cure_of_double(error: Exception, run: Run) -> str:
+    """Return the cure if data in float64 meet weights in float32; "" for another error."""
+    has_double = any(parameter.dtype is torch.float64 for parameter in run.module.parameters())
+    if has_double or not re.match(r"(?is)(?=.*\b(double|float64)\b).*\b(float|float32)\b", text_of(error)):
+        return ""
+    return (
+        "Arrays of NumPy and pandas are in float64, the weights in float32. Where the dataset is made, write "
+        "torch.as_tensor(array, dtype=torch.float32)."
     )
 
 

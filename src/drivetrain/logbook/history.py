@@ -17,6 +17,7 @@ from torch import Tensor
 
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.packages import pandas
+from drivetrain.base.rank_zero import rank_from_environ
 from drivetrain.errors import UnknownNameError, check_installed, did_you_mean
 from drivetrain.logbook.reading import read_together
 
@@ -25,7 +26,13 @@ with on_first_use:
 
 _UNREAD = 16
 _MOST = 100_000
-SELDOM = "Values per step are recorded every log_every_n_steps optimizer steps; the default is 50."
+
+
+def why_missing() -> str:
+    """Return why a value that was logged may not be in the history of this process."""
+    if rank := rank_from_environ():
+        return f"This is rank {rank}, and only rank 0 has the history: read it where trainer.is_global_zero is true."
+    return "Values per step are recorded every log_every_n_steps optimizer steps; the default is 50."
 
 
 class Column(list[float]):
@@ -93,8 +100,8 @@ class History(Mapping[str, Column]):
     def __getitem__(self, name: str) -> Column:
         self._read()
         if name not in self._columns:
-            cure = did_you_mean(str(name), self._columns)
-            raise UnknownNameError(f"trainer.history[{name!r}]: no value is recorded under this name. {cure} {SELDOM}")
+            cure = f"{did_you_mean(str(name), self._columns)} {why_missing()}"
+            raise UnknownNameError(f"trainer.history[{name!r}]: no value is recorded under this name. {cure}")
         return Column(*self._columns[name])
 
     def __iter__(self) -> Iterator[str]:

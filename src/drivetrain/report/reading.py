@@ -74,6 +74,8 @@ def number(value: Any) -> float | None:
 def find(path: str) -> tuple[str, int]:
     """Return the folder of the run at ``path``, or the newest below it, and how many there are.
 
+    A run without ``run.json`` counts as older than all that have one.
+
     Raises:
         NothingToRead: there is none.
     """
@@ -81,11 +83,12 @@ def find(path: str) -> tuple[str, int]:
         raise NothingToRead(f"{path} is an address. Copy the folder of the run to this machine, and pass the copy.")
     if os.path.isfile(path) and _is_of_run(os.path.basename(path)):
         return os.path.dirname(os.path.abspath(path)), 1
-    found = {}
+    found: dict[str, tuple[bool, float]] = {}
     for folder, inner, names in os.walk(path):
         marks = [name for name in names if _is_of_run(name) and os.path.isfile(os.path.join(folder, name))]
         if marks:
-            found[folder] = max(os.path.getmtime(os.path.join(folder, name)) for name in marks)
+            newest = max(os.path.getmtime(os.path.join(folder, name)) for name in marks)
+            found[folder] = (run_file.NAME in marks, newest)  # predict alone writes a folder without run.json
         if marks or folder[len(path) :].count(os.sep) >= _DEEPEST:
             inner.clear()  # a run's folder may have folders with further event files
     if not found:

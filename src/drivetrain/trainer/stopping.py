@@ -20,6 +20,7 @@ from drivetrain.trainer.rank_parts import is_inside
 Trainer = Any  # not imported: the class's module imports this file
 
 STOPPED = "stopped.ckpt"
+_CONTINUE = 'To continue: trainer.fit(model, ckpt_path="last"), or DRIVETRAIN_RESUME=auto in the environment.'
 
 
 @contextmanager
@@ -59,7 +60,7 @@ def _save(trainer: Trainer, reason: str) -> None:
             return
         trainer._saved_at_stop.append(path)
     if path or reason != TIME_LIMIT:  # with a time limit, the Timer has logged the reason
-        rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}." if path else ""))
+        rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}. {_CONTINUE}" if path else ""))
 
 
 def _keep_newest(trainer: Trainer) -> None:
@@ -108,5 +109,5 @@ def why_ended(trainer: Trainer) -> tuple[str, str]:
         return "its time is over", ", raise the time limit"
     stopped = [each.monitor for each in trainer.early_stopping_callbacks if each.stopped_epoch]
     if stopped:
-        return f"EarlyStopping({stopped[0]!r}) stopped it", ""
+        return f"EarlyStopping({stopped[0]!r}) stopped it", ", raise its patience"
     return "it was asked to stop" if progress.should_stop else "there is no batch to train on", ""
