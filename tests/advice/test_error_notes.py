@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from drivetrain import Callback, LightningModule
 from drivetrain.errors import ConfigurationError
@@ -207,6 +207,26 @@ def test_a_module_without_predict_step_learns_what_forward_was_given(
         make_trainer().predict(Net(), loader)
     assert error.value.__notes__[0].startswith("Net has no predict_step, so predict calls forward with the whole batch")
     assert "a list of 2. Define it" in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize("doubles", [{"x"}, {"x", "y"}, set()])
+def test_arrays_in_64_bits_are_named_with_the_cure(make_trainer: Any, doubles: set[str]) -> None:
+    class Net(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: Any) -> Any:
+            return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    widths = {"x": 4 if doubles else 5, "y": 1}  # without doubles, another error
+    x, y = (torch.ones(8, width, dtype=torch.float64 if name in doubles else None) for name, width in widths.items())
+    with pytest.raises(RuntimeError) as error:
+        make_trainer().fit(Net(), DataLoader(TensorDataset(x, y), 4))
+    assert any("dtype=torch.float32" in note for note in error.value.__notes__) == bool(doubles)
 
 
 @pytest.mark.parametrize("interval", ["step", "epoch"])

@@ -37,7 +37,7 @@ def note_place(error: BaseException, progress: Progress, rank: int, run: Run | N
     scheduler = _scheduler_of(error)
     hook = _hook_of(error) or (f"{scheduler}.step" if scheduler else _PARTS.get(progress.phase, ""))
     note = f"{f'in {hook}, ' if hook else ''}{_place(progress, fetching=not hook)}, on rank {rank}."
-    cures = [_cure_of_backward(error, progress), _cure_of_schedule(error, scheduler)]
+    cures = [_cure_of_backward(error, progress), _cure_of_schedule(error, scheduler), _cure_of_double(error)]
     if run is not None:
         looks = (_cure_of_log, _cure_of_batch, _cure_of_no_gradient, _cure_of_half, memory_note)
         cures += [look(error, run) for look in looks]
@@ -89,6 +89,16 @@ def _cure_of_schedule(error: Exception, scheduler: str) -> str:
         f'{scheduler} was made for fewer steps. With "interval": "step" it is stepped after every optimizer step, else '
         "after every epoch. In configure_optimizers, give it total_steps=self.trainer.estimated_stepping_batches and "
         '"interval": "step".'
+    )
+
+
+def _cure_of_double(error: Exception) -> str:
+    """Return the cure if tensors in float64 and in float32 meet; "" for another error."""
+    if not isinstance(error, RuntimeError) or not {"double", "float"} <= {*re.findall(r"\w+", text_of(error).lower())}:
+        return ""
+    return (
+        "Double is torch.float64, the type of arrays of NumPy and pandas; Float is torch.float32, the type of weights. "
+        "Where the dataset is made, write torch.as_tensor(array, dtype=torch.float32)."
     )
 
 
