@@ -567,7 +567,7 @@ def test_a_second_fit_that_has_nothing_left_to_do_says_so(
     with caplog.at_level("INFO", logger="drivetrain"):
         trainer.fit(model, loader)
     assert trainer.global_step == 8
-    assert "Nothing to train: 2 of 2 epochs" in caplog.text
+    assert "Nothing to train: 2 of 2 epochs are done. To train on, raise these limits; to train" in caplog.text
 
 
 def test_a_loader_that_breaks_its_promise_is_named(regression: Any, make_trainer: Any) -> None:

@@ -116,6 +116,7 @@ def test_t32_a_signal_saves_once_and_the_next_run_ends_as_an_undisturbed_one(
     assert model.trained == at + 1  # it ends with the batch in which the signal came
     assert found(tmp_path) == ["checkpoints/stopped.ckpt"]
     assert caplog.text.count("Saved ") == 1
+    assert 'stopped.ckpt. To resume: trainer.fit(model, ..., ckpt_path="last").' in caplog.text
     rest = Model()
     assert torch.equal(fit(tmp_path, rest, ckpt_path="last", **options), whole)
     assert rest.trained == 2 * BATCHES - at - 1

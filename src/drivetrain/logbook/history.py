@@ -25,7 +25,10 @@ with on_first_use:
 
 _UNREAD = 16
 _MOST = 100_000
-SELDOM = "Values per step are recorded every log_every_n_steps optimizer steps; the default is 50."
+SELDOM = (
+    "Values per step are recorded every log_every_n_steps optimizer steps, by default 50, so a shorter fit has none: "
+    "write Trainer(log_every_n_steps=1)."
+)
 
 
 class Column(list[float]):

@@ -20,6 +20,7 @@ from drivetrain.trainer.rank_parts import is_inside
 Trainer = Any  # not imported: the class's module imports this file
 
 STOPPED = "stopped.ckpt"
+_RESUME = 'To resume: trainer.fit(model, ..., ckpt_path="last").'
 
 
 @contextmanager
@@ -59,7 +60,7 @@ def _save(trainer: Trainer, reason: str) -> None:
             return
         trainer._saved_at_stop.append(path)
     if path or reason != TIME_LIMIT:  # with a time limit, the Timer has logged the reason
-        rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}." if path else ""))
+        rank_zero_info(f"The fit ends by {reason}." + (f" Saved {path}. {_RESUME}" if path else ""))
 
 
 def _keep_newest(trainer: Trainer) -> None:
