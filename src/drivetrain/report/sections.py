@@ -76,7 +76,7 @@ def curves(runs: list[Run]) -> str:
     kinds: dict[str, list[tuple[str, int, Any]]] = defaultdict(list)
     for index, run in enumerate(runs):
         for name, points in run.curves.items():
-            if name != "epoch" and not (name == "hp_metric" and {y for _, y in points} == {-1.0}):
+            if name != "epoch":
                 kinds[kind_of(name)].append((name, index, points))
     resumed = {number(each.get("first_step")) or 0.0 for run in runs for each in run.attempts[1:]}
     count = sum(len(found) for found in kinds.values())
