@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from torch import nn
@@ -418,6 +419,9 @@ UPFRONT = [
     case("a tensor as loader", lambda b: b.trainer().predict(b.net(), torch.ones(2)), "trainer.predict(dataloaders=",
          "a Tensor: tensor([1., 1.]), which is no loader",
          "For one batch, write [batch]; for samples, DataLoader(samples, batch_size=32)."),
+    case("a table as loader", lambda b: b.trainer().predict(b.net(), pandas.DataFrame({"x": [1.0]})),
+         "trainer.predict(dataloaders=", "a DataFrame: ",
+         "samples, DataLoader(TensorDataset(torch.tensor(table.to_numpy(), dtype=torch.float32)), batch_size=32)."),
     case("a text as loader", lambda b: b.trainer().fit(b.net(), "train"), LOADS, "a str: 'train', which cannot be",
          "Give a DataLoader or another iterable."),
     case("a number among loaders", lambda b: b.trainer().fit(b.net(), {"a": LOADER, "b": 3}), LOADS,

@@ -15,7 +15,7 @@ PAGES = [
     "hardware.md", "own_accelerator.md", "own_strategy.md", "own_store.md", "own_precision.md", "own_parts.md",
     "own_launcher.md", "own_cluster.md", "own_logger.md", "own_loader.md",
     "dp.md", "horovod.md", "legacy.md", "remote.md", "start.md", "lightning_module.md", "from_accelerate.md",
-    "from_hf_trainer.md", "from_ignite.md", "questions.md",
+    "from_hf_trainer.md", "from_ignite.md", "questions.md", "tables.md",
 ]  # fmt: skip
 
 # What the pages take for granted: a model and a loader.

@@ -340,10 +340,10 @@ def test_c2_s0_2_devices_reach_it_as_indices(devices: Any, indices: list[int]) -
 @pytest.mark.parametrize(
     ("count", "strategy", "devices", "why"),
     [
-        (1, "auto", "meta:0", 'devices="auto", and this accelerator counts 1'),
-        (3, "auto", "meta:0, meta:1, meta:2", 'devices="auto", and this accelerator counts 3'),
+        (1, "auto", "meta:0", 'devices="auto", and this accelerator has 1'),
+        (3, "auto", "meta:0, meta:1, meta:2", 'devices="auto", and this accelerator has 3'),
         (3, "single_device", "meta:0",
-         'devices="auto", and this accelerator counts 3; SingleDeviceStrategy takes one'),
+         'devices="auto", and this accelerator has 3; SingleDeviceStrategy takes one'),
     ],
 )  # fmt: skip
 def test_s0_4_auto_devices_are_counted_by_the_accelerator(count: int, strategy: str, devices: str, why: str) -> None:

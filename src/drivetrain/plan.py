@@ -399,7 +399,7 @@ def _devices(
     if (reserved := environment.reserved_devices()) is not None and accelerator.autocast_device_type == HOST.type:
         reserved = None  # clusters count GPUs
     if given == "auto":
-        why = 'devices="auto", and this accelerator counts'
+        why = 'devices="auto", and this accelerator has'
         count, why = reserved_of(reserved, accelerator.auto_device_count(), why)
         if environment.creates_processes_externally and accelerator.autocast_device_type == HOST.type:
             count = environment.local_world_size(settings.num_nodes)  # devices of the host have no numbers

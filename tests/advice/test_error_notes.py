@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from drivetrain import Callback, LightningModule
 from drivetrain.errors import ConfigurationError
@@ -238,6 +238,26 @@ def test_another_error_about_types_gets_no_note_about_float64(make_trainer: Any,
     with pytest.raises(RuntimeError, match="(?i)float.*long|long.*float") as error:
         make_trainer().fit(Net(), DataLoader(torch.ones(8, 4)))
     assert len(error.value.__notes__) == 1
+
+
+@pytest.mark.parametrize("doubles", [{"x"}, {"x", "y"}, set()])
+def test_arrays_in_64_bits_are_named_with_the_cure(make_trainer: Any, doubles: set[str]) -> None:
+    class Net(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 1)
+
+        def training_step(self, batch: Any) -> Any:
+            return torch.nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    widths = {"x": 4 if doubles else 5, "y": 1}  # without doubles, another error
+    x, y = (torch.ones(8, width, dtype=torch.float64 if name in doubles else None) for name, width in widths.items())
+    with pytest.raises(RuntimeError) as error:
+        make_trainer().fit(Net(), DataLoader(TensorDataset(x, y), 4))
+    assert any("dtype=torch.float32" in note for note in error.value.__notes__) == bool(doubles)
 
 
 @pytest.mark.parametrize("interval", ["step", "epoch"])

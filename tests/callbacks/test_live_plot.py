@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -60,6 +61,31 @@ def test_an_exception_leaves_the_last_values(drawn: list[str], make: Any) -> Non
     with pytest.raises(RuntimeError, match="broken"):
         make(LivePlot("own", every_s=3600)).fit(model)
     assert drawn
+
+
+@pytest.mark.parametrize("fits_first", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_validation_of_its_own_draws_nothing(
+    drawn: list[str], make_trainer: Any, fits_first: bool, fails: bool
+) -> None:
+    class Validating(Logging):
+        fails = False
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_own", 0.0)
+            if self.fails:
+                raise RuntimeError("broken")
+
+    model = Validating()
+    trainer = make_trainer(callbacks=[LivePlot("own", every_s=0)], limit_train_batches=2, log_every_n_steps=1)
+    if fits_first:
+        trainer.fit(model)
+    before = [*drawn]
+    assert bool(before) == fits_first
+    model.fails = fails
+    with pytest.raises(RuntimeError, match="broken") if fails else nullcontext():
+        trainer.validate(model, verbose=False)  # its table would be an output too
+    assert drawn == before
 
 
 def test_a_name_that_is_never_logged_is_a_warning_at_the_end(drawn: list[str], make: Any) -> None:

@@ -216,8 +216,8 @@ def test_the_plan_and_a_line_at_level_debug_say_which_calls(monkeypatch: Any, ca
         trainer.fit(Module(), Data())
     said = [record.getMessage() for record in caplog.records if "zero_grad, backward and step" in record.getMessage()]
     assert said == [
-        "A step makes direct calls of zero_grad, backward and step, because nothing overrides or watches them, and a "
-        "toy trained with SGD both ways was equal"
+        "A step makes direct calls of zero_grad, backward and step, because no code overrides or watches zero_grad, "
+        "backward and step, and a small model, trained with SGD both ways, had equal weights"
     ]
     assert "direct calls" in str(trainer.plan)
 

@@ -559,6 +559,20 @@ def test_at_most_five_frames_between_fit_and_training_step(regression: Any, load
     assert 1 <= len(frames) <= 5
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_a_used_trainer_logs_where_another_model_begins(
+    regression: Any, loader: Any, make_trainer: Any, caplog: Any, same: bool
+) -> None:
+    model, trainer = regression(), make_trainer(max_epochs=4)
+    trainer.limits.max_epochs = 2
+    with caplog.at_level("INFO", logger="drivetrain"):
+        trainer.fit(model, loader)
+        assert "continues at" not in caplog.text
+        trainer.limits.max_epochs = 4
+        trainer.fit(model if same else regression(), loader)
+    assert ("continues at epoch 2, step 8, with another model" in caplog.text) == (not same)
+
+
 def test_a_second_fit_that_has_nothing_left_to_do_says_so(
     regression: Any, loader: Any, make_trainer: Any, caplog: Any
 ) -> None:
@@ -567,7 +581,7 @@ def test_a_second_fit_that_has_nothing_left_to_do_says_so(
     with caplog.at_level("INFO", logger="drivetrain"):
         trainer.fit(model, loader)
     assert trainer.global_step == 8
-    assert "Nothing to train: 2 of 2 epochs" in caplog.text
+    assert "Nothing to train: 2 of 2 epochs are done. To train on, raise these limits; to train" in caplog.text
 
 
 def test_a_loader_that_breaks_its_promise_is_named(regression: Any, make_trainer: Any) -> None:

@@ -142,6 +142,12 @@ def test_something_else_is_refused(path: Path, content: Any, message: str) -> No
         Unsaved.load_from_checkpoint(path, hidden=3)
 
 
+def test_the_base_class_asks_for_the_class_that_was_trained(path: Path) -> None:
+    saved(path, Model(3))
+    with pytest.raises(CheckpointError, match="(?s)fit LightningModule.*on the class that was trained"):
+        LightningModule.load_from_checkpoint(path)
+
+
 def test_a_class_without_arguments_and_hyperparameters_from_elsewhere(path: Path) -> None:
     class NoInit(LightningModule):
         pass

@@ -83,6 +83,17 @@ def fitted(make_trainer: Any, data: Any, logger: Any, *callbacks: Any) -> Path:
     return Path(logger.log_dir)
 
 
+@pytest.mark.parametrize("metrics", [{}, {"hp_metric": 0.5}])
+def test_the_placeholder_of_tensorboards_page_of_hyperparameters_is_no_value(
+    make_trainer: Any, data: Any, tmp_path: Path, metrics: dict[str, float]
+) -> None:
+    logger = TensorBoardLogger(tmp_path, "", "run")
+    logger.log_hyperparams({"lr": 0.1}, metrics or None)
+    curves = read(str(fitted(make_trainer, data, logger))).curves
+    assert "val_loss" in curves
+    assert ("hp_metric" in curves) == bool(metrics)
+
+
 @pytest.mark.parametrize("kind", [CSVLogger, TensorBoardLogger])
 def test_values_record_and_ledger_of_a_fit_are_read(make_trainer: Any, data: Any, tmp_path: Path, kind: Any) -> None:
     folder = fitted(make_trainer, data, kind(tmp_path, "", "run"), ModelCheckpoint(), GoodputMonitor())

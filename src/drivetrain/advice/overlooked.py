@@ -47,6 +47,16 @@ def warn_of_used_callbacks(trainer: Any, module: TrainableModule, base: type) ->
             )
 
 
+def tell_of_used_trainer(trainer: Any, module: TrainableModule) -> None:
+    """Log that a fit continues the counters of an earlier one, which had another model: a cell that ran again."""
+    progress, earlier = trainer.progress, trainer.lightning_module
+    if progress.global_step and earlier is not None and earlier is not module:
+        rank_zero_info(
+            f"This Trainer continues at epoch {progress.current_epoch}, step {progress.global_step}, with another "
+            "model than before. To train it from the beginning, make a new Trainer."
+        )
+
+
 def warn_of_the_overlooked(module: TrainableModule, settings: Settings) -> None:
     """Warn about settings that would have no effect in a fit of ``module``."""
     for name in vars(module):

@@ -28,6 +28,7 @@ class LimitsWatch:
             f"Nothing to train: {' and '.join(done) or f'{progress.global_step} steps'} are done."
             + (" limit_train_batches is 0." if limits.train_batches == 0 else "")
             + (" A request to stop is in force." if progress.should_stop else "")
+            + (" To train on, raise these limits; to train from the beginning, make a new Trainer." if done else "")
         )
 
     def on_train_start(self) -> None:

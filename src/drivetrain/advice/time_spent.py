@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from drivetrain.base import notebook
+
 PARTS = (
     "start", "restart", "fetch", "move", "forward", "backward", "optimizer", "hooks", "log", "checkpoint", "validation",
 )  # fmt: skip
@@ -37,7 +39,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class TimeSpent:
-    """Where the wall time of a fit went; ``print`` shows it as a table, with the verdict first.
+    """Where the wall time of a fit went; ``print`` and notebooks show it as a table, verdict first.
 
     Attributes:
         seconds: the seconds of each part, in the order of :data:`PARTS`. "start": until the first batch, with the
@@ -54,5 +56,12 @@ class TimeSpent:
     verdict: Verdict | None = None
 
     def __str__(self) -> str:
-        rows = [f"{name:<12}{value:10.1f} s {value / (self.wall_s or 1):7.1%}" for name, value in self.seconds.items()]
+        rows = [f"{name:<12}{took:>12} {share:>7}" for name, took, share in self._rows()]
         return "\n".join([*([str(self.verdict)] if self.verdict else []), *rows])
+
+    def _repr_html_(self) -> str:
+        return notebook.table([(self.verdict,)] if self.verdict else []) + notebook.table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        whole = self.wall_s or 1
+        return [(name, f"{value:.1f} s", f"{value / whole:.1%}") for name, value in self.seconds.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from base64 import b64encode
 from io import BytesIO
@@ -37,7 +38,7 @@ class LivePlot(Callback):
         if every_s < 0:
             raise wrong_value("LivePlot", "every_s", every_s, "0 or more seconds", "every_s=10")
         self.names, self.every_s = names, every_s
-        self._due_s = 0.0
+        self._due_s = math.inf  # outside of a fit
         self._output: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -61,10 +62,13 @@ class LivePlot(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the last values."""
         self._draw(trainer, last=True)
+        self._due_s = math.inf
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Draw the last values."""
-        self._draw(trainer)
+        """Draw the last values, if the exception ends a fit."""
+        if self._due_s < math.inf:
+            self._draw(trainer)
+            self._due_s = math.inf
 
     def _draw(self, trainer: Trainer, last: bool = False) -> None:
         if not notebook.can_display():

@@ -420,9 +420,12 @@ def arranged(given: Any, start: str) -> Any:
         ConfigurationError: a loader is not iterable, or another object is in its place.
     """
     if isinstance(given, Tensor) or hasattr(given, "__array__"):
+        samples = "samples"
+        if hasattr(given, "to_numpy"):  # of pandas or Polars: indexed by column
+            samples = "TensorDataset(torch.tensor(table.to_numpy(), dtype=torch.float32))"
         raise ConfigurationError(
             f"{start} {described(given)}, which is no loader. For one batch, write [batch]; for samples, "
-            "DataLoader(samples, batch_size=32)."
+            f"DataLoader({samples}, batch_size=32)."
         )
     if not isinstance(given, (list, tuple, Mapping)):
         check_iterable(given, start)

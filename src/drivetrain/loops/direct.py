@@ -83,7 +83,8 @@ def bind(run: Run, optimizer: Optimizer) -> Calls | None:
     """
     reason = _reason(run, optimizer)
     choice = "public calls" if reason else "direct calls"
-    why = reason or f"nothing overrides or watches them, and a toy trained with {_name(optimizer)} both ways was equal"
+    equal = f"a small model, trained with {_name(optimizer)} both ways, had equal weights"
+    why = reason or f"no code overrides or watches zero_grad, backward and step, and {equal}"
     if _show(run, Decision("step", choice, why)):
         log.debug("A step makes %s of zero_grad, backward and step, because %s", choice, why)
     wanted = run.settings.optimizer_kernels

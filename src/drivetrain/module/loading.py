@@ -290,7 +290,7 @@ def _cure_of_misfit(cls: type, arguments: Mapping[str, Any], saved: Mapping[str,
     """
     parameters = list(_parameters_of(cls)[0])
     if not parameters:
-        return "Build the module as it was trained"
+        return "Call load_from_checkpoint on the class that was trained, and build the module as it was trained"
     example = f"{cls.__name__}.load_from_checkpoint(path, {parameters[0]}=...)"
     if saved:
         given = ", ".join(f"{name}={shown(value)}" for name, value in arguments.items())

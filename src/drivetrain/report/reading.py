@@ -140,6 +140,8 @@ def _read_curves(run: Run) -> None:
         return
     except Exception as error:  # a damaged file may raise anything in the package that reads it
         run.notes.append(f"The values in {run.source or _TABLE} cannot be read: {error}.")
+    if {y for _, y in run.curves.get("hp_metric", ())} == {-1.0}:
+        del run.curves["hp_metric"]  # TensorBoardLogger's placeholder
     if not run.curves:
         run.notes.append(
             'There are no logged values here. Log some with self.log, and pass Trainer(logger="csv") or '

@@ -76,7 +76,7 @@ def curves(runs: list[Run]) -> str:
     kinds: dict[str, list[tuple[str, int, Any]]] = defaultdict(list)
     for index, run in enumerate(runs):
         for name, points in run.curves.items():
-            if not _is_no_metric(name, points):
+            if name != "epoch":
                 kinds[kind_of(name)].append((name, index, points))
     resumed = {number(each.get("first_step")) or 0.0 for run in runs for each in run.attempts[1:]}
     count = sum(len(found) for found in kinds.values())
@@ -97,17 +97,12 @@ def curves(runs: list[Run]) -> str:
     return section("Curves", f"<div class=charts>{shown}</div>{notes}")
 
 
-def _is_no_metric(name: str, points: Any) -> bool:
-    """Whether a curve is the epoch, or TensorBoard's ``hp_metric`` without a value of the program."""
-    return name == "epoch" or (name == "hp_metric" and {y for _, y in points} == {-1.0})
-
-
 def values(run: Run) -> str:
     """Return the table of each curve's last, lowest and highest value."""
     lines = [
         (name, f"{v['last']:.4g}", *(f"{v[which]:.4g} at step {v[f'{which}_at']:g}" for which in ("lowest", "highest")))
         for name, v in summary(run).items()
-        if not _is_no_metric(name, run.curves[name])
+        if name != "epoch"
     ]
     return section("Values", table(("name", "last", "lowest", "highest"), lines)) if lines else ""
 

@@ -408,6 +408,7 @@ class Trainer(TrainerView):
             overlooked.warn_of_the_overlooked(model, self.settings)
             if ckpt_path is None:  # otherwise the states of the evaluation loaders come from the checkpoint
                 overlooked.warn_of_used_callbacks(self, model, Callback)
+                overlooked.tell_of_used_trainer(self, model)
         if not is_own_class(type(precision := self.strategy.precision_plugin)):
             precision_checks.check_precision(precision, [model, *self.callbacks], fn, self.settings)
         if fn is TrainerFn.FITTING or not self._program:
