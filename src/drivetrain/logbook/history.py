@@ -33,8 +33,8 @@ def why_missing() -> str:
     if rank := rank_from_environ():
         return f"This is rank {rank}, and only rank 0 has the history: read it where trainer.is_global_zero is true."
     return (
-        "Values per step are recorded every log_every_n_steps optimizer steps, by default 50, so a shorter fit has none: "
-        "write Trainer(log_every_n_steps=1)."
+        "Values per step are recorded every log_every_n_steps optimizer steps, by default 50, so a shorter fit has "
+        "none: write Trainer(log_every_n_steps=1)."
     )
 
 
