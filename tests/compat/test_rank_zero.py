@@ -69,6 +69,15 @@ def test_lines_of_the_log_take_arguments(caplog: pytest.LogCaptureFixture) -> No
     assert [(record.levelname, record.message) for record in caplog.records] == [("INFO", "a 1"), ("DEBUG", "b 2")]
 
 
+@pytest.mark.parametrize("has_handler", [False, True])
+def test_lines_are_seen_in_a_program_that_has_set_up_no_logging(
+    has_handler: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()] if has_handler else [])
+    rank_zero_info("trained for %s epochs, 100 %%", 3)
+    assert capsys.readouterr().err == ("" if has_handler else "trained for 3 epochs, 100 %\n")
+
+
 def test_deprecations_have_a_category_of_their_own() -> None:
     with pytest.warns(LightningDeprecationWarning, match="old"):
         rank_zero_deprecation("old", stacklevel=3)

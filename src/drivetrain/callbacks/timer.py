@@ -72,7 +72,11 @@ class Timer(Callback):
         return self._ends.get(_name(stage))
 
     def time_elapsed(self, stage: str = "train") -> float:
-        """Return the seconds of ``stage`` so far, including the runs that this one resumes."""
+        """Return the seconds of a stage so far, including the runs that this one resumes.
+
+        Args:
+            stage: "train", "validate", "test" or "predict".
+        """
         name = _name(stage)
         begin = self._starts.get(name)
         if begin is None:

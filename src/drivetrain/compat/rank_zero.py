@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from drivetrain.base.rank_zero import _RANK_VARIABLES as RANK_VARIABLES
-from drivetrain.base.rank_zero import LightningDeprecationWarning, log, rank_from_environ, rank_zero_warn
+from drivetrain.base.rank_zero import LightningDeprecationWarning, any_rank_info, log, rank_from_environ, rank_zero_warn
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,8 +56,11 @@ def rank_zero_debug(message: object, *args: Any, stacklevel: int = 4, **kwargs: 
 
 @rank_zero_only
 def rank_zero_info(message: object, *args: Any, stacklevel: int = 4, **kwargs: Any) -> None:
-    """Log ``message % args`` at INFO on the logger named "drivetrain"."""
-    log.info(message, *args, **kwargs)
+    """Log ``message % args`` at INFO on the logger named "drivetrain"; without a handler, write it to stderr."""
+    if log.hasHandlers():
+        log.info(message, *args, **kwargs)
+    else:
+        any_rank_info(str(message) % args if args else str(message))
 
 
 def rank_zero_deprecation(message: str, stacklevel: int | None = None, **_: Any) -> None:

@@ -66,8 +66,8 @@ class TrainableModule(DataHooks, ModelHooks, nn.Module):
         """Return the optimizers and schedulers. The parameters are already on the device.
 
         Returns:
-            An optimizer; ``[optimizer]``; ``([optimizer], [schedulers])``; a dictionary with "optimizer" and optionally
-            "lr_scheduler" (a scheduler, or a dictionary with the fields of
+            An optimizer; a list of optimizers; ``([optimizers], [schedulers])``; a dictionary, or one for each
+            optimizer, with "optimizer" and optionally "lr_scheduler" (a scheduler, or a dictionary with the fields of
             :class:`~drivetrain.module.optimizers.LRSchedulerConfig`) and "monitor"; or ``None`` to train without an
             optimizer.
         """
