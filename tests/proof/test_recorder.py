@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +231,13 @@ def test_a_kill_ends_the_job_and_no_other_process_of_the_one_that_has_started_it
     pid = int(job.stdout.readline())
     assert job.wait(60) == -signal.SIGKILL
     assert job.stdout.read() == ""  # the process below held the other end, and has ended
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    with suppress(psutil.NoSuchProcess):
+        below_it = psutil.Process(pid)
+        while below_it.status() not in (
+            psutil.STATUS_ZOMBIE,
+            psutil.STATUS_DEAD,
+        ):  # its files are closed a little before
+            time.sleep(0.01)
     assert other.poll() is None
     other.communicate(b"\n")
     job.stdin.close()
