@@ -47,7 +47,7 @@ def test_killed_at_random_it_ends_with_the_weights_of_a_run_that_was_not(
     programs: Any, tmp_path: Path, long_form: bool, seed: int
 ) -> None:
     """The long form is a soak of minutes with a kill each five seconds on average."""
-    steps, mean_s, kills = (20_000, 5.0, 10**6) if long_form else (500, -0.2, 3)
+    steps, mean_s, kills = (20_000, 5.0, 10**6) if long_form else (2000, -0.1, 3)
     killed, whole = soaked(
         programs, (tmp_path / "killed", steps, mean_s, kills, seed), (tmp_path / "whole", steps, 1.0, 0, 1)
     )
