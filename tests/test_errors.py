@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -89,8 +90,12 @@ def test_a_value_of_the_wrong_kind_is_described(value: Any, text: str) -> None:
     assert described(value) == text
 
 
-def test_a_value_is_shown_without_its_address() -> None:
+def test_a_value_is_shown_without_its_address_and_module() -> None:
+    class Local:
+        pass
+
     assert shown(object()) == "<object object>"
+    assert shown([Fraction(1), Local(), Fraction]) == "[Fraction(1, 1), <Local object>, <class 'fractions.Fraction'>]"
     assert described(test_one_root_catches_everything) == "a function: <function test_one_root_catches_everything>"
     assert shown("at 0 x, and 0x12") == "'at 0 x, and 0x12'"
 

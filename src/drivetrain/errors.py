@@ -44,6 +44,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_MODULE = re.compile(r"<(?:[\w<>]+\.)+(?=\w+ object>)")
 _LONGEST_REPR = 100  # characters; the text of a model would otherwise fill pages
 
 
@@ -194,8 +195,10 @@ def number_of(number: object, what: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return ``repr(value)`` for a message: in one line, without memory addresses, and shortened if it is long."""
-    text = _ADDRESS.sub("", " ".join(repr(value).split()))
+    """Return ``repr(value)`` for a message: in one line, shortened if it is long, without memory addresses and without
+    the modules of objects, ``<Timer object>``.
+    """
+    text = _MODULE.sub("<", _ADDRESS.sub("", " ".join(repr(value).split())))
     return text if len(text) <= _LONGEST_REPR else f"{text[: _LONGEST_REPR - 3]}..."
 
 
