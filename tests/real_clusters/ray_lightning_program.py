@@ -85,7 +85,7 @@ def main() -> None:
         (folder / "go").touch()
 
     threading.Thread(target=wait, daemon=True).start()
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     result = TorchTrainer(
         train_func,
         train_loop_config={"folder": str(folder)},

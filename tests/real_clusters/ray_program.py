@@ -191,7 +191,7 @@ def devices() -> Any:
 
 def on_a_cluster_with_devices() -> Any:
     """It believes to have four of them; one is taken."""
-    ray.init(num_cpus=4, num_gpus=4, include_dashboard=False, object_store_memory=STORE_BYTES)
+    ray.init(address="local", num_cpus=4, num_gpus=4, include_dashboard=False, object_store_memory=STORE_BYTES)
     other = ray.remote(num_gpus=1)(Value).remote(None)
     ray.get(other.__ray_ready__.remote())
     os.environ["CUDA_VISIBLE_DEVICES"] = "9"  # of this process
@@ -225,7 +225,7 @@ def main() -> None:
     if "two" in sys.argv:
         torch.save(two_machines(), sys.argv[1])
         return
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=STORE_BYTES)
+    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=STORE_BYTES)
     cases = {name.removeprefix("case_"): case for name, case in globals().items() if name.startswith("case_")}
     found = {}
     for name, case in cases.items():

@@ -51,7 +51,7 @@ def check(settings: dict[str, str]) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     TorchTrainer(
         check,
         train_loop_config={"folder": str(folder), "strategy": sys.argv[2]},
