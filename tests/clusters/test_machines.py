@@ -139,7 +139,7 @@ def test_a_trainjob_of_kubeflow_starts_torchrun() -> None:
 
 def test_a_cluster_of_this_kind_must_know_its_number_of_machines() -> None:
     with pytest.raises(TypeError, match="num_nodes"):
-        MachinesEnvironment({})  # type: ignore[abstract]
+        MachinesEnvironment({})  # type: ignore[abstract]  # which is tested
 
 
 def test_the_main_node_of_aws_batch_is_the_first_whatever_its_index() -> None:

@@ -80,7 +80,7 @@ class RayTrain:
 def ray_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RayTrain:
     (tmp_path / "storage").mkdir()
     made = RayTrain(tmp_path / "storage")
-    monkeypatch.setitem(sys.modules, "ray.train", made)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ray.train", made)  # type: ignore[arg-type]  # a stand-in
     for name, value in WORKER.items():
         monkeypatch.setenv(name, value)
     start_again(monkeypatch)
@@ -330,7 +330,7 @@ def reporting() -> RayTrainReportCallback:
 
 def reported_by(ray_train: RayTrain, path: str, rank: int, local_rank: int, *seen: str) -> list[str]:
     callback = reporting()
-    callback._report(Rank(rank, local_rank, [Path(name) for name in seen]), path, 4)  # type: ignore[arg-type]
+    callback._report(Rank(rank, local_rank, [Path(name) for name in seen]), path, 4)  # type: ignore[arg-type]  # a stand-in
     [(_, kept)] = ray_train.reports
     ray_train.reports.clear()
     assert kept is not None
@@ -366,10 +366,10 @@ def test_of_a_checkpoint_at_an_address_only_the_address_is_reported(ray_train: R
     address = "s3://bucket/run/m.ckpt"
     callback = reporting()
     callback._saved[4] = {"epoch": 0}
-    callback._report(Rank(0, 0, []), address, 4)  # type: ignore[arg-type]
+    callback._report(Rank(0, 0, []), address, 4)  # type: ignore[arg-type]  # a stand-in
     [(metrics, kept)] = ray_train.reports
     assert metrics == {"epoch": 0, "step": 4}
     assert kept is not None
     assert os.listdir(kept.folder) == ["drivetrain.json"]
     ray_train.newest = kept
-    assert callback.own_checkpoint(None) == address  # type: ignore[arg-type]
+    assert callback.own_checkpoint(None) == address  # type: ignore[arg-type]  # a stand-in
