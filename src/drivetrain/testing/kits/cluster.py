@@ -188,10 +188,3 @@ def it_can_be_torn_down(part: Part) -> None:
         _answers(environment)
         environment.teardown()
         environment.teardown()
-
-
-CHECKS = (
-    answers_have_their_types, each_rank_is_there_once, local_ranks_count_from_zero, all_ranks_meet_at_one_place,
-    answers_stay_the_same, the_numbers_of_the_first_process_are_kept, other_settings_are_refused,
-    it_is_detected_only_where_it_is, it_can_be_torn_down,
-)  # fmt: skip
