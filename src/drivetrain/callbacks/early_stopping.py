@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,13 +14,9 @@ from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import COUNT, Form, WrongForm, entry, expect, number
 from drivetrain.base.spelling import warn_if_misspelt
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.callbacks._checkpoint_arguments import acts_at_epoch_end, mode_or_default, not_logged
 from drivetrain.errors import NotLoggedError, arguments_checked, check_count, is_number, number_of, shown, wrong_value
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 _COUNTS = ("wait_count", "stopped_epoch", "patience")
 _CRITERIA = ("patience", "min_delta", "stopping_threshold", "divergence_threshold", "check_finite")

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, RunError, is_count, wrong_value
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 
 class GradientAccumulationScheduler(Callback):

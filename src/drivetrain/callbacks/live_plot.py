@@ -6,16 +6,12 @@ import math
 import time
 from base64 import b64encode
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base import notebook
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import UnknownNameError, check_installed, wrong_value
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 
 class LivePlot(Callback):

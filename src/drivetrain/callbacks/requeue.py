@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.callbacks._checkpoint_files import save_new
 from drivetrain.checkpoints.io import wait_for
 from drivetrain.clusters.environment import ClusterEnvironment
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from drivetrain.loops.stop import Stop
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 
 class Requeue(Callback):

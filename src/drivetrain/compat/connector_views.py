@@ -14,7 +14,7 @@ from drivetrain.base import files
 from drivetrain.base.introspect import overrides, reads
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import Entry
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, Trainer
 from drivetrain.errors import ConfigurationError, NotSupportedError, shown
 from drivetrain.logbook.entry import Logged
 from drivetrain.logbook.logbook import Logbook
@@ -26,7 +26,6 @@ from drivetrain.trainer import attach, checkpoint, weights
 if TYPE_CHECKING:
     from drivetrain.plan import Plan
     from drivetrain.settings import Settings
-    from drivetrain.trainer.trainer import Trainer
 
 
 class AcceleratorView:

@@ -5,20 +5,17 @@ There are no loop objects: these are views over :class:`~drivetrain.loops.progre
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from drivetrain.base.files import encodable
 from drivetrain.base.introspect import reads
+from drivetrain.callback import Trainer
 from drivetrain.compat import connector_views
 from drivetrain.errors import NotSupportedError
 from drivetrain.loops.progress import RunningStage
 from drivetrain.loops.results import results_table
-
-if TYPE_CHECKING:
-    from drivetrain.trainer.trainer import Trainer
-
 
 _LOOP_METHODS = (
     "run", "reset", "setup_data", "on_run_start", "on_run_end", "teardown", "_evaluation_step", "_on_evaluation_start",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 from drivetrain.base.seed import isolate_rng
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule
 from drivetrain.errors import ConfigurationError, WrongTypeError, check_choice, described
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.progress import Progress
@@ -21,7 +21,6 @@ from drivetrain.tuner.trial import OF_RUN
 
 if TYPE_CHECKING:
     from drivetrain.module.datamodule import LightningDataModule
-    from drivetrain.module.module import LightningModule
 
 Method = Literal["fit", "validate", "test", "predict"]
 
