@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import overrides, reads
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import COUNT, Form, WrongForm, entry, expect, number
 from drivetrain.base.spelling import warn_if_misspelt
@@ -207,13 +207,9 @@ class EarlyStopping(Callback):
         """Whether to skip the check. Programs override it despite its private name."""
         return trainer.sanity_checking or trainer.progress.fn != "fit"
 
-    @property
-    def _check_on_train_epoch_end(self) -> bool | None:  # public to libraries, which read and set this name
-        return self.check_on_train_epoch_end
-
-    @_check_on_train_epoch_end.setter
-    def _check_on_train_epoch_end(self, value: bool | None) -> None:
-        self.check_on_train_epoch_end = value
+    _check_on_train_epoch_end: bool | None = reads(
+        "check_on_train_epoch_end", "Public to libraries, which read and set this name.", writable=True
+    )
 
     def _run_early_stopping_check(self, trainer: Trainer) -> None:
         """Check the metric, and request the stop if the criteria are met. Programs call it under this private name."""

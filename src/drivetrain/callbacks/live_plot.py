@@ -51,9 +51,7 @@ class LivePlot(Callback):
         if time.monotonic() >= self._due_s:
             self._draw(trainer)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw if it is due, because there are new values."""
-        self.on_train_batch_end(trainer, pl_module)
+    on_validation_end = on_train_batch_end  # there are new values
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the last values."""

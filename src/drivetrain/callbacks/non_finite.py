@@ -62,11 +62,10 @@ class TerminateOnNaN(Callback):
             "has changed no weight. Lower the learning rate, clip gradients, or leave the batch out. [DT1017]"
         )
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_: Any, **more: Any) -> None:
         self._batch = None
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._batch = None
+    on_exception = on_train_batch_end
 
 
 def _cause(trainer: Any, module: Any, batch: Any, batch_idx: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base import files
 from drivetrain.base.introspect import overrides, reads
@@ -20,12 +20,10 @@ from drivetrain.logbook.entry import Logged
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.loaders import LOADER_HOOKS
 from drivetrain.module.hooks import DataHooks
+from drivetrain.plan import Plan
+from drivetrain.settings import Settings
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import attach, checkpoint, weights
-
-if TYPE_CHECKING:
-    from drivetrain.plan import Plan
-    from drivetrain.settings import Settings
 
 
 class AcceleratorView:
