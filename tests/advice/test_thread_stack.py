@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from drivetrain.advice import thread_stack
-from drivetrain.advice.thread_stack import ThreadStack
+from drivetrain.advice.sampler import ThreadStack
 
 
 def innermost(depth: int, waits: Callable[[], object]) -> None:

@@ -14,7 +14,7 @@ from drivetrain.base.introspect import reads
 from drivetrain.compat import connector_views
 from drivetrain.errors import NotSupportedError
 from drivetrain.loops.progress import RunningStage
-from drivetrain.loops.results import results_table
+from drivetrain.trainer.telling import results_table
 
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer

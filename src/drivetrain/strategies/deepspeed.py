@@ -28,7 +28,7 @@ from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError, MissingPackageError
 from drivetrain.precision.precision import ClipAlgorithm, Precision
-from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_scaler, _deepspeed_state
+from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_state
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.step_parts import OwnStep, StepParts
 from drivetrain.strategies.strategy import StrategyRegistry
@@ -240,7 +240,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         )
         self.model, self._trained = self._engine, set(map(id, trained))
         if fitting:
-            _deepspeed_scaler.hand_over(self.precision_plugin, self._engine.optimizer)
+            _deepspeed_optimizers.hand_over(self.precision_plugin, self._engine.optimizer)
         if fitting and optimizer is None:
             made = self._engine.basic_optimizer
             groups = [{**group, "params": trained} for group in made.param_groups]
@@ -255,7 +255,7 @@ class DeepSpeedStrategy(ParallelStrategy):
             engine.destroy()
 
     def teardown(self) -> None:
-        _deepspeed_scaler.take_back(self.precision_plugin)
+        _deepspeed_optimizers.take_back(self.precision_plugin)
         try:
             self._tear_down()
         finally:
