@@ -1,4 +1,4 @@
-"""What a fit logs and returns as a loss: steps that return none, trials that would never end, and values that no logger gets."""
+"""Steps that return no loss, trials that would never end, and logged values that are nan or that no logger gets."""
 
 from __future__ import annotations
 

@@ -135,17 +135,17 @@ class UnknownNames:  # importlib.abc, with the base class, is slow to import
         package, _, name = fullname.rpartition(".")
         if package not in _offered or name.startswith("_"):
             return
-        from drivetrain.base.missing import is_known_to_be_missing
+        from drivetrain.base.compat_door import names_elsewhere
         from drivetrain.errors import closest
 
-        if is_known_to_be_missing(package, name) or closest(name, _offered[package]) is not None:
+        if names_elsewhere().is_known_to_be_missing(package, name) or closest(name, _offered[package]) is not None:
             # Without a ``name``: importlib drops an error that has the module's full name.
             raise ModuleNotFoundError(_message(f"cannot import name {name!r} from {package!r}", package, name))
 
 
 def _message(start: str, package: str, name: str) -> str:
-    from drivetrain.base.missing import why_missing
+    from drivetrain.base.compat_door import names_elsewhere
     from drivetrain.errors import did_you_mean
 
-    why = why_missing(package, name)
+    why = names_elsewhere().why_missing(package, name)
     return f"{start}. {did_you_mean(name, _offered[package])}" if why is None else f"{start}: {why}"

@@ -8,7 +8,7 @@ of Lightning 2.6, including private ones that subclasses override; for strategie
 from __future__ import annotations
 
 from drivetrain.base.introspect import is_own_class
-from drivetrain.base.members import Members, warn_once
+from drivetrain.compat.overrides import Members, warn_once
 
 _WRAP = "Override setup_module(module), which returns the module that is called."
 _OPTIMIZERS = "Override setup_optimizers(trainer), or wrap the optimizers in setup(trainer)."

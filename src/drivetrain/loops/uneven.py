@@ -1,4 +1,4 @@
-"""The same number of batches on all ranks, from loaders of different lengths: see [Note: uneven ends] in data/samplers.py."""
+"""As many batches on each rank, from loaders of different lengths: see [Note: uneven ends] in data/samplers.py."""
 
 from __future__ import annotations
 

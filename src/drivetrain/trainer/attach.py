@@ -12,7 +12,7 @@ import torch
 
 from drivetrain.advice import overlooked
 from drivetrain.base import configs
-from drivetrain.base.compat_door import field_members
+from drivetrain.base.compat_door import check_part, field_members
 from drivetrain.base.introspect import (
     check_base_init,
     defined_by_user,
@@ -145,7 +145,7 @@ def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
     found = [named(each, root_dir) if isinstance(each, str) and each in registry else each for each in found]
     for logger in found:
         if isinstance(logger, contract) and not is_own_class(type(logger)):
-            load("drivetrain.base.members:check_members")(type(logger))
+            check_part(type(logger))
             check_base_init(logger)
         if not isinstance(logger, contract):
             cure = "Pass a drivetrain.loggers.Logger, a list of them, True or False."

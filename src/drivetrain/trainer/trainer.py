@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.compat_door import translated
 from drivetrain.base.compiled import compiled_in_place, context_of
 from drivetrain.base.files import spelled
 from drivetrain.base.introspect import is_own_class, overrides
@@ -61,7 +62,7 @@ with on_first_use:
     from drivetrain.advice import error_notes, overlooked
     from drivetrain.base import configs, notebook
     from drivetrain.loops import stop
-    from drivetrain.trainer import attach, checkpoint, compiling, foreign, last, life, precision_checks, switches
+    from drivetrain.trainer import attach, checkpoint, compiling, last, life, precision_checks, switches
     from drivetrain.trainer import job as jobs
     from drivetrain.trainer import shown as told
 
@@ -82,7 +83,7 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
         arguments: Any = complete(kwargs)
         values = (arguments.get("accelerator"), arguments.get("strategy"), *_listed(arguments.get("plugins")))
         if any(hasattr(value, "as_settings") for value in values):
-            arguments = foreign.translated(arguments)
+            arguments = translated(arguments)
         init(*args, **arguments)
 
     return complete_and_init

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import drivetrain
-from drivetrain.base.missing import MISSING, why_missing
 from drivetrain.compat import finder, table
+from drivetrain.compat.missing import MISSING, why_missing
 from drivetrain.compat.table import LATEST, Table
 
 _LEGACY = "drivetrain.legacy."
