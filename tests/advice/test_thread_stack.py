@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from drivetrain.advice import thread_stack
+from drivetrain.advice import sampler
 from drivetrain.advice.sampler import ThreadStack
 
 
@@ -72,7 +72,7 @@ def test_frames_that_no_pipe_holds_are_read_from_a_file(
     waiting: Callable[[int], Waiting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack = ThreadStack(waiting(40).ident or 0)
-    monkeypatch.setattr(thread_stack, "_PIPE_HOLDS", 4096 + 100)
+    monkeypatch.setattr(sampler, "_PIPE_HOLDS", 4096 + 100)
     assert of_this_file(stack) == ["größe", *["innermost"] * 41, "run"]
     stack.close()
 
