@@ -59,7 +59,7 @@ def test_the_frames_of_a_thread_are_read_innermost_first(
     waiting: Callable[[int], Waiting], monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(thread_stack.os, "name", system)
+        patch.setattr(sampler.os, "name", system)
         first, second = (ThreadStack(waiting(depth).ident or 0) for depth in (3, 1))
     for _ in range(2):
         assert of_this_file(first) == ["größe", *["innermost"] * 4, "run"]

@@ -6,7 +6,6 @@ import argparse
 import copy
 import dataclasses
 import inspect
-import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +15,8 @@ from typing import Any
 from torch import nn
 
 from drivetrain import parity
+from drivetrain.base.configs import as_plain, is_config
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean
 
 # The value that the generated __init__ of a @dataclass gets for an argument with a default factory.
@@ -188,11 +187,6 @@ class HyperparametersMixin:
         return _snapshot(self.__dict__.get("_hparams_initial", {}))
 
 
-def is_config(value: Any) -> bool:
-    """Return whether ``value`` is a configuration of OmegaConf."""
-    return "omegaconf" in sys.modules and bool(load("drivetrain.base.configs:is_config")(value))
-
-
 @contextmanager
 def described_hyperparameters(cls: type, values: dict[str, Any]) -> Iterator[None]:
     """Context in which a new object of ``cls`` saves ``values`` as its hyperparameters."""
@@ -252,7 +246,7 @@ def _items(*args: Any) -> dict[str, Any]:
     obj = args[0]
     if len(args) == 1:
         if is_config(obj) and isinstance(obj, Mapping):
-            return dict(load("drivetrain.base.configs:as_plain")(obj))
+            return dict(as_plain(obj))
         if isinstance(obj, Mapping):
             return dict(obj)
         if isinstance(obj, (argparse.Namespace, types.SimpleNamespace)):

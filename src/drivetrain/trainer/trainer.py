@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import signal
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -176,7 +175,7 @@ class Trainer(TrainerView):
         replay_every: int | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
-        self.settings = Settings(**_without_configs(arguments))
+        self.settings = Settings(**configs.without_configs(arguments))
         plan = resolve(self.settings)
         if (verbs := plan.strategy_class.facts.engine_verbs) is not None:
             verbs.refuse_trainer(plan.strategy_class)
@@ -482,11 +481,3 @@ class Trainer(TrainerView):
     def __getstate__(self) -> dict[str, Any]:
         # a pickled Trainer begins a run of its own in the other process
         return {**self.__dict__, "_run_parts": None, "_hooks": None}
-
-
-def _without_configs(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return ``arguments`` with OmegaConf's configurations converted to plain data."""
-    if "omegaconf" not in sys.modules:
-        return arguments
-
-    return configs.without_configs(arguments)
