@@ -57,6 +57,7 @@ TESTS_OF = {
     "compat/fabric_deepspeed.py": "extras/test_deepspeed_fabric.py",
     "compat/fabric_loggers.py": "familiar/test_engine.py",
     "compat/fabric_xla.py": "xla/test_fabric.py",
+    "compat/former_hooks.py": "test_bad_input.py compat/test_deprecated.py",
     "compat/installing.py": "compat/test_install.py",
     "compat/loop_views.py": "familiar/test_training.py trainer/test_properties.py",
     "compat/served.py": "compat/test_public_names.py",

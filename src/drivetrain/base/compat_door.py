@@ -47,6 +47,11 @@ def field_members() -> ModuleType:
     return importlib.import_module("drivetrain.compat.members")
 
 
+def former_hooks() -> ModuleType:
+    """Return :mod:`drivetrain.compat.former_hooks`: hooks that are called no longer, and what does their work."""
+    return importlib.import_module("drivetrain.compat.former_hooks")
+
+
 def names_elsewhere() -> ModuleType:
     """Return :mod:`drivetrain.compat.missing`: names of other libraries, and what to write here instead."""
     return importlib.import_module("drivetrain.compat.missing")

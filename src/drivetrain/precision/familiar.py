@@ -60,8 +60,7 @@ class Familiar:
         """Give the class its names: ``precision_registry.register("name", cls, description="...")``.
 
         Python calls it once, when a subclass that defines it is defined, so no other line is needed. Further arguments
-        of
-        ``register`` are arguments of the constructor.
+        of ``register`` are arguments of the constructor.
         """
 
     @property
