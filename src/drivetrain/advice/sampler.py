@@ -259,7 +259,7 @@ _THREAD = re.compile(r"(?:Current t|T)hread 0x([0-9a-f]+).*\n")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")  # letters that are not ASCII
 
-_PIPE_HOLDS = 65_536  # bytes that wait in a pipe; of more, the rest is lost
+_PIPE_HOLDS = 65_536  # bytes: a pipe that is full loses what is written then
 
 
 class ThreadStack:

@@ -1,4 +1,6 @@
-"""Warnings about optimizers and schedulers that never or too often step, and about limits that a fit never reaches."""
+"""Warnings about optimizers and schedulers that never step, or step too often, and about limits that a fit never
+reaches.
+"""
 
 from __future__ import annotations
 

@@ -264,8 +264,8 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def time_spent(self) -> TimeSpent | None:
-        """Where the wall time of the fit that runs, or else of the last one, went, and why it was slow; ``None`` before
-        the first fit, and with ``barebones=True``. On each rank it is that rank's time; rank 0 compares the ranks. The
+        """How the running fit, or else the last one, has spent its wall time, and why it was slow; ``None`` before the
+        first fit, and with ``barebones=True``. On each rank it is that rank's time; rank 0 compares the ranks. The
         processes that a strategy such as "ddp_fork" starts return it, and :attr:`history`, only if all of them finish.
         """
         return self._time_spent if self._sampler is None else self._sampler.time_spent()
