@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_method
+from drivetrain.base.introspect import reads
 from drivetrain.base.packages import deepspeed
 from drivetrain.base.restoring import load_states
 from drivetrain.checkpoints.io import CheckpointIO
@@ -128,10 +129,7 @@ class DeepSpeedStrategy(ParallelStrategy):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_engine": None, "_trained": set(), "_kept": None}
 
-    @property
-    def deepspeed_engine(self) -> Any:
-        """DeepSpeed's engine of the current or last run; ``None`` before, and if none was needed."""
-        return self._engine
+    deepspeed_engine: Any = reads("_engine", "DeepSpeed's engine of the current or last run; ``None`` before.")
 
     def agreed_options(self) -> dict[str, Any]:
         return {**super().agreed_options(), "config": json.dumps({**self.config, **self._options}, default=str)}
