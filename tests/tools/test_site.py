@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import drivetrain
+from drivetrain.base.lazy import public_modules
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -39,7 +39,7 @@ def repository(tmp_path: Path) -> Path:
         "docs/a.md": "# Begin\n\n```text\n[no link](gone.md)\n```\n\nSee [the example](../examples/a.py#L3).\n",
         "docs/site.css": "",
         "examples/a.py": "",
-        "src/drivetrain/__init__.py": "from drivetrain.trainer import Trainer as Trainer\n_MODULES = ()\n",
+        "src/drivetrain/__init__.py": "from drivetrain.trainer import Trainer as Trainer\n",
     }
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def test_the_reference_has_each_public_name_of_the_package(tools: Any) -> None:
         offered = getattr(importlib.import_module(tools.pages.full(module)), "__all__", None)
         if offered is not None:
             assert {each.name for each in tools.pages.public(module)} == set(offered), module
-    assert set(tools.pages.modules()[1:]) == set(drivetrain._MODULES)
+    assert set(tools.pages.modules()[1:]) == set(public_modules("drivetrain"))
     assert "ConfigurationError" in {each.name for each in tools.pages.public("errors")}
 
 

@@ -148,6 +148,11 @@ def names_of_file(package: str, file: str) -> list[str]:
     return [name for name, defined_in in _files[package].items() if defined_in == f"{package}.{file}"]
 
 
+def public_modules(package: str) -> list[str]:
+    """Return the public modules of an imported package."""
+    return [name for name in _offered[package] if name not in _files[package]]
+
+
 def public_names(module: str, names: Sequence[str]) -> list[str]:
     """Return the names for ``dir()`` of ``module``: its public ``names``, and the names that every module has."""
     return sorted({*names, *(name for name in vars(sys.modules[module]) if name.startswith("__"))})
