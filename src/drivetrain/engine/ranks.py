@@ -17,16 +17,17 @@ from drivetrain.base.lazy import on_first_use
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import WrongTypeError, described
 from drivetrain.launchers import external
-from drivetrain.launchers.board import ENGINE, own_sheet
 from drivetrain.launchers.launcher import Launcher, LaunchError
 from drivetrain.launchers.tracebacks import cut_tracebacks
 from drivetrain.plan import Plan
-from drivetrain.strategies import failing, waiting
+from drivetrain.strategies import waiting
 from drivetrain.strategies.collectives import as_tensor, operation_of
 from drivetrain.strategies.strategy import Strategy
 
 with on_first_use:
     from drivetrain.engine import watching
+    from drivetrain.launchers import board
+    from drivetrain.strategies import failing
 
 R = TypeVar("R")
 
@@ -249,8 +250,8 @@ def _report_uncaught() -> None:
 
     The Trainer does the same for its runs (trainer/shown.py). It adds nothing to a step.
     """
-    if (sheet := own_sheet()) is not None:
-        sheet.words[ENGINE] = 1
+    if (sheet := board.own_sheet()) is not None:
+        sheet.words[board.ENGINE] = 1
     cut_tracebacks()
     if not _before:
         _before.append(sys.excepthook)
@@ -261,7 +262,7 @@ def _report_uncaught() -> None:
 def _reporting() -> Iterator[None]:
     """Context around a function that every rank runs; it reports an exception of that function."""
     waiting.begin_run()
-    if (sheet := own_sheet()) is not None:
+    if (sheet := board.own_sheet()) is not None:
         sheet.forget_failure()
     try:
         yield
@@ -275,7 +276,7 @@ _before: list[_Print] = []  # the previous sys.excepthook; empty until _report_u
 
 
 def _tell(error: BaseException) -> None:
-    failing.report(error, own_sheet(), lambda failed: failing.summary(failed, "in a program on the Engine"))
+    failing.report(error, board.own_sheet(), lambda failed: failing.summary(failed, "in a program on the Engine"))
 
 
 def _tell_and_print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import Tensor
 
-from drivetrain.base import notebook
 from drivetrain.base.files import encodable
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.packages import pandas, pyplot
