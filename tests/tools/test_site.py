@@ -109,7 +109,7 @@ def test_a_page_that_is_gone_and_a_link_to_nothing_are_refused(tools: Any, repos
 
 
 def test_a_public_module_without_a_page_is_refused(tools: Any, repository: Path) -> None:
-    (repository / "src" / "drivetrain" / "__init__.py").write_text("_MODULES = ('data',)\n")
+    (repository / "src" / "drivetrain" / "__init__.py").write_text("from drivetrain import data as data\n")
     (repository / "src" / "drivetrain" / "data.py").write_text("class Loader: ...\n")
     with pytest.raises(tools.pages.Failed, match=r"reference/data.md"):
         tools.pages.stage(repository / "out", repository)
