@@ -60,7 +60,6 @@ TESTS_OF = {
     "compat/former_hooks.py": "test_bad_input.py compat/test_deprecated.py",
     "compat/installing.py": "compat/test_install.py",
     "compat/loop_views.py": "familiar/test_training.py trainer/test_properties.py",
-    "compat/served.py": "compat/test_public_names.py",
     "compat/translated.py": "legacy/v1_3/test_trainer.py",
     "compat/startup/sitecustomize.py": "compat/test_children.py",
     "compat/table.py": "compat/test_public_names.py",
