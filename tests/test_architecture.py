@@ -327,6 +327,20 @@ def test_an_import_in_a_function_is_found() -> None:
     assert imports_in_functions(source) == ["import e", "from h import i"]
 
 
+def test_blocks_of_public_names_import_each_name_under_its_own_name() -> None:
+    """Other statements would import at once, or fail."""
+    blocks = {
+        name: node
+        for name, tree in LISTS.items()
+        for node in tree.body
+        if isinstance(node, ast.With) and ast.unparse(node.items[0]) == "public(__name__)"
+    }
+    assert len(blocks) > 15
+    form = re.compile(r"from [\w.]+ import (\w+) as \1")
+    lines = [(name, ast.unparse(each)) for name, block in blocks.items() for each in block.body]
+    assert [(name, line) for name, line in lines if not form.fullmatch(line)] == []
+
+
 def test_blocks_of_modules_that_are_imported_on_first_use_name_only_modules() -> None:
     """A name in a module would import the module at once."""
     blocks = [

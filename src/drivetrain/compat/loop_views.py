@@ -15,7 +15,7 @@ from drivetrain.callback import Trainer
 from drivetrain.compat import connector_views
 from drivetrain.errors import NotSupportedError
 from drivetrain.loops.progress import RunningStage
-from drivetrain.loops.results import results_table
+from drivetrain.trainer.telling import results_table
 
 _LOOP_METHODS = (
     "run", "reset", "setup_data", "on_run_start", "on_run_end", "teardown", "_evaluation_step", "_on_evaluation_start",
