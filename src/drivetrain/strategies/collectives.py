@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,12 +30,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.errors import ConfigurationError, UnknownNameError, described, did_you_mean, shown
-from drivetrain.strategies.peers import CURES, Checks, Peers, by_rank, dumped, loaded, nearest, peers_of, some
+from drivetrain.strategies.peers import CURES, Checks, Peers, as_bytes, by_rank, dumped, loaded, nearest, peers_of, some
 
 _OPERATIONS = {"avg": "mean", "prod": "product"}
 _BITWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor
 }  # fmt: skip
+_SMALL = 4096  # bytes: objects up to this size are exchanged only if they differ
 _KNOWN = ["mean", "avg", "sum", "min", "max", "product", "prod"]
 _TORCHS = ["avg", "sum", "min", "max", "product", *_BITWISE]
 
@@ -106,13 +108,13 @@ def broadcast(obj: Any, src: int = 0, group: Any = None, *, device: torch.device
         plain = type(obj) is Tensor and _unsendable(obj) is None
         form = (obj.shape, obj.dtype, obj.requires_grad, obj.device.type) if plain else None
         data, problem = dumped((form, None if plain else obj))
-    sizes = peers.agree(problem or f"src={src}", len(data), failed=problem is not None)
-    packed = peers.send(_padded(data, sizes[peers.ranks.index(src)]), src)
+    [(_, size), _] = peers.agree(problem or f"src={src}", len(data), failed=problem is not None)
+    packed = peers.send(_padded(data, size), src)
     if src == peers.rank:
         if form is not None:
             peers.send(_bytes(obj.detach()), src)
         return obj
-    form, received = loaded(packed, peers.device)
+    form, received = loaded(as_bytes(packed), peers.device)
     if form is None:
         return received
     shape, dtype, requires_grad, kind = form
@@ -190,8 +192,8 @@ def reduce_boolean_decision(
     peers = peers_of("reduce_boolean_decision", group, device)
     if peers is None:
         return bool(decision)
-    votes = peers.agree(f"all={all}", int(bool(decision)))
-    return builtins.all(votes) if all else any(votes)
+    [(least, most), _] = peers.agree(f"all={all}", int(bool(decision)))
+    return bool(least if all else most)
 
 
 def gather_objects(obj: Any, group: Any = None, *, device: torch.device | None = None) -> list[Any]:
@@ -239,7 +241,7 @@ def gather_keyed(
         )
     if peers is None:
         return values.detach().unsqueeze(0)
-    rows = peers.meet(f"{len(names)} names, {_kind(values)}", failed=wrong, also="\0".join(names))
+    rows, _ = peers.meet(f"{len(names)} names, {_kind(values)}", failed=wrong, also="\0".join(names))
     if len({row.digest for row in rows}) > 1 and builtins.all(row.call == "gather_keyed" for row in rows):
         each = _gathered(list(names), peers)  # all ranks have the same rows, so every rank calls this
         if any(other != each[0] for other in each):
@@ -447,10 +449,18 @@ def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
 
 def _gathered(obj: Any, peers: Peers) -> list[Any]:
     data, problem = dumped(obj)
-    sizes = peers.agree(problem or "", len(data), failed=problem is not None)
-    rows = peers.gather(_padded(data, max(sizes)))
-    each = zip(peers.ranks, rows, sizes, strict=True)
-    return [obj if rank == peers.rank else loaded(row[:size], peers.device) for rank, row, size in each]
+    # the same number only for equal objects: those of all ranks need no exchange
+    content = int.from_bytes(hashlib.sha256(data).digest()[:7], "big") if len(data) <= _SMALL else peers.rank
+    (least, size), (low, high) = peers.agree(problem or "", len(data), content, failed=problem is not None)
+    if least == size <= _SMALL and low == high:
+        return [obj if rank == peers.rank else loaded(data, peers.device) for rank in peers.ranks]
+    rows = peers.gather(_padded(len(data).to_bytes(8, "big") + data, 8 + size))
+    found = []
+    for rank, row in zip(peers.ranks, rows, strict=True):
+        packed = as_bytes(row) if rank != peers.rank else b""
+        end = 8 + int.from_bytes(packed[:8], "big")
+        found.append(obj if rank == peers.rank else loaded(packed[8:end], peers.device))
+    return found
 
 
 def _padded(data: bytes, size: int) -> Tensor:
