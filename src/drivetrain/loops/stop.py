@@ -356,14 +356,19 @@ class Stop:
         self._run.stop = self  # set before the number is read: the loop then passes at most one more batch end
         self._may_reach = self._run.progress.slot[1] + 1
         self._written.set()
-        keys = [self._key(rank) for rank in range(self._size)]
-        self._store.set(keys[self._rank], str(self._may_reach))
-        while not self._over and not self._store.check(keys):
+        self._write_number(str(self._may_reach))
+        while not self._over and not self._store.check([self._key("last")]):
             time.sleep(_PAUSE_S)
         if not self._over:
-            numbers = [value.decode() for value in self._store.multi_get(keys)]
-            self._last = _NEVER if _OVER in numbers else max(map(int, numbers))
+            self._last = int(self._store.get(self._key("last")))
         self._answered.set()
+
+    def _write_number(self, number: str) -> None:
+        """Write this rank's number; the last rank to do so finds the highest of all."""
+        self._store.set(self._key(self._rank), number)
+        if self._store.add(self._key("count"), 1) == self._size:
+            numbers = [self._store.get(self._key(rank)).decode() for rank in range(self._size)]
+            self._store.set(self._key("last"), str(_NEVER if _OVER in numbers else max(map(int, numbers))))
 
     def _leave(self) -> None:
         """Called when the loop is left: the others must not wait for this rank's number."""
@@ -380,7 +385,7 @@ class Stop:
             os.close(end)
         with contextlib.suppress(RuntimeError):  # the store may no longer exist
             if not self._may_reach:
-                self._store.set(self._key(self._rank), _OVER)
+                self._write_number(_OVER)
 
 
 def _exception(reason: str) -> BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -196,12 +197,18 @@ class TorchGroup(Group):
             ConfigurationError: the members are in different numbers of groups; raised on all of them.
         """
         store = c10d._get_default_store()
+        name = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
         # how often this rank has asked for this group in this job
-        times = store.add(f"drivetrain/group {ranks} by {self.rank}", 1)
-        key = f"drivetrain/group {ranks}/{times}"
-        store.set(f"{key}/{self.rank}", str(len(c10d._world.pg_names)))
-        counts = [int(store.get(f"{key}/{rank}")) for rank in ranks]
-        if len(set(counts)) > 1:
+        times = store.add(f"drivetrain/group {name} by {self.rank}", 1)
+        key, own = f"drivetrain/group {name}/{times}", str(len(c10d._world.pg_names))
+        store.set(f"{key}/{self.rank}", own)
+        if store.compare_set(f"{key}/first", "", own).decode() != own:
+            store.set(f"{key}/differs", "1")
+        if store.add(f"{key}/count", 1) == len(ranks):
+            store.set(f"{key}/all", "1")
+        store.wait([f"{key}/all"])
+        if store.check([f"{key}/differs"]):
+            counts = [int(store.get(f"{key}/{rank}")) for rank in ranks]
             raise ConfigurationError(
                 f"TorchGroup.new({ranks}): these ranks are in {', '.join(map(str, counts))} process groups, and torch "
                 "can only make a group of ranks that are in equally many. Make as many groups on each rank before, or "
