@@ -211,6 +211,15 @@ def gather_objects(obj: Any, group: Any = None, *, device: torch.device | None =
     return [obj] if peers is None else _gathered(obj, peers)
 
 
+def collect(obj: Any, group: Any = None, *, device: torch.device | None = None) -> list[Any]:
+    """Return every rank's object on the first rank of the group, and an empty list on the others.
+
+    Arguments and errors are those of :func:`gather_objects`.
+    """
+    peers = peers_of("collect", group, device)
+    return [obj] if peers is None else _gathered(obj, peers, only_first=True)
+
+
 def gather_keyed(
     names: Sequence[str], values: Tensor, group: Any = None, *, device: torch.device | None = None
 ) -> Tensor:
@@ -447,14 +456,18 @@ def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
 # ---- objects ---------------------------------------------------------------------------------------------------------
 
 
-def _gathered(obj: Any, peers: Peers) -> list[Any]:
+def _gathered(obj: Any, peers: Peers, only_first: bool = False) -> list[Any]:
     data, problem = dumped(obj)
     # the same number only for equal objects: those of all ranks need no exchange
     content = int.from_bytes(hashlib.sha256(data).digest()[:7], "big") if len(data) <= _SMALL else peers.rank
     (least, size), (low, high) = peers.agree(problem or "", len(data), content, failed=problem is not None)
     if least == size <= _SMALL and low == high:
+        if only_first and peers.rank != peers.ranks[0]:
+            return []
         return [obj if rank == peers.rank else loaded(data, peers.device) for rank in peers.ranks]
-    rows = peers.gather(_padded(len(data).to_bytes(8, "big") + data, 8 + size))
+    rows = peers.gather(_padded(len(data).to_bytes(8, "big") + data, 8 + size), only_first)
+    if only_first and peers.rank != peers.ranks[0]:
+        return []
     found = []
     for rank, row in zip(peers.ranks, rows, strict=True):
         packed = as_bytes(row) if rank != peers.rank else b""

@@ -35,17 +35,24 @@ class Group(ABC):
         ranks: the members, including this process, in the order of gathered values.
         handle: the torch.distributed process group, for torch's functions; ``None``: all processes, or no group.
         checks: which tensor collectives the members compare before they run, if any.
+        machine: the members on this machine, once a save has needed that group.
     """
 
     rank: int
     ranks: Sequence[int]
     handle: Any = None
     checks: Checks | None = None
+    machine: Group | None = None
 
     @property
     def store(self) -> Any:
         """The store of the torch.distributed job; ``None`` without one."""
         return None
+
+    @property
+    def can_divide_on_host(self) -> bool:
+        """Whether groups of some of the ranks exchange objects in host memory, without the devices' memory."""
+        return False
 
     @property
     def size(self) -> int:
@@ -69,6 +76,11 @@ class Group(ABC):
         Args:
             ranks: global ranks; this process is one of them.
         """
+
+    def collect(self, obj: Any) -> list[Any]:
+        """Return every member's picklable ``obj`` on the first rank, and an empty list on the others."""
+        everyones = self.gather_objects(obj)
+        return everyones if self.rank == self.ranks[0] else []
 
     def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
         """Return every member's ``tensor``, stacked to ``(size, *tensor.shape)``.
@@ -228,6 +240,13 @@ class TorchGroup(Group):
 
     def gather_objects(self, obj: Any) -> list[Any]:
         return self._exchange(collectives.gather_objects, obj)
+
+    def collect(self, obj: Any) -> list[Any]:
+        return self._exchange(collectives.collect, obj)
+
+    @property
+    def can_divide_on_host(self) -> bool:
+        return self.store is not None and "cpu" in dist.get_backend_config(self.handle)
 
     def gather_keyed(self, names: Sequence[str], values: Tensor) -> Tensor:
         return self._exchange(collectives.gather_keyed, names, values)

@@ -44,7 +44,8 @@ def begin(
     """
     with background.one_save():
         path, number = strategy.broadcast((path, uuid.uuid4().hex[:8]))
-        joint = JointSave(strategy.world, path, number)
+        writers, carried = rank_files.shares(strategy, part)
+        joint = JointSave(strategy.world, path, number, writers)
         if strategy.is_global_zero:
             entries: list[rank_files.Entry] = []
 
@@ -55,11 +56,13 @@ def begin(
             main = _begun(lambda: strategy.save_checkpoint({**state, listed: Later(collect)}, path, storage_options))
             background.begin(path, _complete, strategy, joint, main or background.written(path), path, entries)
         else:
-            file = f"{path}.{number}.rank{strategy.global_rank}"
-            own = _begun(lambda: background.save_checkpoint(part, file, storage_options))
-            background.begin(path, _post, joint, own or background.written(file), file)
+            file, own = f"{path}.{number}.rank{strategy.global_rank}", None
+            if carried:
+                content = rank_files.content_of(carried)
+                own = _begun(lambda: background.save_checkpoint(content, file, storage_options))
+                background.begin(path, _post, joint, own or background.written(file), file, list(carried))
             main = _begun(lambda: strategy.save_checkpoint(state, path, storage_options)) or own
-            background.begin(path, _follow, strategy, background, joint, path, file, listed)
+            background.begin(path, _follow, strategy, background, joint, path, file if carried else "", listed)
         if main is not None:
             raise main
 
@@ -82,37 +85,37 @@ def _complete(
     """End a save on rank 0, in the thread: remove the files that it replaces, if ``main`` is written."""
     failure = main if isinstance(main, Exception) else main.exception()
     if failure is None:
-        failure = _begun(lambda: rank_files.commit(strategy, path, entries))
+        failure = _begun(lambda: rank_files.commit(strategy, path, entries, {}))
     joint.decide(failure)
     if failure is not None:
         raise failure
 
 
-def _post(joint: JointSave, own: Exception | Future[Any], file: str) -> None:
+def _post(joint: JointSave, own: Exception | Future[Any], file: str, ranks: Sequence[int]) -> None:
     """Tell rank 0, in the thread, what this rank has written."""
     failure, entry = own if isinstance(own, Exception) else own.exception(), dict[str, Any]()
     if not isinstance(own, Exception) and failure is None:
         try:
-            entry = own.result() or rank_files.entry_of(file)
+            entry = own.result() or rank_files.entry_of(file, ranks)
         except OSError as error:
             failure = error
     sums = {key: entry[key] for key in ("size", "crc32") if key in entry}
-    joint.post({"name": os.path.basename(file), **sums}, failure)
+    joint.post({"name": os.path.basename(file), "ranks": list(ranks), **sums}, failure)
 
 
 def _follow(
     strategy: Strategy, background: AsyncCheckpointIO, joint: JointSave, path: str | Path, file: str, listed: str
 ) -> None:
-    """End a save on another rank, in the thread."""
+    """End a save on another rank, in the thread; ``file`` is "" if it has written none."""
     name = os.path.basename(file)
     try:
         joint.follow()
     except CheckpointError:
         with contextlib.suppress(Exception):  # another error is being raised
-            if not rank_files.is_listed(background, path, {"name": name}, listed):
+            if file and not rank_files.is_listed(background, path, {"name": name}, listed):
                 background.remove_checkpoint(file)
         raise
-    rank_files.remember(strategy, path, name)
+    rank_files.remember(strategy, path, name or None)
 
 
 # ---- what the ranks tell each other ----------------------------------------------------------------------------------
