@@ -118,8 +118,7 @@ def _gathered(world: Group, text: str) -> list[str]:
     rows, _ = peers.meet(text)
     if any(row.call != _CALL for row in rows):
         peers.check(rows)  # raises, because some ranks call another operation
-    texts = [row.text.removeprefix(f"{_CALL}(").removesuffix(")") for row in rows]
-    return texts if len(texts) > 1 else world.size * texts
+    return [row.text.removeprefix(f"{_CALL}(").removesuffix(")") for row in rows]
 
 
 def _differing(everyones: Sequence[Facts], parts: Sequence[str], ranks: Sequence[int]) -> str:

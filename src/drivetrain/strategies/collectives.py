@@ -36,6 +36,7 @@ _OPERATIONS = {"avg": "mean", "prod": "product"}
 _BITWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor
 }  # fmt: skip
+_CONSTANTS = (type(None), bool, int, float, str)
 _SMALL = 4096  # bytes: objects up to this size are exchanged only if they differ
 _KNOWN = ["mean", "avg", "sum", "min", "max", "product", "prod"]
 _TORCHS = ["avg", "sum", "min", "max", "product", *_BITWISE]
@@ -211,15 +212,6 @@ def gather_objects(obj: Any, group: Any = None, *, device: torch.device | None =
     return [obj] if peers is None else _gathered(obj, peers)
 
 
-def collect(obj: Any, group: Any = None, *, device: torch.device | None = None) -> list[Any]:
-    """Return every rank's object on the first rank of the group, and an empty list on the others.
-
-    Arguments and errors are those of :func:`gather_objects`.
-    """
-    peers = peers_of("collect", group, device)
-    return [obj] if peers is None else _gathered(obj, peers, only_first=True)
-
-
 def gather_keyed(
     names: Sequence[str], values: Tensor, group: Any = None, *, device: torch.device | None = None
 ) -> Tensor:
@@ -250,13 +242,33 @@ def gather_keyed(
         )
     if peers is None:
         return values.detach().unsqueeze(0)
-    rows, _ = peers.meet(f"{len(names)} names, {_kind(values)}", failed=wrong, also="\0".join(names))
-    if len({row.digest for row in rows}) > 1 and builtins.all(row.call == "gather_keyed" for row in rows):
+    _agree_on_names(peers, names, _kind(values), wrong)
+    return _stacked(values.detach(), peers)
+
+
+def reduce_keyed(
+    names: Sequence[str], sums: Tensor, most: Tensor, group: Any = None, *, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the sums of every rank's ``sums`` and the largest of their ``most``, after a check that their names are
+    equal on all ranks. A NaN of one rank is the result on all.
+
+    What is exchanged does not grow with the number of ranks. Arguments and errors are those of :func:`gather_keyed`.
+    """
+    peers = peers_of("reduce_keyed", group, device)
+    if peers is None:
+        return sums.detach(), most.detach()
+    _agree_on_names(peers, names, f"{_kind(sums)}, {_kind(most)}", sums.ndim != 1 or most.ndim != 1)
+    largest = _reduced(most.detach(), "max", peers) if most.numel() else most.detach()
+    return _reduced(sums.detach(), "sum", peers), largest
+
+
+def _agree_on_names(peers: Peers, names: Sequence[str], kinds: str, wrong: bool) -> None:
+    rows, _ = peers.meet(f"{len(names)} names, {kinds}", failed=wrong, also="\0".join(names))
+    if len({row.digest for row in rows}) > 1 and builtins.all(row.call == peers.call for row in rows):
         each = _gathered(list(names), peers)  # all ranks have the same rows, so every rank calls this
         if any(other != each[0] for other in each):
             raise ConfigurationError(differing_names(each, peers.ranks))
     peers.check(rows)
-    return _stacked(values.detach(), peers)
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -456,18 +468,16 @@ def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
 # ---- objects ---------------------------------------------------------------------------------------------------------
 
 
-def _gathered(obj: Any, peers: Peers, only_first: bool = False) -> list[Any]:
+def _gathered(obj: Any, peers: Peers) -> list[Any]:
     data, problem = dumped(obj)
     # the same number only for equal objects: those of all ranks need no exchange
     content = int.from_bytes(hashlib.sha256(data).digest()[:7], "big") if len(data) <= _SMALL else peers.rank
     (least, size), (low, high) = peers.agree(problem or "", len(data), content, failed=problem is not None)
     if least == size <= _SMALL and low == high:
-        if only_first and peers.rank != peers.ranks[0]:
-            return []
+        if isinstance(obj, _CONSTANTS) or (type(obj) is tuple and builtins.all(isinstance(x, _CONSTANTS) for x in obj)):
+            return [obj] * len(peers.ranks)
         return [obj if rank == peers.rank else loaded(data, peers.device) for rank in peers.ranks]
-    rows = peers.gather(_padded(len(data).to_bytes(8, "big") + data, 8 + size), only_first)
-    if only_first and peers.rank != peers.ranks[0]:
-        return []
+    rows = peers.gather(_padded(len(data).to_bytes(8, "big") + data, 8 + size))
     found = []
     for rank, row in zip(peers.ranks, rows, strict=True):
         packed = as_bytes(row) if rank != peers.rank else b""

@@ -77,11 +77,6 @@ class Group(ABC):
             ranks: global ranks; this process is one of them.
         """
 
-    def collect(self, obj: Any) -> list[Any]:
-        """Return every member's picklable ``obj`` on the first rank, and an empty list on the others."""
-        everyones = self.gather_objects(obj)
-        return everyones if self.rank == self.ranks[0] else []
-
     def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
         """Return every member's ``tensor``, stacked to ``(size, *tensor.shape)``.
 
@@ -127,6 +122,16 @@ class Group(ABC):
                 f"gather_keyed() got values of the shapes {sorted(shapes)}. {CURES['gather_keyed']}"
             )
         return torch.stack([row.to(values.device) for _, row in everyones])
+
+    def reduce_keyed(self, names: Sequence[str], sums: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sums of every member's 1-D ``sums`` and the largest of their ``most``, after a check that all
+        members pass the same ``names``.
+
+        Raises:
+            ConfigurationError: the names differ; raised on all members.
+        """
+        rows = self.gather_keyed(names, torch.cat([sums, most]))
+        return rows[:, : len(sums)].sum(0), rows[:, len(sums) :].amax(0)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Return whether ``decision`` is true on all members, or on at least one; the same result on all."""
@@ -241,15 +246,15 @@ class TorchGroup(Group):
     def gather_objects(self, obj: Any) -> list[Any]:
         return self._exchange(collectives.gather_objects, obj)
 
-    def collect(self, obj: Any) -> list[Any]:
-        return self._exchange(collectives.collect, obj)
-
     @property
     def can_divide_on_host(self) -> bool:
         return self.store is not None and "cpu" in dist.get_backend_config(self.handle)
 
     def gather_keyed(self, names: Sequence[str], values: Tensor) -> Tensor:
         return self._exchange(collectives.gather_keyed, names, values)
+
+    def reduce_keyed(self, names: Sequence[str], sums: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+        return self._exchange(collectives.reduce_keyed, names, sums, most)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         return self._exchange(collectives.reduce_boolean_decision, decision, all)

@@ -35,7 +35,7 @@ CURES = {
     "barrier": "Pass the same barriers in the same order on every rank.",
     "reduce_boolean_decision": "Ask for all of the ranks on each of them, or for any.",
     "gather_objects": "Give what can be pickled on every rank.",
-    "collect": "Give what can be pickled on every rank.",
+    "reduce_keyed": "Give the same names, and as many numbers of one type, on every rank.",
     "gather_keyed": "Give the same names, and one row of as many numbers of one type, on every rank.",
 }
 
@@ -197,14 +197,11 @@ class Peers:
         each = by_rank([row.shown for row in rows], self.ranks)
         raise ConfigurationError(f"The ranks of the group cannot do this together: {each}. {cure}")
 
-    def gather(self, row: Tensor, only_first: bool = False) -> Tensor:
-        """Return every rank's ``row`` of bytes, if asked for on the first rank only; all have the same length."""
+    def gather(self, row: Tensor) -> Tensor:
+        """Return every rank's ``row`` of bytes; all have the same length."""
         row = row.to(self.wire(row.device))
-        receives = not only_first or self.rank == self.ranks[0]
-        rows = row.new_empty(len(self.ranks) if receives else 0, row.numel())
-        if only_first:
-            dist.gather(row, list(rows.unbind()) if receives else None, self.ranks[0], self.group)
-        elif row.numel():
+        rows = row.new_empty(len(self.ranks), row.numel())
+        if row.numel():
             dist.all_gather(list(rows.unbind()), row, group=self.group)
         return rows
 

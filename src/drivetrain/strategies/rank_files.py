@@ -97,13 +97,14 @@ def save(
     refused = store.was_refused(path)
     outcome = failure and shown_error(failure), refused, store.is_durable(path)
     outcomes = strategy.world.gather_objects(outcome)  # waits for every rank
-    if all((text, refused) == (None, False) for text, refused, _ in outcomes):
+    different = set(outcomes)
+    if all((text, refused) == (None, False) for text, refused, _ in different):
         # otherwise a later save to this path removes the replaced rank files
-        if all(is_durable for *_, is_durable in outcomes):
+        if all(is_durable for *_, is_durable in different):
             commit(strategy, path, entries, own)
         return
     if own:
-        taken = any(refused for _, refused, _ in outcomes)  # the file there is of another program
+        taken = any(refused for _, refused, _ in different)  # the file there is of another program
         if taken or not is_listed(store, path, own, listed):
             discard(strategy, path, own)
     if failure is not None:
@@ -134,7 +135,7 @@ def write(
     path, number = strategy.broadcast((path, uuid.uuid4().hex[:8]))
     own: Entry = {}
     failure: Exception | None = None
-    _, carried = shares(strategy, part)
+    writers, carried = shares(strategy, part)
     if carried:
         file = f"{path}.{number}.rank{strategy.global_rank}"
         try:
@@ -144,14 +145,26 @@ def write(
         except Exception as error:
             failure = error
     outcomes = strategy.world.gather_objects(failure and shown_error(failure))
-    entries = [entry for entry in strategy.world.collect(own) if entry]
     failed = [f"rank {rank} could not write its file: {text}" for rank, text in enumerate(outcomes) if text]
     if failed:
         discard(strategy, path, own)
         if failure is not None and not isinstance(failure, OSError):
             raise failure
         raise CheckpointError(f"The checkpoint {path} was not written, because {failed[0]}.") from failure
-    return path, own, entries
+    return path, own, _collected(strategy, path, number, own, writers)
+
+
+def _collected(strategy: Strategy, path: str | Path, number: str, own: Entry, writers: Sequence[int]) -> list[Entry]:
+    """Return on rank 0 the entries of all files."""
+    world = strategy.world
+    if world.store is None:
+        return [entry for entry in world.gather_objects(own) if entry]
+    if strategy.global_rank in (0, *writers):
+        joint = joint_save.JointSave(world, path, f"{number}, files", writers)
+        if strategy.is_global_zero:
+            return joint.collect()
+        joint.post(own)
+    return []
 
 
 def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict[int, Mapping[str, Any]]]:
@@ -164,7 +177,9 @@ def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict
     world, here = strategy._plain_world, getattr(strategy, "num_processes", 1)
     if count == 2 or not world.can_divide_on_host:
         return alone
-    size = sum(leaf.nbytes for _, leaf in leaves(part) if isinstance(leaf, Tensor))
+    # random states are small, and have thousands of leaves
+    rest = {key: each for key, each in part.items() if key != "rng"}
+    size = sum(leaf.nbytes for _, leaf in leaves(rest) if isinstance(leaf, Tensor))
     fits = here > 1 and count % here == 0 and rank % here == strategy.local_rank and size <= _LARGE
     if set(world.gather_objects((here, fits))) != {(here, True)}:
         return alone
