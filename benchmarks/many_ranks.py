@@ -289,9 +289,7 @@ def protocols(world_size: int) -> dict[str, list[tuple[int, int]]]:
             joint.decide(None)
 
     def stop(store: CountingStore, rank: int) -> None:
-        one: Any = SimpleNamespace(
-            _store=store, _rank=rank, _size=world_size, _key=lambda name: f"drivetrain/stop/{name}"
-        )
+        one: Any = SimpleNamespace(_store=store, _size=world_size, _key="drivetrain/stop/{}".format)
         Stop._write_number(one, 100 + rank % 3)
         store.wait([one._key("last")])
         store.get(one._key("last"))
