@@ -100,9 +100,7 @@ def test_what_needs_the_end_of_an_epoch(pool: Any, folder: Path, tmp_path: Path)
     counted, endless = (partial(plain, folder, 0, each) for each in (True, False))
     inside, end = tmp_path / "inside.ckpt", tmp_path / "end.ckpt"
     on(pool, 2, counted, GLOBAL_BATCH, inside, 3)
-    with pytest.raises(
-        CheckpointError, match="by 2 processes, and there are 1: its position in the data counts"
-    ):
+    with pytest.raises(CheckpointError, match="by 2 processes, and there are 1: its position in the data counts"):
         on(pool, 1, counted, GLOBAL_BATCH, None, None, inside)
     on(pool, 2, endless, GLOBAL_BATCH, inside, 3)
     with pytest.raises(CheckpointError, match="one of several processes whose loader has no length"):

@@ -27,6 +27,7 @@ TORCHRUN = [
 # Without the first, a machine that joins and all others wait for each other (torch 2.13).
 VARIABLES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "DRIVETRAIN_RESUME": "auto"}
 STEPS_OF_EPOCH, SAVES_EVERY = 3, 4
+WAIT_S = 60
 CUT_S, PAUSE_S = 20, 0.2  # the pause is that of elastic.py after a batch
 Position = tuple[int, int]  # epoch and batch
 
@@ -104,7 +105,7 @@ class Machines:
             found = starts(self.folder)
             return len(found) > before and found[-1].size == machines and found[-1].is_past_save
 
-        self._wait_for(f"{machines} machines", trained)
+        self._wait_for(f"{machines} machines", trained, 2 * WAIT_S)  # torchrun's own limits come first
 
     def end(self, agents: dict[int, subprocess.Popen[bytes]]) -> None:
         (self.folder / "hurry").touch()
