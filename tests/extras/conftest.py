@@ -16,6 +16,7 @@ from tests.packages import Suite
 PACKAGES = {  # a package, and how the names of its files begin
     "aiohttp": "test_http",
     "bitsandbytes": "test_bitsandbytes",
+    "botocore": "test_aws",
     "comet_ml": "test_comet",
     "datasets": "test_hf_datasets",
     "deepspeed": "test_deepspeed",

@@ -36,8 +36,6 @@ from drivetrain.logbook.entry import Entry, Logged, LogRule, Options, Value, che
 from drivetrain.logbook.history import History
 from drivetrain.logbook.reading import read_together
 
-Reduce = Callable[[Sequence[str], Tensor, Tensor], tuple[Tensor, Tensor]]
-
 
 class Row(NamedTuple):
     """One value for the loggers: its name and its entry."""
@@ -77,7 +75,6 @@ class Logbook:
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
         reduce: returns the sums and the largest of the numbers of the ranks that see different samples, after a check
             that all have the same names; ``None`` with one rank. ``reduce_world``: the same for all ranks of the job.
-        ranks: how many ranks see different samples.
         own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
         history: what loggers get, of all runs of the Trainer; on rank 0.
         sync_metric: how a metric object gathers the ranks' states if not all ranks see different samples.
@@ -86,9 +83,8 @@ class Logbook:
     def __init__(self, sum_dtype: torch.dtype = torch.float64) -> None:
         self.sum_dtype = sum_dtype
         self.history = History(sum_dtype is torch.float64)
-        self.ranks, self._is_first = 1, True
-        self.reduce: Reduce | None = None
-        self.reduce_world: Reduce | None = None
+        self.reduce: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self.reduce_world: Callable[..., tuple[Tensor, Tensor]] | None = None
         self.own_reduce: Callable[..., Any] | None = None
         self.sync_metric: Callable[..., list[Tensor]] | None = None
         self.device = torch.device("cpu")
@@ -311,19 +307,15 @@ class Logbook:
         assert self.reduce is not None  # checked by the caller
         sums = [number for _, entry, parts in named if not entry.sign for number in parts]
         most = [entry.sign * parts[0] for _, entry, parts in named if entry.sign]
-        names = [*also, *(name for name, _, _ in named)]
-        summed, largest = map(torch.unbind, self.reduce(names, self._vector(sums), self._vector(most)))
-        reduced: list[tuple[Tensor, Any]] = []
-        for _, entry, _ in named:
-            reduced.append((largest[0] * entry.sign, 0) if entry.sign else (summed[0], summed[1]))
-            summed, largest = (summed, largest[1:]) if entry.sign else (summed[2:], largest)
-        if self.own_reduce is None:
-            return [entry.combine(*both, self.ranks) for (_, entry, _), both in zip(named, reduced, strict=True)]
-        own = self._vector([parts[0] for *_, parts in named]).unbind()
-        return [
-            entry.combine_by(self.own_reduce, mine, weight / self.ranks)
-            for mine, (_, entry, _), (_, weight) in zip(own, named, reduced, strict=True)
-        ]
+        numbers = self._vector(sums), self._vector(most)
+        summed, largest = (iter(each.unbind()) for each in self.reduce([*also, *(each[0] for each in named)], *numbers))
+        by, agreed = self.own_reduce, list[Tensor]()
+        own = self._vector([parts[0] for *_, parts in named]) if by else named
+        for mine, (_, entry, _) in zip(own, named, strict=True):
+            value, weight = (next(largest) * entry.sign, 0) if entry.sign else (next(summed), next(summed))
+            value = entry.combine_by(by, mine, weight / self.ranks) if by else entry.combine(value, weight, self.ranks)
+            agreed.append(value)
+        return agreed
 
     def _vector(self, numbers: Sequence[Any]) -> Tensor:
         each = [torch.as_tensor(number, dtype=self.sum_dtype, device=self.device) for number in numbers]

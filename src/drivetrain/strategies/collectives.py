@@ -30,7 +30,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.errors import ConfigurationError, UnknownNameError, described, did_you_mean, shown
-from drivetrain.strategies.peers import CURES, Checks, Peers, as_bytes, by_rank, dumped, loaded, nearest, peers_of, some
+from drivetrain.strategies.peers import (
+    CURES,
+    Checks,
+    Peers,
+    as_bytes,
+    differing_names,
+    dumped,
+    loaded,
+    nearest,
+    peers_of,
+)
 
 _OPERATIONS = {"avg": "mean", "prod": "product"}
 _BITWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -488,18 +498,3 @@ def _gathered(obj: Any, peers: Peers) -> list[Any]:
 
 def _padded(data: bytes, size: int) -> Tensor:
     return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
-
-
-def differing_names(each: list[list[str]], ranks: Sequence[int]) -> str:
-    """Return what each rank has and others lack."""
-    common = set(each[0]).intersection(*each[1:])
-    own = [[name for name in names if name not in common] for names in each]
-    if any(own):
-        listed = by_rank([f"has {some(names)}" if names else "has none of them" for names in own], ranks, " ")
-        what = f"have different names; of those that not all have, {listed}"
-    else:
-        what = f"have the same names in different order or number: {by_rank([some(names) for names in each], ranks)}"
-    return (
-        f"The ranks of the group {what}. Log the same names in the same order on every rank, outside of conditions "
-        "that differ between ranks."
-    )

@@ -16,8 +16,8 @@ from torch import Tensor
 from drivetrain.base.packages import c10d
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies import collectives
-from drivetrain.strategies.collectives import differing_names, operation_of, reduction_of
-from drivetrain.strategies.peers import CURES, Checks
+from drivetrain.strategies.collectives import operation_of, reduction_of
+from drivetrain.strategies.peers import CURES, Checks, differing_names
 from drivetrain.strategies.waiting import store_of_job
 
 R = TypeVar("R")

@@ -330,3 +330,18 @@ def some(values: Sequence[Any]) -> str:
     """Return the first of the values as text, with the number of the others."""
     more = len(values) - _LONGEST_LIST
     return ", ".join(map(repr, values[:_LONGEST_LIST])) + (f" and {more} more" if more > 0 else "")
+
+
+def differing_names(each: list[list[str]], ranks: Sequence[int]) -> str:
+    """Return what each rank has and others lack."""
+    common = set(each[0]).intersection(*each[1:])
+    own = [[name for name in names if name not in common] for names in each]
+    if any(own):
+        listed = by_rank([f"has {some(names)}" if names else "has none of them" for names in own], ranks, " ")
+        what = f"have different names; of those that not all have, {listed}"
+    else:
+        what = f"have the same names in different order or number: {by_rank([some(names) for names in each], ranks)}"
+    return (
+        f"The ranks of the group {what}. Log the same names in the same order on every rank, outside of conditions "
+        "that differ between ranks."
+    )
