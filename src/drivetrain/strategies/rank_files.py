@@ -29,7 +29,7 @@ from drivetrain.base.restoring import WrongForm, count, entry, expect, shown_err
 from drivetrain.base.tree import leaves
 from drivetrain.checkpoints.file import entries as entries_of
 from drivetrain.checkpoints.file import reads_files
-from drivetrain.checkpoints.io import CheckpointIO, background_of, wait_for
+from drivetrain.checkpoints.io import CheckpointIO, background_of, reading, wait_for
 from drivetrain.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -358,8 +358,7 @@ def read(
     """
     own = next((each for at, each in enumerate(listed, 1) if rank in _ranks_of(each, at)), None)
     file = checked(expect(own, Mapping), path)
-    options = {} if weights_only is None else {"weights_only": weights_only}
-    found = expect(strategy.checkpoint_io.load_checkpoint(file, **options), Mapping)
+    found = expect(strategy.checkpoint_io.load_checkpoint(file, **reading(weights_only)), Mapping)
     return entry(entry(found, _PARTS, Mapping), str(rank), Mapping) if _PARTS in found else found
 
 
