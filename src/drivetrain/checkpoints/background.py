@@ -76,6 +76,8 @@ class AsyncCheckpointIO(CheckpointIO):
         # path -> a write that is running, or whose error was not raised yet
         self._writes: dict[str, Future[Any]] = {}
         self._running: list[Future[Any]] = []  # the writes of the last save
+        self._copies: Future[None] = Future()  # done when the copies of the last save are complete
+        self._copies.set_result(None)
         self._saving = 0  # how many contexts of one_save() are open
         self._in_place = False  # whether the running save has no copy, see hold()
         self._is_new = False  # whether the running save may replace no file
@@ -153,13 +155,28 @@ class AsyncCheckpointIO(CheckpointIO):
             if self._arena is not None:
                 self._arena.clear()
                 self._arena.hurry(False)
+            self._copies = Future()
         self._saving += 1
         try:
             yield
         finally:
             self._saving -= 1
-            if self._in_place and not self._saving:
-                self._settle()
+            if not self._saving:
+                self._fill()
+                if self._in_place:
+                    self._settle()
+
+    def _fill(self) -> None:
+        """Make the copies, last of all: meanwhile the thread pickles the structure, so later steps need not wait for
+        it.
+        """
+        try:
+            if self._arena is not None:
+                self._arena.fill()
+        except BaseException as error:
+            self._copies.set_exception(CheckpointError(f"The state could not be copied: {shown_error(error)}"))
+            raise
+        self._copies.set_result(None)
 
     def _settle(self) -> None:
         """Wait for the writes of the last save, whether they fail or not."""
@@ -168,7 +185,7 @@ class AsyncCheckpointIO(CheckpointIO):
         _finish(self._running)
 
     def hold(self, tree: Any, path: str | Path) -> Any:
-        """Return a copy of ``tree`` for :meth:`begin`, in a context of :meth:`one_save`.
+        """Return a copy of ``tree`` for :meth:`begin`, in a context of :meth:`one_save`; it is complete when that ends.
 
         If the host has no room for a copy, or an object cannot be copied, it is ``tree`` itself, the context waits for
         the write, and a log line gives the reason.
@@ -238,6 +255,7 @@ class AsyncCheckpointIO(CheckpointIO):
 
             if (receipt := file.save(checkpoint, path, write)) is not None or self.checkpoint_io.was_refused(path):
                 return receipt
+        self._copies.result()
         self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
         return None
 
@@ -247,6 +265,7 @@ class AsyncCheckpointIO(CheckpointIO):
         Returns:
             What the process has answered; ``None``: the caller must write the file itself.
         """
+        self._copies.result()  # waits for them
         if self._writer is None or self._in_place:
             return None
         try:
