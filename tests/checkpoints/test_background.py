@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import multiprocessing
@@ -278,6 +279,32 @@ def test_if_the_process_dies_this_one_writes_and_a_line_says_so(tmp_path: Path, 
     )
     saved(store, tmp_path / "c.ckpt", 3.0)
     assert store._writer not in (None, first)
+    store.teardown()
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_if_the_process_dies_when_a_new_file_is_in_its_place_that_file_is_no_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    store, path = AsyncCheckpointIO(), tmp_path / "a.ckpt"
+    store.start()
+    assert store._writer is not None
+    write = store._writer.write
+
+    def dies(*args: Any, **options: Any) -> None:
+        if own:
+            write(*args, **options)
+        else:
+            torch.save({"step": 3, "weight": torch.zeros(2)}, path)
+        raise writer.WriterEndedError("it was ended by SIGKILL")
+
+    monkeypatch.setattr(store._writer, "write", dies)
+    with store.new_files():
+        store.save_checkpoint({"step": 4, "weight": torch.ones(2)}, path)
+    expected = contextlib.nullcontext() if own else pytest.raises(CheckpointError, match="another run has meanwhile")
+    with expected:
+        store.wait(path)
+    assert store.load_checkpoint(path)["step"] == (4 if own else 3)
     store.teardown()
 
 

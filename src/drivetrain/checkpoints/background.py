@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import weakref
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -276,6 +277,9 @@ class AsyncCheckpointIO(CheckpointIO):
                 f"The process that writes checkpoints in the background has failed: {error}. This process writes "
                 f"{path}, and starts another one for the next checkpoint."
             )
+            if options.get("new") and _has_written(path, records):
+                files.sync_directory(path.parent)
+                return {}  # the caller can measure the file
             return None
 
     # ---- as the store behind it --------------------------------------------------------------------------------
@@ -365,6 +369,16 @@ def _finish(writes: Iterable[Future[Any]]) -> None:
             "without them, kill it (SIGKILL): the newest complete checkpoint stays."
         )
         futures.wait(writes)
+
+
+def _has_written(path: Path, records: Iterable[tuple[str, Any]]) -> bool:
+    """Whether the process had given the file its name when it ended: the structure, which has random states, is equal.
+
+    Such a file is complete; without this check it would count as another run's.
+    """
+    with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile), zipfile.ZipFile(path) as found:
+        return all(found.read(name) == content for name, content in records if isinstance(content, bytes))
+    return False
 
 
 def _taken(path: str | Path) -> CheckpointError:
