@@ -71,8 +71,8 @@ def save(
     entries, failure = list[Entry](), None
     if strategy.world_size > 1 and part is not None:
         background = background_of(strategy.checkpoint_io)
-        if background is not None and strategy.world.store is not None:
-            joint_save.begin(strategy, background, state, part, path, storage_options, listed)
+        if background is not None and (agreed := joint_save.store_for(strategy.world, path)) is not None:
+            joint_save.begin(strategy, background, state, part, path, storage_options, listed, agreed)
             if waits:
                 wait_for(background, path)
             return
