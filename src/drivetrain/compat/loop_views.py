@@ -121,9 +121,9 @@ class OptimizationView:
     """``epoch_loop.automatic_optimization`` and ``epoch_loop.manual_optimization``: the optimizer steps of this
     mode.
 
-    Lightning's number is inside of other objects, ``optim_progress.optimizer.step.total.completed``; here each of these
-    names is this object. Programs that call an optimizer without its wrapper write their own steps to ``completed``:
-    ``trainer.global_step``, the sum of the Trainer's and the module's steps, changes with it.
+    Lightning nests several objects around the number, ``optim_progress.optimizer.step.total.completed``; here each of
+    these attributes is this object itself. Programs that call an optimizer without its wrapper write their own steps to
+    ``completed``: ``trainer.global_step``, the sum of the Trainer's and the module's steps, changes with it.
     """
 
     def __init__(self, trainer: Trainer, by_hand: bool) -> None:
