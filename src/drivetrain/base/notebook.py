@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from drivetrain.base import packages
-from drivetrain.base.rank_zero import IMPORTED_IN
+from drivetrain.base.lazy import IMPORTED_IN
 
 _CELL = 'style="text-align:left;vertical-align:top;overflow-wrap:break-word"'
 _HEAD = 'style="text-align:left;white-space:nowrap"'
