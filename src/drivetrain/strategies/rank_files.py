@@ -160,7 +160,7 @@ def _collected(strategy: Strategy, path: str | Path, number: str, own: Entry, wr
     if world.store is None:
         return [entry for entry in world.gather_objects(own) if entry]
     if strategy.global_rank in (0, *writers):
-        joint = joint_save.JointSave(world, path, f"{number}, files", writers)
+        joint = joint_save.JointSave(world, path, f"{number}, files", world.store.clone(), writers)
         if strategy.is_global_zero:
             return joint.collect()
         joint.post(own)
