@@ -27,9 +27,8 @@ _ASKED = "drivetrain/where"  # key prefix: the number of questions for positions
 _RUNS = "drivetrain/runs of rank"
 _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 16.0  # the pauses between two checks grow, because the wait may be long
 
-_FILE_LOOK_S = 0.2  # the pause between two looks at a store that is a file
 _MOST_FAILURES = 8  # the largest number of failures that a rank reads
-
+_FILE_LOOK_S = 0.2  # the pause between two looks at a store that is a file
 _GRACE_S = 10.0  # seconds that the threads of a failing rank still wait for other ranks
 
 _ABANDONED: list[Any] = []  # running exchanges and their groups: see _abandon
