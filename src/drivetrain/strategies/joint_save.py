@@ -1,9 +1,9 @@
 """What the ranks tell each other about a checkpoint that each of them writes in the background.
 
-They use the job's store and no collectives, so their threads talk while training continues. Each rank posts once what
-it has written, or why it could not. Rank 0 collects that, writes the file that completes the checkpoint, and posts the
-outcome, which the other ranks wait for. So either all ranks have saved it or none has, and each of them raises an error
-at its next save, or at the end of the run.
+They use the job's store and no collectives, so their threads talk while training continues. A job without a store has a
+file beside the checkpoint instead. Each rank posts once what it has written, or why it could not. Rank 0 collects that,
+writes the file that completes the checkpoint, and posts the outcome, which the other ranks wait for. So either all
+ranks have saved it or none has, and each of them raises an error at its next save, or at the end of the run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.base import files
+from drivetrain.base.packages import stores
 from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints.background import AsyncCheckpointIO, Later
 from drivetrain.errors import CheckpointError, text_of
@@ -36,8 +38,10 @@ def begin(
     path: str | Path,
     storage_options: Any,
     listed: str,
+    store: Any,
 ) -> None:
-    """Begin what ``rank_files.save`` does, in the background; every rank must call it.
+    """Begin what ``rank_files.save`` does, in the background, with the result of :func:`store_for`; every rank must
+    call it.
 
     Raises:
         CheckpointError: this rank cannot begin; the others raise an error when they wait for the checkpoint.
@@ -45,7 +49,7 @@ def begin(
     with background.one_save():
         path, number = strategy.broadcast((path, uuid.uuid4().hex[:8]))
         writers, carried = rank_files.shares(strategy, part)
-        joint = JointSave(strategy.world, path, number, writers)
+        joint = JointSave(strategy.world, path, number, store, writers)
         if strategy.is_global_zero:
             entries: list[rank_files.Entry] = []
 
@@ -120,6 +124,34 @@ def _follow(
 
 # ---- what the ranks tell each other ----------------------------------------------------------------------------------
 
+
+def store_for(world: Group, path: str | Path) -> Any:
+    """Return the store for a save to ``path``: a connection to the job's, or a file beside the checkpoint, which the
+    last rank removes; ``None`` if not all ranks see that file. Every rank must call it.
+    """
+    if world.store is not None:
+        return world.store.clone()
+    name = world.broadcast(
+        None if files.is_remote(path) else files.temporary_beside(files.absolute(files.spelled(path)))
+    )
+    if name is None:
+        return None
+    store = None
+    with contextlib.suppress(OSError):
+        if world.index == 0:
+            name.parent.mkdir(parents=True, exist_ok=True)
+            name.touch()
+    world.barrier()
+    if name.is_file():
+        with contextlib.suppress(OSError, RuntimeError):  # a file system without locks
+            store = stores.FileStore(str(name), world.size)
+    if not world.reduce_boolean_decision(store is not None):
+        store = None
+        if world.index == 0:
+            name.unlink(missing_ok=True)
+    return store
+
+
 _BRANCHES = 8  # ranks from which one rank collects what they have written
 _decided: list[str] = []  # the keys of outcomes in the store
 
@@ -128,16 +160,19 @@ class JointSave:
     """One rank's side of a save by several ranks; its methods are called in the thread that writes.
 
     Args:
-        world: all ranks; it must have a store.
+        world: all ranks.
         path: the checkpoint, for messages.
         save_id: digits that are new in every save, and equal on all ranks.
+        store: the result of :func:`store_for`.
         writers: the ranks that write a file, except rank 0; ``None``: all.
     """
 
-    def __init__(self, world: Group, path: str | Path, save_id: str, writers: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, world: Group, path: str | Path, save_id: str, store: Any, writers: Sequence[int] | None = None
+    ) -> None:
         self._path, self._rank, self._ranks = path, world.rank, world.ranks
         self._tree = [*self._ranks[:1], *(self._ranks[1:] if writers is None else writers)]
-        self._store, self._key = world.store.clone(), f"drivetrain/save {save_id}"
+        self._store, self._key = store, f"drivetrain/save {save_id}"
 
     def post(self, written: Any, failure: BaseException | None = None) -> None:
         """Post what this rank has written, as plain data for JSON, or its ``failure``; and what the ranks have posted

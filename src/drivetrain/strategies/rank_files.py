@@ -79,8 +79,8 @@ def save(
     has_parts = strategy.world_size > 1 and part is not None
     if has_parts and part is not None:
         background = background_of(strategy.checkpoint_io)
-        if background is not None and strategy.world.store is not None:
-            joint_save.begin(strategy, background, state, part, path, storage_options, listed)
+        if background is not None and (agreed := joint_save.store_for(strategy.world, path)) is not None:
+            joint_save.begin(strategy, background, state, part, path, storage_options, listed, agreed)
             if waits:
                 wait_for(background, path)
             return
@@ -159,7 +159,7 @@ def _collected(strategy: Strategy, path: str | Path, number: str, own: Entry, wr
     if world.store is None:
         return [entry for entry in world.gather_objects(own) if entry]
     if strategy.global_rank in (0, *writers):
-        joint = joint_save.JointSave(world, path, f"{number}, files", writers)
+        joint = joint_save.JointSave(world, path, f"{number}, files", world.store.clone(), writers)
         if strategy.is_global_zero:
             return joint.collect()
         joint.post(own)

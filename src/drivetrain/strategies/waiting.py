@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drivetrain.base.packages import c10d
+from drivetrain.base.packages import c10d, stores
 from drivetrain.errors import DrivetrainError, PeerError, text_of
 
 _FAILED = "drivetrain/failed"  # key prefix in the store: the number of failed ranks, and below it their texts
@@ -28,7 +28,7 @@ _RUNS = "drivetrain/runs of rank"
 _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 16.0  # the pauses between two checks grow, because the wait may be long
 
 _MOST_FAILURES = 8  # the largest number of failures that a rank reads
-
+_FILE_LOOK_S = 0.2  # the pause between two looks at a store that is a file
 _GRACE_S = 10.0  # seconds that the threads of a failing rank still wait for other ranks
 
 _ABANDONED: list[Any] = []  # running exchanges and their groups: see _abandon
@@ -91,18 +91,21 @@ def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
 
     Args:
         store: a connection that only this thread uses.
-        keys: the keys. ranks: the ranks that set them; this rank does not count.
+        keys: the keys. ranks: the other ranks that set them.
 
     Returns:
         Why they will not come; "" if they are there.
     """
-    look_s, others = _FIRST_LOOK_S, [rank for rank in ranks if rank != dist.get_rank()]
+    look_s = _FIRST_LOOK_S
     try:
         while not store.check(list(keys)):
-            if failed := failures(store, others):
+            if failed := failures(store, ranks):
                 return failed[0]
             if time.monotonic() > _Here.leaves:
                 return "another rank does not answer"
+            if isinstance(store, stores.FileStore):  # its wait() reads the file a hundred times a second
+                time.sleep(_FILE_LOOK_S)
+                continue
             with suppress(RuntimeError):  # after the time
                 store.wait(list(keys), timedelta(seconds=look_s))
             look_s = min(2 * look_s, _LAST_LOOK_S, max(_FIRST_LOOK_S, _Here.leaves - time.monotonic()))
