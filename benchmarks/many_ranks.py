@@ -283,7 +283,7 @@ def protocols(world_size: int) -> dict[str, list[tuple[int, int]]]:
         TorchGroup._check_other_groups(machine, list(range(first, first + on_each)))
 
     def save(store: CountingStore, rank: int) -> None:
-        joint = JointSave(SimpleNamespace(rank=rank, ranks=ranks, store=store), "a.ckpt", "01234567", writers)  # type: ignore[arg-type]
+        joint = JointSave(SimpleNamespace(rank=rank, ranks=ranks), "a.ckpt", "01234567", store, writers)  # type: ignore[arg-type]
         entry = {"name": f"a.ckpt.01234567.rank{rank}", "ranks": list(range(on_each)), "size": 50_000, "crc32": 2**31}
         if rank in writers:
             joint.post(entry)
