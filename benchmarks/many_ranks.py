@@ -103,7 +103,12 @@ def one_rank(rank: int, world_size: int) -> dict[str, float]:
         return future
 
     def of_machine(group: TorchGroup, ranks: Sequence[int]) -> Any:
-        return SimpleNamespace(ranks=ranks, gather_objects=lambda obj: [obj for _ in ranks])
+        def gather_objects(obj: Any) -> list[Any]:
+            data, _ = peers.dumped(obj)
+            exchanged.bytes += len(data) * len(ranks)
+            return [peers.loaded(data, None) for _ in ranks]
+
+        return SimpleNamespace(ranks=ranks, gather_objects=gather_objects)
 
     def collected(strategy: Any, path: Any, number: str, own: Any, writers: Sequence[int]) -> list[Any]:
         """Rank 0 collects these at the store: see :func:`protocols`."""
@@ -278,7 +283,7 @@ def protocols(world_size: int) -> dict[str, list[tuple[int, int]]]:
         TorchGroup._check_other_groups(machine, list(range(first, first + on_each)))
 
     def save(store: CountingStore, rank: int) -> None:
-        joint = JointSave(SimpleNamespace(rank=rank, ranks=ranks, store=store), "a.ckpt", "01234567", writers)  # type: ignore[arg-type]
+        joint = JointSave(SimpleNamespace(rank=rank, ranks=ranks), "a.ckpt", "01234567", store, writers)  # type: ignore[arg-type]
         entry = {"name": f"a.ckpt.01234567.rank{rank}", "ranks": list(range(on_each)), "size": 50_000, "crc32": 2**31}
         if rank in writers:
             joint.post(entry)

@@ -38,14 +38,15 @@ def test_nothing_that_a_rank_exchanges_or_calls_grows_with_the_ranks(many_ranks:
     """But the list of files in the checkpoint, which has an entry for each machine and which rank 0 writes."""
     few, many = (many_ranks.in_own_process(0 if is_first else many_ranks.writer_of(size), size) for size in (FEW, MANY))
     for step in STEPS:
-        assert many[f"{step} bytes"] <= few[f"{step} bytes"] + 16, step  # of longer numbers in names
+        # numbers in names are longer, and random numbers in states may be
+        assert many[f"{step} bytes"] <= 1.02 * few[f"{step} bytes"] + 16, step
         assert few[f"{step} bytes"] > 0
     assert few["sampler bytes"] == many["sampler bytes"] == 0
     entries = (MACHINES - FEW // 8) * is_first
     # each entry is walked through and encoded
     name = "calls of a flush, a check and a save"
     assert many[name] <= few[name] + 3 * entries + 20
-    assert many["bytes of the file"] <= few["bytes of the file"] + 160 * entries + 64
+    assert many["bytes of the file"] <= 1.02 * few["bytes of the file"] + 160 * entries + 64
 
 
 def test_requests_to_the_store_do_not_grow_with_the_ranks(many_ranks: Any) -> None:
@@ -59,7 +60,7 @@ def test_requests_to_the_store_do_not_grow_with_the_ranks(many_ranks: Any) -> No
             continue
         # a save collects in a tree of which each rank has up to eight branches, three levels deep
         assert max(requests) <= (max(before) + 16 if what == "a save in the background" else max(before)), what
-        assert requests[0] <= before[0] + 8 * (what == "a save in the background")
+        assert requests[0] <= (3 + 2 * 8 if what == "a save in the background" else before[0]), what
         sent, sent_before = (max(bytes_ for _, bytes_ in each) for each in (ranks, few[what]))
         entries = MACHINES * 150 if what == "a save in the background" else 0  # the list of files
         assert sent <= sent_before + 16 + entries, what

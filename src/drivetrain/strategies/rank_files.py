@@ -26,7 +26,6 @@ from torch import Tensor
 from drivetrain.base import files
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.restoring import WrongForm, count, entry, expect, shown_error
-from drivetrain.base.tree import leaves
 from drivetrain.checkpoints.file import entries as entries_of
 from drivetrain.checkpoints.file import reads_files
 from drivetrain.checkpoints.io import CheckpointIO, background_of, reading, wait_for
@@ -177,10 +176,7 @@ def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict
     world, here = strategy._plain_world, getattr(strategy, "num_processes", 1)
     if count == 2 or not world.can_divide_on_host:
         return alone
-    # random states are small, and have thousands of leaves
-    rest = {key: each for key, each in part.items() if key != "rng"}
-    size = sum(leaf.nbytes for _, leaf in leaves(rest) if isinstance(leaf, Tensor))
-    fits = here > 1 and count % here == 0 and rank % here == strategy.local_rank and size <= _LARGE
+    fits = here > 1 and count % here == 0 and rank % here == strategy.local_rank and _bytes_of(part) <= _LARGE
     if set(world.gather_objects((here, fits))) != {(here, True)}:
         return alone
     first = rank - strategy.local_rank
@@ -189,6 +185,14 @@ def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict
     parts = zip(world.machine.ranks, world.machine.gather_objects(part), strict=True)
     writers = [max(1, each) for each in range(0, count, here)]
     return writers, {each: theirs for each, theirs in parts if each and rank in writers}
+
+
+def _bytes_of(part: Any) -> int:
+    """Return the bytes of all tensors; lists of numbers, such as random states, are not looked through."""
+    if isinstance(part, Tensor):
+        return part.nbytes
+    below = part.values() if isinstance(part, Mapping) else part if isinstance(part, (list, tuple)) else ()
+    return 0 if isinstance(next(iter(below), 0), (int, float)) else sum(map(_bytes_of, below))
 
 
 def content_of(carried: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""The state of each rank in a checkpoint: every rank writes and reads its own file.
+"""The state of each rank in a checkpoint: what is written into the files beside it, and read back.
 
 With several processes, the main file contains the shared state and rank 0's own part. Each rank's own part contains the
 random state ``rng``, the strategy's ``rank_state``, and most of ``restart``: an open window and its gradients, the
