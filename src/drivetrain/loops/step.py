@@ -417,7 +417,9 @@ def make_forward_backward(
             else:
                 with context:  # entered directly, too
                     output = training_step(batch, batch_idx)
-            loss, weight = (output, None) if type(output) is Tensor else loss_of(output, shared)
+            loss, weight = output, None
+            if type(output) is not Tensor:
+                loss, weight = loss_of(output, shared)
             if position == 1:
                 window.divisor, window.batches_with_gradients = divisor, 0
                 window.last_counted, window.reference = 0, None
