@@ -220,12 +220,10 @@ def _whole(fetch: _Fetch, indices: Any, are_slice: bool) -> Any:
             return None
         if type(indices) is not Tensor:
             indices = torch.frombuffer(array("q", indices), dtype=torch.int64)
-        parts = []
-        for tensor in tensors:
-            if not _is_plain(tensor):
-                return None
-            out = _pinned_rows(tensor, len(indices)) if pins else None
-            parts.append(torch.index_select(tensor, 0, indices, out=out))
+        if not all(map(_is_plain, tensors)):
+            return None
+        outs = [_pinned_rows(each, len(indices)) if pins else None for each in tensors]
+        parts = [torch.index_select(each, 0, indices, out=out) for each, out in zip(tensors, outs, strict=True)]
     # an index is negative or out of range, or torch has no such kernel
     except (IndexError, OverflowError, NotImplementedError):
         return None

@@ -16,7 +16,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,7 +55,7 @@ class SampledPasses(Passes):
             source = sample_seeds.seeded(loader, seeds)
         source = batched(source, pins)
         place = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        self._draws = _Draws(getattr(source, place), self._generators, bool(self._workers))
+        self._draws = _Draws(getattr(source, place), self._generators)
         changes: dict[str, Any] = {place: self._draws}
         self._seeds: _Seeds | None = None
         if self._workers:
@@ -206,13 +206,12 @@ class _Draws(SamplerProxy):
             DataLoader draws its workers' seed in between, unless the workers are persistent.
         started: the state when the pass was started, if the workers' seed is drawn now but was not drawn originally;
             that draw is undone.
-        over: running iterations need no further draws; only read for a loader that ``has_workers``.
+        over: running iterations need no further draws.
     """
 
-    def __init__(self, sampler: Any, generators: list[torch.Generator], has_workers: bool) -> None:
+    def __init__(self, sampler: Any, generators: list[torch.Generator]) -> None:
         super().__init__(sampler)
         self._generators = generators
-        self._has_workers = has_workers
         self.drawing: dict[str, Any] = {}
         self._skip = 0
         self.started: dict[str, Any] | None = None
@@ -247,14 +246,7 @@ class _Draws(SamplerProxy):
         self.drawing = random_state(self._generators)
 
     def _until_over(self, draws: Iterator[Any], before_the_first: Callable[[], None]) -> Iterator[Any]:
-        def begin() -> Iterator[Iterator[Any]]:
-            before_the_first()
-            yield draws
-
-        begun = chain.from_iterable(begin())  # adds no call to a draw
-        return self._unless_over(begun) if self._has_workers else begun
-
-    def _unless_over(self, draws: Iterator[Any]) -> Iterator[Any]:
+        before_the_first()
         while not self.over:
             try:
                 draw = next(draws)
