@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 import weakref
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from drivetrain import Callback, LightningDataModule, LightningModule, Trainer
 from drivetrain.callbacks import EarlyStopping, ModelCheckpoint, Timer
 from drivetrain.errors import ConfigurationError
 from drivetrain.trainer import life
+from drivetrain.trainer import trainer as trainer_module
 
 
 def test_the_datamodule_may_stand_where_the_loaders_do(validated: Any, data: Any, make_trainer: Any) -> None:
@@ -203,6 +205,24 @@ def test_ctrl_c_leaves_with_code_130_after_everything_is_cleaned_up(
     assert caught.value.code == 130
     assert seen == [(KeyboardInterrupt, True, True)]
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_ctrl_c_in_a_notebook_shows_no_frame_below_the_call(
+    regression: Any, loader: Any, make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook shows each frame with ten lines of its source."""
+
+    class Interrupts(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            return self.loss(batch)
+
+    monkeypatch.setattr(trainer_module, "in_notebook", lambda: True)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        make_trainer().fit(Interrupts(), loader)
+    names = [entry.name for entry in traceback.extract_tb(caught.value.__traceback__)]
+    assert names == ["test_ctrl_c_in_a_notebook_shows_no_frame_below_the_call", "fit", "run_job"]
+    assert caught.value.__suppress_context__
 
 
 def test_a_trainer_may_fit_again_after_a_failure(regression: Any, loader: Any, make_trainer: Any) -> None:

@@ -355,16 +355,26 @@ _BY_GROUP = frozenset({"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs
 _OF_OLDER_TORCH = frozenset({"verbose"})  # entries that present schedulers do not have
 
 
+def scheduler_state(scheduler: Any) -> Any:
+    """Return the state of a scheduler without the function that torch 2.9's SWALR has in it, which is no plain data and
+    which the constructor sets.
+    """
+    state = scheduler.state_dict()
+    if isinstance(state, Mapping) and callable(state.get("anneal_func")):
+        return {name: value for name, value in state.items() if name != "anneal_func"}
+    return state
+
+
 def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
     """Load each scheduler's state, and log which constructor arguments it replaces.
 
     Raises:
         CheckpointError: a state is missing or does not fit.
     """
-    before = [scheduler.state_dict() for scheduler in schedulers]
+    before = [scheduler_state(scheduler) for scheduler in schedulers]
     load_states("scheduler", schedulers, states, check_scheduler_state)
     for scheduler, own in zip(schedulers, before, strict=True):
-        if not isinstance(now := scheduler.state_dict(), Mapping):
+        if not isinstance(now := scheduler_state(scheduler), Mapping):
             continue  # a scheduler of the user's own without a state
         names = inspect.signature(type(scheduler).__init__).parameters.keys() & own.keys() & now.keys()
         numbers = [name for name in sorted(names - {"last_epoch"}) if isinstance(own[name], (int, float))]
@@ -385,7 +395,7 @@ def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
     expect(state, (Mapping, None) if own_class else Mapping, place)
     if own_class:
         return
-    own = scheduler.state_dict()
+    own = scheduler_state(scheduler)
     for key, value in own.items():
         if key not in state and not key.startswith("_"):
             raise WrongForm(f"{place}[{key!r}]", "is missing")

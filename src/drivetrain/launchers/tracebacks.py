@@ -22,6 +22,7 @@ _NOT_THE_USERS = (OURS, os.path.dirname(torch.__file__), os.path.dirname(os.__fi
 _PACKAGES = ("site-packages", "dist-packages")  # folders of packages, inside Python's own folder
 
 _Print = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+_FOLLOWS = "_follows_another_rank"  # an attribute of exceptions
 _before: list[_Print] = []  # the previous sys.excepthook; empty until cut_tracebacks() is called
 
 
@@ -38,6 +39,13 @@ def cut_tracebacks() -> None:
     if not _before:
         _before.append(sys.excepthook)
         sys.excepthook = _print_cut
+
+
+def cut_completely(error: BaseException) -> None:
+    """Print ``error`` without a frame if it ends this process: it follows from another rank's failure, which is in its
+    notes, so this rank's lines would only hide that rank's.
+    """
+    setattr(error, _FOLLOWS, True)
 
 
 def traceback_of_user(error: BaseException) -> str:
@@ -80,7 +88,7 @@ def _print_cut(kind: type[BaseException], error: BaseException, trace: Traceback
 
 
 def _cut(error: BaseException) -> TracebackType | None:
-    entries, trace = [], error.__traceback__
+    entries, trace = [], None if getattr(error, _FOLLOWS, False) else error.__traceback__
     while trace is not None:
         entries.append(trace)
         trace = trace.tb_next

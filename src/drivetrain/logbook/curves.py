@@ -9,8 +9,8 @@ from typing import Any
 from drivetrain.base import notebook
 from drivetrain.base.files import encodable
 from drivetrain.base.packages import pyplot
-from drivetrain.errors import UnknownNameError, check_installed, did_you_mean
-from drivetrain.logbook.history import History, why_missing
+from drivetrain.errors import UnknownNameError, check_installed
+from drivetrain.logbook.history import History
 
 _COLUMNS = 3
 _FEW = 50
@@ -35,8 +35,7 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
     known = {*history, *panels}
     for name in names or ("",) * (not known):
         if name not in known:
-            cure = f"{did_you_mean(name, known)} {why_missing()}"
-            raise UnknownNameError(f"trainer.plot({name and repr(name)}) has no values to draw. {cure}")
+            raise UnknownNameError(f"trainer.plot({name and repr(name)}): {history.why_missing(name, known)}")
     wanted = {
         panel: [each for each in found if not names or each in names or panel in names]
         for panel, found in panels.items()

@@ -21,6 +21,7 @@ evaluation keeps at most ``_FOLD_AT`` small tensors per name.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -105,7 +106,8 @@ class Logbook:
         return scopes[key]
 
     def start_run(self) -> None:
-        """Remove everything that an earlier run has logged."""
+        """Remove everything that an earlier run has logged; the calling thread is that of the run."""
+        self._thread = threading.get_ident()
         for group in self._groups:
             self.reset(group)  # a metric object would keep its state, even from an interrupted run
         self._groups = {}
@@ -329,6 +331,16 @@ class Logbook:
             self.bar_metrics = {**self.bar_metrics, **shown}
         return read
 
+    def newest_bar_metrics(self) -> dict[str, float]:
+        """Return the values for the bar as of now, read from their devices; to another thread than the run's, those of
+        the last flush.
+        """
+        if threading.get_ident() == self._thread:
+            metrics = self.refresh()
+            shown = [(name, each) for each in self._entries(self.group) if each.to_bar for name in each.names]
+            self.read([Row(name, metrics[name], each) for name, each in shown if name in metrics])
+        return self.bar_metrics
+
     def refresh(self) -> dict[str, Any]:
         """Update both kinds of metrics from the running group, without any transfer; return ``callback_metrics``.
 
@@ -467,6 +479,7 @@ class Logbook:
             full = f"{name}/dataloader_idx_{scope.dataloader_idx}"
         self._check_name(full, scope)
         entry = scope.entries[name] = Entry(self, full, options, rule, scope.dataloader_idx)
+        self.history.logged.update(dict.fromkeys(entry.names, entry.to_logger))
         return entry
 
     def _check_name(self, name: str, scope: Scope) -> None:

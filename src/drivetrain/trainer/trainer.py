@@ -450,8 +450,8 @@ class Trainer(TrainerView):
             except KeyboardInterrupt as interrupt:
                 rank_zero_info("Interrupted: cleaning up.")
                 life.abort(self, interrupt)
-                if in_notebook():
-                    raise
+                if in_notebook():  # it shows each frame with its source, and the user has asked for this
+                    raise interrupt.with_traceback(None) from None
                 raise SystemExit(128 + signal.SIGINT) from interrupt
             except BaseException as error:
                 error_notes.note_place(error, self.progress, self.strategy.global_rank, self._run_parts)
