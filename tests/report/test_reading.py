@@ -194,7 +194,7 @@ def test_two_real_fits_are_one_training(make_trainer: Any, data: Any, tmp_path: 
     logger = CSVLogger(tmp_path / "logs", name="")
     checkpoint = ModelCheckpoint(save_last=True)
     first = fitted(make_trainer, data, logger, checkpoint)
-    trainer = make_trainer(max_epochs=2, logger=CSVLogger(tmp_path / "logs", name=""), callbacks=[ModelCheckpoint()])
+    trainer = make_trainer(max_epochs=2, logger=CSVLogger(tmp_path / "logs", name=""), enable_checkpointing=True)
     trainer.fit(Validated(), DataLoader(data, 8), DataLoader(data, 8), ckpt_path=checkpoint.last_model_path)
     assert Path(trainer.log_dir) != first
     run = read(trainer.log_dir)
