@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.torch_private import schedulers_in
 from drivetrain.errors import CheckpointError, CheckpointMismatchError, DrivetrainError, shown
 
 _LARGEST = 2**63
@@ -408,8 +409,7 @@ def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
             name = type(scheduler).__name__
             raise WrongForm(f"{place}[{shown(key)}]", f"is no entry of a {name}: another scheduler has saved this")
     check_form(state, own, place)
-    parts = getattr(scheduler, "_schedulers", ())
-    for index, (part, saved) in enumerate(zip(parts, state.get("_schedulers", ()), strict=False)):
+    for index, (part, saved) in enumerate(zip(schedulers_in(scheduler), state.get("_schedulers", ()), strict=False)):
         check_scheduler_state(saved, part, f"{place}['_schedulers'][{index}]")
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.base.packages import c10d
+from drivetrain.base.torch_private import default_store
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies import collectives
 from drivetrain.strategies.collectives import differing_names, operation_of, reduction_of
@@ -195,7 +196,7 @@ class TorchGroup(Group):
         Raises:
             ConfigurationError: the members are in different numbers of groups; raised on all of them.
         """
-        store = c10d._get_default_store()
+        store = default_store()
         # how often this rank has asked for this group in this job
         times = store.add(f"drivetrain/group {ranks} by {self.rank}", 1)
         key = f"drivetrain/group {ranks}/{times}"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.base.torch_private import non_persistent_buffers
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies.fsdp_blocks import class_name
 from drivetrain.strategies.group import Group
@@ -38,7 +39,7 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
     names = {module: name or class_name(root) for name, module in root.named_modules()}
     without = [each for each in layers if not callable(getattr(each, "reset_parameters", None))]
     if loads:
-        without = [each for each in without if each._non_persistent_buffers_set]
+        without = [each for each in without if non_persistent_buffers(each)]
     if without:
         raise ConfigurationError(
             f"These layers have parameters or buffers on the meta device, and no method reset_parameters() that gives "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from drivetrain.base import introspect
+from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError
 from drivetrain.legacy.migrate.configuration import Configuration
 
@@ -51,7 +51,7 @@ def test_every_new_path_leads_to_a_class() -> None:
     for name in ("loggers.CSVLogger", "callbacks.Timer", "plugins.environments.SLURMEnvironment", "LightningModule"):
         found = Configuration("fit.yaml", f"class_path: lightning.pytorch.{name}\n".encode())
         module, _, cls = found.result().split()[1].rpartition(".")
-        assert isinstance(introspect.load(f"{module}:{cls}"), type)
+        assert isinstance(load(f"{module}:{cls}"), type)
 
 
 def test_a_name_that_is_not_there_is_left_with_its_reason() -> None:
