@@ -58,7 +58,6 @@ TESTS_OF = {
     "compat/fabric_xla.py": "xla/test_fabric.py",
     "compat/installing.py": "compat/test_install.py",
     "compat/loop_views.py": "familiar/test_training.py trainer/test_properties.py",
-    "compat/served.py": "compat/test_public_names.py",
     "compat/startup/sitecustomize.py": "compat/test_children.py",
     "compat/table.py": "compat/test_public_names.py",
     "doctor/clock.py": "doctor/test_machine.py",

@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.callbacks._checkpoint_arguments import check_place
 from drivetrain.errors import ConfigurationError, wrong_value
 from drivetrain.loops.goodput import NAME, Report, account, read
 from drivetrain.loops.ledger import Ledger, TimedSlot, since_process_start_s
 from drivetrain.trainer.telling import log
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 
 class GoodputMonitor(Callback):

@@ -6,16 +6,13 @@ import time
 from collections import deque
 from dataclasses import replace
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base import notebook
+from drivetrain.callback import LightningModule, Trainer
 from drivetrain.callbacks.plain_progress import PlainProgressBar
 from drivetrain.callbacks.progress_bar import Snapshot
 from drivetrain.loops.progress import RunningStage
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 _PAUSE_S = 0.2
 _MOST_LEFT = 100

@@ -35,7 +35,7 @@ from drivetrain.base.tree import batch_sizes
 from drivetrain.errors import LoggingError, LogNameError
 from drivetrain.logbook.entry import Entry, Logged, LogRule, Options, Value, check_arguments, check_same
 from drivetrain.logbook.history import History
-from drivetrain.logbook.reading import read_together
+from drivetrain.logbook.reading import as_tensor, read_together
 
 
 class Row(NamedTuple):
@@ -151,9 +151,7 @@ class Logbook:
             scope.entries.clear()
 
     def logged(self, group: str) -> list[Logged]:
-        """Return how each name was logged in the running epoch of ``group``, or in the last epoch before its first
-        value.
-        """
+        """Return how each name was logged in the running epoch of ``group``; before its first value, in the last."""
         return [entry.logged() for entry in self._entries(group)] or self._logged_before.get(group, [])
 
     def begin(self, group: str) -> None:
@@ -199,9 +197,7 @@ class Logbook:
         self.epoch_done = self.copies = True
 
     def mute(self, muted: bool) -> None:
-        """Set whether logged values are discarded; they are while a rank repeats a batch so that the others need not
-        wait.
-        """
+        """Set whether logged values are discarded, as while a rank repeats a batch so that the others need not wait."""
         self.muted = muted
 
     def put_back(self, rows: Sequence[Row]) -> None:
@@ -332,9 +328,7 @@ class Logbook:
         return read
 
     def newest_bar_metrics(self) -> dict[str, float]:
-        """Return the values for the bar as of now, read from their devices; to another thread than the run's, those of
-        the last flush.
-        """
+        """Return the values for the bar, read now; to another thread than the run's, those of the last flush."""
         if threading.get_ident() == self._thread:
             metrics = self.refresh()
             shown = [(name, each) for each in self._entries(self.group) if each.to_bar for name in each.names]
@@ -350,7 +344,7 @@ class Logbook:
         for entry in self._entries(self.group):
             if entry.on_step and entry.last is not None and self._held.get(entry) is not self._newest(entry):
                 name, agreed = entry.step_name, self._agreed(entry)
-                value = _tensor(entry.last_scalar() if agreed is None else agreed)
+                value = as_tensor(entry.last_scalar() if agreed is None else agreed)
                 if trains:
                     metrics[entry.name] = metrics[name] = value
                 if entry.to_logger:
@@ -358,7 +352,7 @@ class Logbook:
             known = self.epoch_done or (entry.once and not entry.shared and entry.metric is None)
             if known and entry.on_epoch and (result := entry.epoch_value()) is not None:
                 name = entry.epoch_name
-                metrics[entry.name] = metrics[name] = value = _tensor(result)
+                metrics[entry.name] = metrics[name] = value = as_tensor(result)
                 if entry.to_logger:
                     self.logged_metrics[name] = value
         return metrics
@@ -503,9 +497,3 @@ class Logbook:
         else:
             return
         self._logged_first[name] = None
-
-
-def _tensor(value: Value | None) -> Tensor:
-    if not isinstance(value, Tensor):
-        return torch.tensor(value, dtype=torch.float64)
-    return value if value.is_floating_point() else value.to(torch.float32)

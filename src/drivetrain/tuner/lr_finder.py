@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, MissingPackageError, check_choice, check_count, is_number
 from drivetrain.loops.fit import fit
 from drivetrain.loops.run import ENDLESS
 from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
 from drivetrain.tuner.trial import trial
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 _SMOOTHING = 0.98
 
