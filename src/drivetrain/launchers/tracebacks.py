@@ -1,4 +1,4 @@
-"""Tracebacks reduced to the user's code: in reports, and when an uncaught exception ends a process.
+"""Tracebacks reduced to the user's code: in reports, in notebooks, and when an uncaught exception ends a process.
 
 Library frames above the user's innermost line are left out. An error of drivetrain's own contains the cure, so no frame
 below that line is shown.
@@ -80,14 +80,15 @@ def _print_cut(kind: type[BaseException], error: BaseException, trace: Traceback
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
     try:
         for one, _ in complete:
-            one.__traceback__ = _cut(one)
+            one.__traceback__ = cut(one)
         _before[0](kind, error, error.__traceback__)
     finally:
         for one, found in complete:  # all frames are linked again afterwards, for a debugger
             one.__traceback__ = found
 
 
-def _cut(error: BaseException) -> TracebackType | None:
+def cut(error: BaseException) -> TracebackType | None:
+    """Return the traceback of ``error`` without library frames above the user's innermost line."""
     entries, trace = [], None if getattr(error, _FOLLOWS, False) else error.__traceback__
     while trace is not None:
         entries.append(trace)
