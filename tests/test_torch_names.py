@@ -152,7 +152,7 @@ checkpoints/foreign.py checkpoints/references.py checkpoints/unread.py cli/check
 compat/collectives.py data/batched.py data/combined.py data/sampled_passes.py doctor/optimizers.py
 engine/snapshots.py engine/wrappers.py launchers/flight.py legacy/v1_3/training_type_plugins.py logbook/entry.py
 loops/direct.py loops/graph_parts.py loops/replay.py loops/step_checks.py precision/_layers.py
-precision/bitsandbytes.py proof/recorder.py strategies/_deepspeed_scaler.py strategies/batchnorm.py
+precision/bitsandbytes.py proof/recorder.py strategies/_deepspeed_optimizers.py strategies/batchnorm.py
 strategies/context_parallel.py strategies/ddp.py strategies/fsdp_blocks.py strategies/fsdp_kept.py
 strategies/fully_sharded.py strategies/gradient_exchange.py strategies/group.py strategies/local_passes.py
 strategies/meeting.py strategies/model_parallel.py strategies/optimizer_states.py strategies/replicas.py

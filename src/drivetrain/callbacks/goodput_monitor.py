@@ -18,7 +18,7 @@ from drivetrain.trainer.telling import log
 
 
 class GoodputMonitor(Callback):
-    """Writes where the wall time of fits goes into a ledger, which later runs continue: ``ledger.jsonl``.
+    """Writes a ledger, ``ledger.jsonl``, of what the wall time of fits is used for; later runs continue it.
 
     ``trainer.goodput`` is the share of the wall time that was training steps that count. If there are loggers, it is
     logged as ``goodput``, on the steps on which they are written. A fit that continues earlier runs logs a line at its

@@ -83,7 +83,7 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()  # a sparse tensor has no `nbytes`: the size of a dense one
+    return tensor.numel() * tensor.element_size()  # as if it were dense: a sparse tensor has no `nbytes`
 
 
 def _summary(tensors: Iterable[Tensor]) -> dict[str, Any]:

@@ -23,13 +23,13 @@ from torch.optim import Optimizer
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.introspect import overrides, reads
-from drivetrain.base.members import Members, overridden_members
 from drivetrain.base.no_init import NoInit
-from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.checkpoints.io import CheckpointIO, reading
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.compat.members import TRAINER_ONLY, names, refused
+from drivetrain.compat.overrides import Members, overridden_members
 from drivetrain.engine import snapshots
-from drivetrain.engine.verbs import Verbs, reading
+from drivetrain.engine.verbs import Verbs
 from drivetrain.engine.wrappers import EngineModule, OptimizerHandle, TakeStep, follow, unwrapped
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision

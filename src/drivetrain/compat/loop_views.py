@@ -15,7 +15,7 @@ from drivetrain.callback import Trainer
 from drivetrain.compat import connector_views
 from drivetrain.errors import NotSupportedError
 from drivetrain.loops.progress import RunningStage
-from drivetrain.loops.results import results_table
+from drivetrain.trainer.telling import results_table
 
 _LOOP_METHODS = (
     "run", "reset", "setup_data", "on_run_start", "on_run_end", "teardown", "_evaluation_step", "_on_evaluation_start",
@@ -121,9 +121,9 @@ class OptimizationView:
     """``epoch_loop.automatic_optimization`` and ``epoch_loop.manual_optimization``: the optimizer steps of this
     mode.
 
-    Lightning's number is inside of other objects, ``optim_progress.optimizer.step.total.completed``; here each of these
-    names is this object. Programs that call an optimizer without its wrapper write their own steps to ``completed``:
-    ``trainer.global_step``, the sum of the Trainer's and the module's steps, changes with it.
+    Lightning nests several objects around the number, ``optim_progress.optimizer.step.total.completed``; here each of
+    these attributes is this object itself. Programs that call an optimizer without its wrapper write their own steps to
+    ``completed``: ``trainer.global_step``, the sum of the Trainer's and the module's steps, changes with it.
     """
 
     def __init__(self, trainer: Trainer, by_hand: bool) -> None:

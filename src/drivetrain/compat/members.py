@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from drivetrain.base.ini import tables
 from drivetrain.base.introspect import is_own_class
-from drivetrain.base.members import Members, warn_once
+from drivetrain.compat.overrides import Members, warn_once
 
 _FILE = tables(__file__, "members.ini")
 

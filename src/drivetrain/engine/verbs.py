@@ -23,7 +23,7 @@ from drivetrain.base.no_init import NoInit
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.base.tree import move
-from drivetrain.checkpoints.io import background_of
+from drivetrain.checkpoints.io import background_of, reading
 from drivetrain.checkpoints.plain import decode, encode
 from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
@@ -366,10 +366,3 @@ class Verbs:
 
 def _ids(parameters: Iterable[nn.Parameter]) -> set[int]:
     return {id(parameter) for parameter in parameters}
-
-
-def reading(weights_only: bool | None) -> dict[str, Any]:
-    """Return ``weights_only`` as keyword arguments of ``load_checkpoint``; none for ``None``, because a user's store
-    may not accept it.
-    """
-    return {} if weights_only is None else {"weights_only": weights_only}

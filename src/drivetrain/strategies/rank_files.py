@@ -25,7 +25,7 @@ from drivetrain.base.lazy import on_first_use
 from drivetrain.base.restoring import WrongForm, count, entry, expect, shown_error
 from drivetrain.checkpoints.file import entries as entries_of
 from drivetrain.checkpoints.file import reads_files
-from drivetrain.checkpoints.io import CheckpointIO, background_of, wait_for
+from drivetrain.checkpoints.io import CheckpointIO, background_of, reading, wait_for
 from drivetrain.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -286,8 +286,7 @@ def read(strategy: Strategy, listed: Entry, path: str | Path, weights_only: bool
         CheckpointError: the file is missing or has changed since it was written; the message names it.
     """
     file = checked(listed, path)
-    options = {} if weights_only is None else {"weights_only": weights_only}
-    return expect(strategy.checkpoint_io.load_checkpoint(file, **options), Mapping)
+    return expect(strategy.checkpoint_io.load_checkpoint(file, **reading(weights_only)), Mapping)
 
 
 def checked(listed: Entry, path: str | Path) -> str:

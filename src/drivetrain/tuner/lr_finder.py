@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from drivetrain import parity
+from drivetrain.base.packages import pyplot
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.callback import Callback, LightningModule, Trainer
-from drivetrain.errors import ConfigurationError, MissingPackageError, check_choice, check_count, is_number
+from drivetrain.errors import ConfigurationError, check_choice, check_count, check_installed, is_number
 from drivetrain.loops.fit import fit
 from drivetrain.loops.run import ENDLESS
 from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
@@ -81,12 +82,9 @@ class LRSweep:
             ConfigurationError: matplotlib is not installed.
         """
         if ax is None or show:
-            try:
-                import matplotlib.pyplot as plt
-            except ImportError as error:
-                raise MissingPackageError("LRSweep.plot draws with matplotlib. pip install matplotlib.") from error
+            check_installed("LRSweep.plot()", "matplotlib", "LRSweep.results")
         if ax is None:
-            _, ax = plt.subplots()
+            _, ax = pyplot.subplots()
         rates, losses = self.results["lr"], self.results["loss"]
         ax.plot(rates, losses)
         if self.mode == "exponential":
@@ -96,7 +94,7 @@ class LRSweep:
         if suggest and self.suggestion() is not None and self._optimal_idx is not None:
             ax.plot(rates[self._optimal_idx], losses[self._optimal_idx], markersize=10, marker="o", color="red")
         if show:
-            plt.show()
+            pyplot.show()
         return ax.get_figure()
 
 
