@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch.distributed.tensor.parallel as tensor_parallel
     import tqdm.auto as tqdm_auto
 
-    ipython_display: Any  # mypy meets it in a cycle of imports, before it has read __getattr__
 
 __all__ = [  # those with types; the others are Any
     "dcp", "dcp_files", "dcp_saver", "device_mesh", "dtensor", "fcntl", "fsdp", "psutil", "rich", "rich_console",
