@@ -371,6 +371,11 @@ def test_each_package_in_packages_py_is_used_and_each_used_one_is_in_it() -> Non
         if isinstance(node, ast.ImportFrom) and node.module == "drivetrain.base.packages"
         for alias in node.names
     }
+    used |= {
+        node.attr
+        for node in froms
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "packages"
+    }
     assert used == listed
 
 

@@ -207,7 +207,7 @@ TESTS_OF = {
     "trainer/telling.py": "trainer/test_results.py",
     "trainer/weights.py": "trainer/test_resume.py trainer/test_checkpoint.py",
     "trials/child.py": "trials/test_command.py",
-    "tuner/_tuned_attribute.py": "tuner/test_lr_finder.py tuner/test_batch_size_finder.py",
+    "tuner/tuned_attribute.py": "tuner/test_lr_finder.py tuner/test_batch_size_finder.py",
     "tuner/tuning.py": "tuner/test_lr_finder.py",
 }
 

@@ -18,7 +18,7 @@ from drivetrain.errors import check_installed
 from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.hparams import HyperparametersMixin
 from drivetrain.module.module import LightningModule
-from drivetrain.tuner._tuned_attribute import holders, write
+from drivetrain.tuner.tuned_attribute import holders, write
 
 _CONTRACTS = (LightningModule, LightningDataModule, Callback)
 

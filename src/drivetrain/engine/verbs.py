@@ -290,14 +290,14 @@ class Verbs:
             CheckpointError: a rank's file is missing or damaged, and ``strict``; raised on every rank.
         """
         strategy, listed, own, failure = self.strategy, held.get(_RANK_FILES, ()), held.get(_RANK_STATE, {}), None
-        if 1 + len(listed) != strategy.world_size:
-            rank_zero_warn(f"{path}: {rank_files.of_other_ranks(strategy, 1 + len(listed))}")
+        if (saved_by := rank_files.saved_by(listed)) != strategy.world_size:
+            rank_zero_warn(f"{path}: {rank_files.of_other_ranks(strategy, saved_by)}")
             return {}
         if strategy.global_rank > 0:
             try:
                 with restoring(f"the file of rank {strategy.global_rank}"):
-                    entry = expect(listed[strategy.global_rank - 1], Mapping)
-                    own = rank_files.read(strategy, entry, path, weights_only).get(_RANK_STATE, {})
+                    own = rank_files.read(strategy, listed, strategy.global_rank, path, weights_only)
+                    own = own.get(_RANK_STATE, {})
             except Exception as error:
                 failure = shown_error(error)
         failures = [text for text in strategy.world.gather_objects(failure) if text]

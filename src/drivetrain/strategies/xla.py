@@ -29,7 +29,7 @@ from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.gradient_exchange import GradientExchanges
 from drivetrain.strategies.group import Group, LoneGroup, all_or_alone
 from drivetrain.strategies.parallel import until_thawed
-from drivetrain.strategies.peers import CURES, dumped, loaded
+from drivetrain.strategies.peers import CURES, as_bytes, dumped, loaded
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
 
 
@@ -58,7 +58,7 @@ class XLAGroup(Group):
             padded = torch.nn.functional.pad(mine, (0, max(sizes) - len(mine)))
             rows = self._stacked(padded.to(self.device)).cpu()
         each = zip(self.ranks, rows, sizes, strict=True)
-        return [obj if rank == self.rank else loaded(row[:size], self.device) for rank, row, size in each]
+        return [obj if rank == self.rank else loaded(as_bytes(row[:size]), self.device) for rank, row, size in each]
 
     def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
         if sync_grads and tensor.requires_grad and torch.is_grad_enabled():

@@ -12,8 +12,8 @@ from drivetrain.errors import ConfigurationError, check_choice, check_count, is_
 from drivetrain.loops.evaluate import Predictions, evaluate
 from drivetrain.loops.fit import fit
 from drivetrain.loops.run import ENDLESS
-from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
 from drivetrain.tuner.trial import trial
+from drivetrain.tuner.tuned_attribute import set_tuned, tuned_name
 
 _STAGES = {"fit": "fit", "validate": "val", "test": "test", "predict": "predict"}
 

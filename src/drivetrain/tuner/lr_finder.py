@@ -14,8 +14,8 @@ from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, check_choice, check_count, check_installed, is_number
 from drivetrain.loops.fit import fit
 from drivetrain.loops.run import ENDLESS
-from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
 from drivetrain.tuner.trial import trial
+from drivetrain.tuner.tuned_attribute import set_tuned, tuned_name
 
 _SMOOTHING = 0.98
 

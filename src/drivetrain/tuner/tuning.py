@@ -15,10 +15,10 @@ from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.progress import Progress
 from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.trainer.trainer import Trainer
-from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
 from drivetrain.tuner.batch_size_finder import BatchSizeFinder
 from drivetrain.tuner.lr_finder import LearningRateFinder, LRSweep
 from drivetrain.tuner.trial import OF_RUN
+from drivetrain.tuner.tuned_attribute import set_tuned, tuned_name
 
 Method = Literal["fit", "validate", "test", "predict"]
 
