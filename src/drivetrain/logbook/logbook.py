@@ -69,8 +69,7 @@ class Logbook:
         group: the running group: "train", "validate", "test". ``epoch_done``: whether the reductions of the group's
             epoch are final.
         callback_metrics: the latest value of every name, as tensors on their own device.
-        bar_metrics: the values for the progress bar: plain floats of the last flush, in a dictionary that is never
-            modified, so a thread may read it at any time.
+        bar_metrics: floats of the last flush, in a dictionary that is never modified, so a thread may read it.
         logged_metrics: as ``callback_metrics``, for the names that loggers get, under the loggers' names.
         flushes: the number of times that values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
