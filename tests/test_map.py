@@ -51,6 +51,7 @@ TESTS_OF = {
     "clusters/skypilot.py": "clusters/test_machines.py",
     "clusters/vertex.py": "clusters/test_machines.py",
     "clusters/xla.py": "strategies/test_xla.py xla/test_xla.py",
+    "__main__.py": "cli/test_command.py",
     "compat/__main__.py": "compat/test_command.py",
     "compat/collectives.py": "familiar/test_engine.py familiar/test_engine_on_ranks.py",
     "compat/connector_views.py": "trainer/test_connector_views.py",

@@ -53,6 +53,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from drivetrain.base.rank_zero import log, rank_zero_only
+from drivetrain.base.torch_private import keep_iterator, kept_iterator
 from drivetrain.data.resample import SamplerProxy, replaced
 
 L = TypeVar("L")
@@ -72,9 +73,9 @@ def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
     source = batched(loader, pins)
     if source is loader:
         return iter(loader)
-    source._iterator = loader._iterator
+    keep_iterator(source, kept_iterator(loader))
     iterator = iterate(source)
-    loader._iterator = source._iterator
+    keep_iterator(loader, kept_iterator(source))
     return iterator
 
 
