@@ -244,7 +244,9 @@ def recorder(ledger: Ledger, lines: Lines, values: Iterable[tuple[str, Any]], be
                 dtype = "" if whole is None else str(whole.dtype).removeprefix("torch.")
                 ledger.steps.append([Exchange(name, ranks, size, dtype, phase, block, -1), used])
                 if "reduce" in name:
-                    self.mark([each for each in inputs if ledger.kinds.get(self.number(each) or -1) == OTHER], EXCHANGED)
+                    self.mark(
+                        [each for each in inputs if ledger.kinds.get(self.number(each) or -1) == OTHER], EXCHANGED
+                    )
                 return
             if func._opname in _FREE:
                 return
@@ -254,13 +256,17 @@ def recorder(ledger: Ledger, lines: Lines, values: Iterable[tuple[str, Any]], be
             dtype = next((str(each.dtype).removeprefix("torch.") for each in inputs if each.is_floating_point()), "")
             name = f"{func.namespace}.{func._opname}"
             flops = _flops(func, args, outputs)
-            ledger.steps.append([Operation(name, dtype, flops, bytes_moved, phase, block, line), set() if apart else used])
+            ledger.steps.append(
+                [Operation(name, dtype, flops, bytes_moved, phase, block, line), set() if apart else used]
+            )
 
         def _read(self, func: Any, args: Any, place: Any) -> Any:
             """Return the value of a tensor: the program's own, if it is known, else zero."""
             tensor, line = args[0], place[2]
             if not line:  # drivetrain or torch itself reads, such as a value for a logger
-                counts = any(each == "_get_value" for each in _callers())  # the step of an optimizer, which divides by it
+                counts = any(
+                    each == "_get_value" for each in _callers()
+                )  # the step of an optimizer, which divides by it
                 return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
             at = next((index for index, (where, _) in enumerate(known) if where == line), None)
             if at is not None:
