@@ -41,6 +41,7 @@ COMMANDS: dict[str, Command] = {
     "test": Command("drivetrain.cli.fit:main", "one pass over the test data", _TRAIN),
     "predict": Command("drivetrain.cli.fit:main", "the model's outputs for the prediction data", _TRAIN),
     "run": Command("drivetrain.cli.run:main", "run a program with a loop of its own on hardware chosen here", _TRAIN),
+    "plan": Command("drivetrain.forecast.command:main", "tell what a run will need, without its hardware", _TRAIN),
     "recipe": Command("drivetrain.cli.recipe:main", "print the file that submits a program to a cluster", _TRAIN),
     "report": Command("drivetrain.report.command:main", "write a page on a run, or on what differs between two", _RUNS),
     "advise": Command(

@@ -58,6 +58,11 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
     from drivetrain.forecast import standins, torch_tools
     from drivetrain.forecast.tries import Planner
 
+    from drivetrain.forecast.allowance import needed
+
+    def fits(found: Any) -> bool:
+        return asked["memory"] is None or needed(found, asked["devices"]) <= asked["memory"]
+
     job = standins.Job(asked["devices"], asked["per_node"], asked["rank"], asked["on_host"])
     mode: Any = torch_tools.fake_mode()
     cast("Any", entrance).resolve = standins.planned(job)
@@ -69,7 +74,7 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         if fn != "fit":
             raise NotImplementedError(f"The program calls trainer.{fn.value} before trainer.fit, and a plan is of a fit.")
         started = make_job(trainer, fn, *args[:3], None, None)
-        _end(result, Planner(job, mode, program, asked).run(trainer, started))
+        _end(result, Planner(job, mode, program, asked).run(trainer, started, fits))
 
     trainers._job = fit_is_planned
 

@@ -48,6 +48,8 @@ class Measured:
         unreadable: the lines that read values, and how often.
         seconds: how long the measurement took.
         start: the bytes by kind when the window begins.
+        batch_size: the samples of a micro-batch; 0: not known.
+        is_complete: whether all blocks were measured.
     """
 
     stretches: dict[Key, Stretch]
@@ -59,6 +61,8 @@ class Measured:
     unreadable: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     start: dict[str, int] = field(default_factory=dict)
+    batch_size: int = 0
+    is_complete: bool = False
 
     @property
     def peak(self) -> Stretch:
@@ -68,7 +72,8 @@ class Measured:
 
 def measured(
     ledger: Ledger, first: int, steps: tuple[Operation | Exchange, ...], blocks: tuple[str, ...],
-    lists: tuple[tuple[str, int], ...], batches: int, on_host: tuple[str, ...], seconds: float,
+    lists: tuple[tuple[str, int], ...], batches: int, on_host: tuple[str, ...], seconds: float, batch_size: int,
+    is_complete: bool,
 ) -> Measured:  # fmt: skip
     """Return the memory of the window that begins with the event number ``first``."""
     kinds, activations = Counter[str](), Counter[str]()
@@ -96,7 +101,9 @@ def measured(
                 event.block, event.line,
             )  # fmt: skip
     found = dict(ledger.unreadable)
-    return Measured(stretches, Recorded(steps), blocks, lists, batches, on_host, found, seconds, start)
+    return Measured(
+        stretches, Recorded(steps), blocks, lists, batches, on_host, found, seconds, start, batch_size, is_complete
+    )
 
 
 class _Places:

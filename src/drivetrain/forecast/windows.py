@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import drivetrain
-from drivetrain.base.tree import map_leaves
+from drivetrain.base.tree import batch_sizes, map_leaves
 from drivetrain.callback import Callback
 from drivetrain.forecast import blocks, torch_tools
 from drivetrain.forecast.ledger import (
@@ -59,12 +59,14 @@ class Case:
     Attributes:
         lengths: for each list of repeated blocks, how many of them are left; ``None``: all.
         divides: the micro-batch is divided by this number, and the window has as many times more batches.
+        samples: the micro-batch has so many samples, and the window as many batches as before.
         recomputes: blocks recompute their activations in the backward pass.
         foreach: optimizers step all parameters in one call, as on devices other than the host.
     """
 
     lengths: tuple[int, ...] | None = None
     divides: int = 1
+    samples: int | None = None
     recomputes: bool = False
     foreach: bool = True
 
@@ -133,7 +135,8 @@ class Windows:
         self._window = self._batches = 0
         self.blocks: dict[str, nn.Module] = {}
         self.lists: tuple[tuple[str, int], ...] = ()
-        self._began = time.monotonic()
+        self._began = time.process_time()
+        self.batch_size = 0
 
     def run(self, trainer: Any, job: Any) -> Measured:
         """Run the windows of ``job`` on ``trainer`` and return what they need."""
@@ -153,6 +156,7 @@ class Windows:
                 if stage != "fit":
                     return found
                 batch = next(iter(found))
+            self.batch_size = next(batch_sizes(batch), 0)
             return OneBatch(self._fake(batch), self._window * WINDOWS + 1)
 
         def with_modes(trainer: Any) -> None:
@@ -200,8 +204,8 @@ class Windows:
             parts = self.case.divides
             if not isinstance(tensor, Tensor):
                 return tensor
-            if parts > 1 and tensor.ndim:
-                tensor = tensor[: max(1, tensor.shape[0] // parts)].contiguous()
+            if tensor.ndim and (parts > 1 or self.case.samples):
+                tensor = tensor[: self.case.samples or max(1, tensor.shape[0] // parts)].contiguous()
             return torch_tools.alike(self.mode, tensor)
 
         return map_leaves(fake, batch)
@@ -235,7 +239,8 @@ class Windows:
         host = _on_host(self.trainer.strategy)
         self.result = measured(
             self.ledger, events, finished(self.ledger, steps), tuple(self.blocks), self.lists,
-            batches=self.batches, on_host=host, seconds=time.monotonic() - self._began,
+            batches=self.batches, on_host=host, seconds=time.process_time() - self._began,
+            batch_size=self.batch_size, is_complete=self.case.lengths is None,
         )  # fmt: skip
         for handle in (*self._handles, *self.recorder.handles):
             handle.remove()
