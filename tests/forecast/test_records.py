@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.forecast.records import steps_of
 from torch.nn.functional import scaled_dot_product_attention
 
 from drivetrain.forecast import torch_tools
@@ -73,15 +72,9 @@ def test_only_kernels_are_recorded() -> None:
 
 
 def window_of(programs: Any, folder: Path, strategy: str) -> list[Any]:
-    program, result = folder / "program.py", folder / "result"
+    program = folder / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
-    asked = {"result": str(result), "devices": 4, "per_node": 4, "rank": 0, "on_host": False, "values": []}
-    env = {**os.environ, "DRIVETRAIN_PLAN": json.dumps(asked)}
-    done = programs.run("-m", "drivetrain.forecast.child", program, strategy, cwd=folder, env=env)
-    assert done.returncode == 0, done.stderr
-    found = pickle.loads(result.read_bytes())
-    assert "base" in found, found
-    return list(found["base"].recorded.steps)
+    return steps_of(programs, folder, 4, program, strategy)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the child process copies itself")
