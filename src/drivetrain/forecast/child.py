@@ -65,6 +65,8 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
 
     job = standins.Job(asked["devices"], asked["per_node"], asked["rank"], asked["on_host"])
     mode: Any = torch_tools.fake_mode()
+    if not job.on_host:
+        _KEPT.append(torch_tools.autocast_as_devices_do())
     cast("Any", entrance).resolve = standins.planned(job)
     standins.stand_in_for_ranks(job)
     standins.parameters_become_fake(mode)
@@ -77,6 +79,9 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         _end(result, Planner(job, mode, program, asked).run(trainer, started, fits))
 
     trainers._job = fit_is_planned
+
+
+_KEPT: list[Any] = []
 
 
 def _end(result: Path, found: dict[str, Any]) -> None:

@@ -203,6 +203,12 @@ def recorder(ledger: Ledger, lines: Lines, values: Iterable[tuple[str, Any]], be
                 if (number := self.number(tensor)) is not None:
                     ledger.kinds[number] = kind
 
+        def forget(self, kind: str) -> None:
+            """Count the storages of a kind as freed."""
+            for number in self.numbers.values():
+                if ledger.kinds[number] == kind:
+                    self._grow(number, -self.sizes[number], self._last)
+
         # ---- operations ------------------------------------------------------------------------------------------
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

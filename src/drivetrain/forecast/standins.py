@@ -148,9 +148,23 @@ def stand_in_for_ddp() -> None:
     torch_ddp._verify_param_shape_across_processes = lambda *args, **options: True
     torch_ddp._sync_module_states = lambda *args, **options: None
     cast("Any", dist).Reducer._rebuild_buckets = lambda reducer: False
-    wrap = DDPStrategy._wrapped
+    wrap, assign = DDPStrategy._wrapped, cast("Any", dist)._compute_bucket_assignment_by_size
+
+    def assigned(parameters: list[Tensor], limits: list[int], *sparse: Any) -> Any:
+        if not ARRIVED:
+            return assign(parameters, limits, *sparse)
+        places = {id(each): at for at, each in enumerate(parameters)}
+        order = [places[each] for each in ARRIVED if each in places]
+        order += [at for at in places.values() if at not in set(order)]
+        buckets, sizes = assign([parameters[at] for at in order], _limits, [sparse[0][at] for at in order])
+        return [[order[at] for at in bucket] for bucket in reversed(buckets)], list(reversed(sizes))
+
+    _limits: list[int] = []
 
     def wrapped(strategy: DDPStrategy, module: nn.Module) -> Any:
+        cap = strategy.ddp_arguments.get("bucket_cap_mb")
+        first = cast("Any", dist)._DEFAULT_FIRST_BUCKET_BYTES if cap is None else int(cap * 2**20)
+        _limits[:] = [first, int((25 if cap is None else cap) * 2**20)]
         model = wrap(strategy, module)
         if strategy.comm[1] is None:  # torch's own exchange needs the result of a real one
             hook: Any = _mean
@@ -159,6 +173,12 @@ def stand_in_for_ddp() -> None:
         return model
 
     cast("Any", DDPStrategy)._wrapped = wrapped
+    cast("Any", dist)._compute_bucket_assignment_by_size = assigned
+
+
+ARRIVED: list[int] = []
+"""The parameters, by identity, in the order in which their gradients arrive in the first window. DDP exchanges all in
+one bucket there, and divides them by this order afterwards; a plan wraps the model again to do the same."""
 
 
 def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -68,6 +69,36 @@ def resizes_seen(seen: Callable[[torch.UntypedStorage, int, int], None]) -> Iter
         yield
     finally:
         torch.UntypedStorage.resize_ = own  # type: ignore[method-assign]
+
+
+# ---- autocast --------------------------------------------------------------------------------------------------------
+
+_WIDE = (
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar softplus "
+    "layer_norm group_norm cosine_similarity nll_loss nll_loss2d kl_div l1_loss smooth_l1_loss huber_loss mse_loss "
+    "binary_cross_entropy_with_logits logsumexp softmax.int log_softmax.int cumsum cumprod sum sum.dim_IntList prod"
+)
+"""What autocast computes in 32 bits on other devices than the host."""
+
+
+def autocast_as_devices_do() -> Any:
+    """Change autocast on the host, until the returned object is freed: it then widens what a device's does."""
+    library = torch.library.Library("aten", "IMPL")
+    for name in _WIDE.split():
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        with contextlib.suppress(RuntimeError):  # the host widens it already
+            library.impl(name, functools.partial(_widened, operator), "AutocastCPU")
+    return library
+
+
+def _widened(operator: Any, *args: Any, **options: Any) -> Any:
+    def wide(value: Any) -> Any:
+        narrow = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+        return value.float() if narrow else value
+
+    with torch.autocast("cpu", enabled=False):
+        return operator(*map(wide, args), **{name: wide(value) for name, value in options.items()})
 
 
 # ---- which operation of the forward pass a backward one belongs to -----------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import itertools
 import os
 import site
@@ -15,6 +16,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 import drivetrain
@@ -24,6 +26,7 @@ from drivetrain.forecast import blocks, torch_tools
 from drivetrain.forecast.ledger import (
     BATCH,
     BUFFERS,
+    EXCHANGED,
     GRADIENTS,
     OPTIMIZER,
     OTHER,
@@ -35,7 +38,7 @@ from drivetrain.forecast.ledger import (
     recorder,
 )
 from drivetrain.forecast.memory import Measured, measured
-from drivetrain.forecast.standins import Job, refused_strategy
+from drivetrain.forecast.standins import ARRIVED, Job, refused_strategy
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.run import ENDLESS
 from drivetrain.strategies.sharded_state import local_shard
@@ -131,6 +134,7 @@ class Windows:
         self.recorder = recorder(self.ledger, Lines(_program_files(program)), values)
         self.recorder.phase = "optimizer"  # what is made before the first batch belongs to no forward pass
         self._optimizers: list[Any] = []
+        self._arrivals: list[Any] = []
         self._stack, self._first = ExitStack(), (0, 0)
         self._window = self._batches = 0
         self.blocks: dict[str, nn.Module] = {}
@@ -196,6 +200,10 @@ class Windows:
         set_up(trainer)
         self.recorder.watch(module, self.blocks)
         self.module, self.trainer = module, trainer
+        if isinstance(trainer.strategy.model, DistributedDataParallel):
+            for each in module.parameters():
+                if each.requires_grad:
+                    self._arrivals.append(each.register_post_accumulate_grad_hook(self._arrived))
         before, after = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
         self._handles = [before(self._before_step), after(self._after_step)]  # type: ignore[arg-type]
 
@@ -216,6 +224,7 @@ class Windows:
         """Note the first step of the window that is reported, and what is live there."""
         own = self.recorder
         if batch_idx % self._window == 0:
+            gc.collect()  # cycles hold what the window before has left
             parameters = [local_shard(each) for each in self.module.parameters()]
             own.mark(parameters, PARAMETERS)
             own.mark([local_shard(each) for each in self.module.buffers()], BUFFERS)
@@ -232,6 +241,8 @@ class Windows:
     def ends_batch(self, batch_idx: int) -> None:
         """After the last batch, compute the result and end the fit."""
         self.recorder.phase = "optimizer"
+        if batch_idx + 1 == self._window and self._arrivals:
+            self._divide_by_arrival()
         if batch_idx + 1 < self._window * WINDOWS:
             return
         self._mark_gradients()
@@ -245,6 +256,19 @@ class Windows:
         for handle in (*self._handles, *self.recorder.handles):
             handle.remove()
         raise _EndedError
+
+    def _arrived(self, parameter: Tensor) -> None:
+        if id(parameter) not in ARRIVED:
+            ARRIVED.append(id(parameter))
+
+    def _divide_by_arrival(self) -> None:
+        """Do what DDP does before its second window: divide the gradients into buckets in the order they came."""
+        for handle in self._arrivals:
+            handle.remove()
+        strategy = self.trainer.strategy
+        self.recorder.forget(EXCHANGED)  # the loop still holds the first wrapper, and DDP has no second one
+        strategy.model = strategy._wrapped(self.module)
+        strategy.driver.rebind()
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         self._mark_gradients()
