@@ -161,7 +161,8 @@ def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured
     for other, (path, length) in each:
         steps = _repeated(other.recorded.steps, few.recorded.steps, path, length) if len(each) == 1 else steps
     seconds = few.seconds + sum(other.seconds for other, _ in each)
-    return dataclasses.replace(few, stretches=stretches, recorded=Recorded(steps), seconds=seconds, start=start)
+    recorded = dataclasses.replace(few.recorded, steps=steps)
+    return dataclasses.replace(few, stretches=stretches, recorded=recorded, seconds=seconds, start=start)
 
 
 def _line(base: Mapping[str, int], grown: list[tuple[Mapping[str, int], int]]) -> dict[str, int]:
