@@ -26,7 +26,7 @@ from drivetrain.strategies.strategy import Strategy
 
 PACKAGE = Path(drivetrain.__file__).parent
 LEAVES = {
-    "cli", "compat", "doctor", "integrations", "legacy", "loggers", "profilers", "proof", "report", "testing", "trials",
+    "cli", "compat", "doctor", "forecast", "integrations", "legacy", "loggers", "profilers", "proof", "report", "testing", "trials",
     "tuner",
 }  # fmt: skip
 """Folders that are no part of the core, which trains without them."""

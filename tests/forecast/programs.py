@@ -113,10 +113,10 @@ class CNN(Base):
 def data(name: str) -> Any:
     generator = torch.Generator().manual_seed(1)
     if name == "gpt":
-        words = torch.randint(WORDS, (64, LENGTH), generator=generator)
+        words = torch.randint(WORDS, (192, LENGTH), generator=generator)
         return TensorDataset(words, words)
     shape = (256,) if name == "mlp" else (1, 16, 16)
-    return TensorDataset(torch.randn(64, *shape, generator=generator), torch.randint(10, (64,), generator=generator))
+    return TensorDataset(torch.randn(192, *shape, generator=generator), torch.randint(10, (192,), generator=generator))
 
 
 MODELS = {"gpt": GPT, "mlp": MLP, "cnn": CNN}

@@ -127,6 +127,7 @@ def recorder(ledger: Ledger, lines: Lines, values: Iterable[tuple[str, Any]], be
             self.sizes: dict[int, int] = {}
             self.next = begins
             self.nodes: dict[int, tuple[str, str]] = {}
+            self._node = ("", "")
             self.handles: list[Any] = []
             self.reads: dict[str, int] = defaultdict(int)
 
@@ -156,7 +157,8 @@ def recorder(ledger: Ledger, lines: Lines, values: Iterable[tuple[str, Any]], be
                 return self.phase, self.stack[-1] if self.stack else "", line, mark, apart
             if self.stack and line:
                 return "recompute", self.stack[-1], line, mark, apart
-            at, block = self.nodes.get(node, (line, ""))
+            # a node that accumulates a gradient belongs to no operation; it runs after the one that made the gradient
+            at, block = self._node = self.nodes.get(node, self._node)
             return "backward", block or (self.stack[-1] if self.stack else ""), at or line, mark, apart
 
         # ---- storages --------------------------------------------------------------------------------------------

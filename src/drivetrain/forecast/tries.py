@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pickle
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -86,10 +88,8 @@ class Planner:
 
     def _tried(self, fits: Fits) -> Iterator[Change]:
         """Yield each change alone, the cheapest first, and then the cheapest ones together that fit."""
-        done: list[Change] = []
-        for change in self.changes():
-            done.append(self._measure(change))
-            yield done[-1]
+        done = self._measured_together(list(self.changes()))
+        yield from done
         if any(each.found is not None and fits(each.found) for each in done):
             return
         helpful = [each for each in done if each.found is not None]
@@ -104,11 +104,19 @@ class Planner:
                     return
 
     def _measure(self, change: Change) -> Change:
-        try:
-            change.found = self.measured(change)
-        except TryError as error:
-            change.failed = str(error)
-        return change
+        return self._measured_together([change])[0]
+
+    def _measured_together(self, changes: list[Change]) -> list[Change]:
+        """Measure changes, as many at the same time as there are processors."""
+        most, running = os.cpu_count() or 1, list[tuple[Change, Copy]]()
+        for change in [*changes, None]:
+            while running and (change is None or len(running) >= most):
+                done, copy = running.pop(0)
+                found = copy.result()
+                done.found, done.failed = (None, str(found)) if isinstance(found, TryError) else (found, "")
+            if change is not None:
+                running.append((change, Copy(functools.partial(self.measured, change))))
+        return changes
 
     def changes(self) -> Iterator[Change]:
         """Yield the changes that this program has not made yet, the cheapest first."""
@@ -204,29 +212,49 @@ class Planner:
             case = dataclasses.replace(self._base, **change.case, lengths=lengths)
             return Windows(self.job, case, self.mode, self.program, self.values).run(trainer, self._started)
 
-        return in_copy(run)
+        return Copy(run).result()
 
 
-def in_copy(function: Callable[[], Measured]) -> Measured | TryError:
-    """Return what ``function`` returns in a copy of this process, or why it returned nothing."""
-    if not hasattr(os, "fork"):
+class Copy:
+    """A copy of this process, in which a function runs; on a system without copies, the function runs here.
+
+    Args:
+        function: returns what was measured.
+    """
+
+    def __init__(self, function: Callable[[], Measured]) -> None:
+        self._here: Measured | TryError | None = None
+        if not hasattr(os, "fork"):
+            self._here = function()
+            return
+        self._reader, writer = os.pipe()
+        self._process = os.fork()
+        if self._process == 0:
+            os.close(self._reader)
+            with os.fdopen(writer, "wb") as pipe:
+                pickle.dump(_outcome(function), pipe)
+            sys.stderr.flush()
+            os._exit(0)
+        os.close(writer)
+
+    def result(self) -> Measured | TryError:
+        """Return what the function has returned, or why it returned nothing."""
+        if self._here is not None:
+            return self._here
+        with os.fdopen(self._reader, "rb") as pipe:
+            data = pipe.read()
+        os.waitpid(self._process, 0)
+        if not data:
+            return TryError("the process that measured it was killed, probably for want of memory on this machine")
+        found: Measured | TryError = pickle.loads(data)
+        return found
+
+
+def _outcome(function: Callable[[], Measured]) -> Measured | TryError:
+    try:
         return function()
-    reader, writer = os.pipe()
-    process = os.fork()
-    if process == 0:
-        os.close(reader)
-        with os.fdopen(writer, "wb") as pipe:
-            try:
-                pickle.dump(function(), pipe)
-            except BaseException as error:
-                traceback.print_exc()
-                pickle.dump(TryError(cause(error)), pipe)
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        data = pipe.read()
-    os.waitpid(process, 0)
-    if not data:
-        return TryError("the process that measured it was killed, probably for want of memory on this machine")
-    found: Measured | TryError = pickle.loads(data)
-    return found
+    except TryError as error:
+        return error
+    except BaseException as error:
+        traceback.print_exc()
+        return TryError(cause(error))
