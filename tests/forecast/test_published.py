@@ -81,7 +81,7 @@ def test_the_record_of_a_program_and_the_record_of_these_tests_agree(programs: A
     """The same Llama as a program with a Trainer. drivetrain's FSDP gathers the last block again in the backward pass,
     and torchtitan does not; the norm of clipping is one number.
     """
-    recorded = steps_of(programs, tmp_path, 8, Path(__file__).with_name("llama_program.py"))
+    recorded = steps_of(programs, tmp_path, 8, Path(__file__).with_name("recorded_llama.py"))
     written, device = window(Run(replace(LLAMA3_8B, layers=3), 2, 8192, 8, "none")), device_of(GRAND_TETON)
     block = next(each for each in recorded if isinstance(each, Exchange) and each.phase == "backward")
     more = [("all_gather", block.bytes), ("all_reduce", 4)]
