@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import drivetrain as dt
 class Model(dt.LightningModule):
     def __init__(self):
         super().__init__()
-        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(2)])
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(int(sys.argv[2]))])
 
     def training_step(self, batch, batch_idx):
         for layer in self.layers:
@@ -71,10 +72,10 @@ def test_only_kernels_are_recorded() -> None:
     assert [each.name for each in recorded(run)] == ["aten.add"]
 
 
-def window_of(programs: Any, folder: Path, strategy: str) -> list[Any]:
+def window_of(programs: Any, folder: Path, strategy: str, layers: int = 2) -> list[Any]:
     program = folder / "program.py"
     program.write_text(PROGRAM, encoding="utf-8")
-    return steps_of(programs, folder, 4, program, strategy)
+    return steps_of(programs, folder, 4, program, strategy, str(layers))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the child process copies itself")
@@ -97,3 +98,16 @@ def test_buckets_of_ddp_are_waited_for_after_the_matrices_of_the_backward_pass(p
     updates = [at for at, each in enumerate(steps) if each.phase == "optimizer"]
     assert steps[matrices[-1]].phase == "backward"
     assert matrices[-1] < reduced[0].waited_on_at <= updates[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the child process copies itself")
+def test_a_model_of_many_blocks_has_the_exchanges_of_all_of_them(programs: Any, tmp_path: Path) -> None:
+    """12 blocks, of which 2 and 3 are measured: each is gathered twice and reduced once; the rest has no parameters."""
+    steps = window_of(programs, tmp_path, "fsdp", 12)
+    found = Counter((each.name, each.phase) for each in steps if isinstance(each, Exchange))
+    gathered = {("all_gather", "forward"): 12, ("all_gather", "backward"): 12, ("reduce_scatter", "backward"): 12}
+    assert found == gathered
+    for at, each in enumerate(steps):
+        if isinstance(each, Exchange) and each.name == "all_gather":
+            assert at < each.waited_on_at
+            assert steps[each.waited_on_at].name == "fsdp.split_with_sizes_copy"
