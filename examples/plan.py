@@ -1,4 +1,4 @@
-"""A model of 6.7 billion parameters, which does not fit on eight devices as it stands: docs/plan.md says what to change.
+"""A model of 6.7 billion parameters, which does not fit on eight devices as it is: see docs/plan.md.
 
 ``drivetrain plan --devices 8 --device "H100 80GB" examples/plan.py`` needs no GPU, and little memory.
 """

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-PROGRAM = '''
+PROGRAM = """
 import json
 import sys
 import torch
@@ -99,7 +99,7 @@ Trainer(
     accelerator="gpu", devices=1, precision=PRECISION, max_steps=3, logger=False, enable_checkpointing=False,
     enable_progress_bar=False, enable_model_summary=False, callbacks=[Peak()],
 ).fit(Net(), DataLoader(TensorDataset(x, y), batch_size=8 if NAME == "gpt" else len(x) // 4))
-'''
+"""
 COMMAND = "import sys; from drivetrain.cli.command import main; sys.exit(main())"
 
 
@@ -130,7 +130,9 @@ def main() -> None:
                     print(f"{name} {precision}: plan {said}, real {real}")
                     continue
                 sizes = [int(str(each)) for each in (said["peak"], real["peak"], real["requested"], real["reserved"])]
-                shown = "".join(f"{size / 2**20:>{wide}.1f}" for size, wide in zip(sizes, (10, 11, 11, 10), strict=True))
+                shown = "".join(
+                    f"{size / 2**20:>{wide}.1f}" for size, wide in zip(sizes, (10, 11, 11, 10), strict=True)
+                )
                 print(f"{name + ' ' + precision:<18}{shown}{sizes[0] / sizes[1]:>8.4f}   {times}")
                 print(f"    {said['at']} {said['kinds']}", flush=True)
 

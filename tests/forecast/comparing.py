@@ -62,7 +62,7 @@ def planned(folder: Path, *words: str, devices: int = 1, rank: int = 0, **more: 
     return found["base"]
 
 
-def ran(folder: Path, *words: str, devices: int = 1) -> dict[str, Any]:
+def ran(folder: Path, *words: str, devices: int = 1, walks: bool = False) -> dict[str, Any]:
     """Return what a real run of ``programs.py`` with ``words`` took on rank 0."""
     job = {}
     if devices > 1:
@@ -71,7 +71,7 @@ def ran(folder: Path, *words: str, devices: int = 1) -> dict[str, Any]:
             job = {"WORLD_SIZE": str(devices), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
     copies = [
         _copy(
-            lambda: real.main(str(folder / "real"), words[0], list(words[1:])), folder / f"log{rank}", **job,
+            lambda: real.main(str(folder / "real"), words[0], list(words[1:]), walks), folder / f"log{rank}", **job,
             **({"RANK": str(rank), "LOCAL_RANK": str(rank)} if job else {}),
         )
         for rank in range(devices)

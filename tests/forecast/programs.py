@@ -6,7 +6,7 @@ Options: strategy, precision, accumulate, clip, ema, checkpointed, layers, devic
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ WIDTH, HEADS, WORDS, LENGTH = 128, 4, 500, 64
 
 class Base(LightningModule):
     checkpointed = False
-    tp_plan = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
+    tp_plan: ClassVar = {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
 
     def through(self, blocks: Any, x: Tensor) -> Tensor:
         for block in blocks:
@@ -96,7 +96,7 @@ class Convolution(nn.Module):
 
 
 class CNN(Base):
-    tp_plan = {"head": "colwise"}
+    tp_plan: ClassVar = {"head": "colwise"}
 
     def __init__(self, layers: int = 3) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def trainer(name: str, options: dict[str, str], **more: Any) -> Trainer:
         accelerator="cpu", devices=int(options.get("devices", 1)), strategy=strategy(name, options),
         precision=options.get("precision", "32-true"), accumulate_grad_batches=int(options.get("accumulate", 1)),
         gradient_clip_val=float(options["clip"]) if "clip" in options else None, max_epochs=1, logger=False,
-        callbacks=[EMAWeightAveraging(0.9)] if "ema" in options else [], enable_checkpointing=False,
+        callbacks=[EMAWeightAveraging(decay=0.9)] if "ema" in options else [], enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False, optimizer_kernels=None, **more,
     )  # fmt: skip
 

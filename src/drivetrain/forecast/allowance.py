@@ -18,7 +18,12 @@ share of the tensors that the allocator loses by rounding to its blocks."""
 
 def allowance(peak: int, devices: int) -> dict[str, int]:
     """Return the bytes beside ``peak`` bytes of tensors, by what they are for."""
-    found = {"context": CONTEXT, "NCCL": NCCL if devices > 1 else 0, "workspaces": WORKSPACE, "rounding": ROUNDING * peak}
+    found = {
+        "context": CONTEXT,
+        "NCCL": NCCL if devices > 1 else 0,
+        "workspaces": WORKSPACE,
+        "rounding": ROUNDING * peak,
+    }
     return {name: int(size) for name, size in found.items() if size}
 
 

@@ -65,7 +65,7 @@ def lengths(root: nn.Module) -> tuple[tuple[str, int], ...]:
 def cases(found: tuple[tuple[str, int], ...]) -> list[tuple[int, ...]]:
     """Return the lengths to measure: all lists short, and each one a block longer."""
     short = (FEW,) * len(found)
-    return [short, *(short[:at] + (MORE,) + short[at + 1 :] for at in range(len(found)))]
+    return [short, *((*short[:at], MORE, *short[at + 1 :]) for at in range(len(found)))]
 
 
 def shorten(root: nn.Module, to: tuple[int, ...] | None) -> tuple[tuple[str, int], ...]:

@@ -74,7 +74,9 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
 
     def fit_is_planned(trainer: Any, fn: Any, *args: Any) -> Any:
         if fn != "fit":
-            raise NotImplementedError(f"The program calls trainer.{fn.value} before trainer.fit, and a plan is of a fit.")
+            raise NotImplementedError(
+                f"The program calls trainer.{fn.value} before trainer.fit, and a plan is of a fit."
+            )
         started = make_job(trainer, fn, *args[:3], None, None)
         _end(result, Planner(job, mode, program, asked).run(trainer, started, fits))
 

@@ -31,8 +31,8 @@ def parser(prog: str) -> argparse.ArgumentParser:
         prog,
         "Tell what a training program will need on devices that this machine does not have: run two windows of it as "
         "one rank, on tensors without values. Without --devices, print what the Trainer has decided, and why.",
-        epilog="Exit codes: 0: it fits, or is not asked; 1: it does not fit, or the program cannot be planned; 2: wrong "
-        "usage; 130: interrupted.",
+        epilog="Exit codes: 0: it fits, or is not asked; 1: it does not fit, or the program cannot be planned; "
+        "2: wrong usage; 130: interrupted.",
     )
     made.add_argument("--devices", type=_positive, metavar="N", help="devices of the whole job")
     made.add_argument(
@@ -198,7 +198,9 @@ def lines(result: dict[str, Any]) -> list[str]:
     fits = {True: "fits", False: "does not fit", None: "the memory is not limited"}[result["fits"]]
     nodes = result["devices"] // result["per_node"]
     where = f", {result['per_node']} in each of {nodes} machines" if nodes > 1 else ""
-    found = [f"{result['program']} on {result['devices']} x {result['device']}{where}, as rank {result['rank']}: {fits}"]
+    found = [
+        f"{result['program']} on {result['devices']} x {result['device']}{where}, as rank {result['rank']}: {fits}"
+    ]
     extra = sum(result["allowance"].values())
     of = "" if result["memory"] is None else f" of {_gib(result['memory'])}"
     found += [f"  tensors {_gib(result['peak'])} + allowance {_gib(extra)} = {_gib(result['needed'])}{of}"]
@@ -215,7 +217,9 @@ def lines(result: dict[str, Any]) -> list[str]:
         found += ["", "  exchanged in a step:"]
         for each in result["exchanges"]:
             ranks = f"{each['ranks']} ranks" + (f", {each['stride']} apart" if each["stride"] > 1 else "")
-            found.append(f"    {each['count']:>5} x {each['name']:<15}{_gib(each['bytes']):>11} {each['dtype']}, {ranks}")
+            found.append(
+                f"    {each['count']:>5} x {each['name']:<15}{_gib(each['bytes']):>11} {each['dtype']}, {ranks}"
+            )
     if line := result.get("time", result.get("no_time")):
         found += ["", f"  {line}"]
     for place, count in result["unreadable"].items():
@@ -251,7 +255,7 @@ def _changes(result: dict[str, Any]) -> list[str]:
 
 def _place(at: dict[str, str]) -> str:
     phase = {
-        "forward": "in the forward pass", "backward": "in the backward pass", "recompute": "where it recomputes activations",
+        "forward": "in the forward pass", "backward": "in the backward pass", "recompute": "where activations are recomputed",
         "clip": "between the backward pass and the optimizer's step", "optimizer": "in the optimizer's step",
     }[at["phase"]]  # fmt: skip
     return phase + (f" at {at['line']}" if at["line"] else "") + (f" ({at['block']})" if at["block"] else "")

@@ -50,6 +50,7 @@ class Measured:
         start: the bytes by kind when the window begins.
         batch_size: the samples of a micro-batch; 0: not known.
         is_complete: whether all blocks were measured.
+        live: the live bytes at the hooks of the last batch, as they were measured.
     """
 
     stretches: dict[Key, Stretch]
@@ -63,6 +64,7 @@ class Measured:
     start: dict[str, int] = field(default_factory=dict)
     batch_size: int = 0
     is_complete: bool = False
+    live: dict[str, int] = field(default_factory=dict)
 
     @property
     def peak(self) -> Stretch:
@@ -73,7 +75,7 @@ class Measured:
 def measured(
     ledger: Ledger, first: int, steps: tuple[Operation | Exchange, ...], blocks: tuple[str, ...],
     lists: tuple[tuple[str, int], ...], batches: int, on_host: tuple[str, ...], seconds: float, batch_size: int,
-    is_complete: bool,
+    is_complete: bool, live: dict[str, int],
 ) -> Measured:  # fmt: skip
     """Return the memory of the window that begins with the event number ``first``."""
     kinds, activations = Counter[str](), Counter[str]()
@@ -102,7 +104,18 @@ def measured(
             )  # fmt: skip
     found = dict(ledger.unreadable)
     return Measured(
-        stretches, Recorded(steps), blocks, lists, batches, on_host, found, seconds, start, batch_size, is_complete
+        stretches,
+        Recorded(steps),
+        blocks,
+        lists,
+        batches,
+        on_host,
+        found,
+        seconds,
+        start,
+        batch_size,
+        is_complete,
+        live,
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 Phase = Literal["forward", "recompute", "backward", "clip", "optimizer"]
 """Part of a window; ``recompute``: the forward pass of checkpointed blocks during the backward pass."""
 
 
-class Ranks(NamedTuple):
+@dataclass(frozen=True)
+class Ranks:
     """The ranks of a group: ``count`` ranks whose numbers are ``stride`` apart.
 
     Ranks 0 to 7 are ``Ranks(8, 1)``; ranks 0, 8, 16 and 24 are ``Ranks(4, 8)``.

@@ -16,7 +16,7 @@ from drivetrain.accelerators.cpu import CPUAccelerator
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.forecast import torch_tools
-from drivetrain.plan import Decision, Machine, Plan, resolve
+from drivetrain.plan import Machine, Plan, resolve
 from drivetrain.settings import Settings
 from drivetrain.strategies import agreement
 from drivetrain.strategies.ddp import DDPStrategy
@@ -253,7 +253,7 @@ def parameters_become_fake(mode: Any) -> None:
 
 
 def _apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
-    """Do what ``nn.Module._apply`` does: torch cannot exchange a fake parameter in place once something refers to it."""
+    """Do what ``nn.Module._apply`` does: torch cannot exchange a fake parameter that something refers to."""
     changed: dict[int, nn.Parameter] = {}
     for each in module.modules() if recurse else [module]:
         for name, parameter in each._parameters.items():
@@ -276,9 +276,3 @@ _STAND_IN = "_drivetrain_stand_in"
 def device_numbers(ranks: Sequence[int]) -> tuple[int, int]:
     """Return how many ranks a group has and how far apart their numbers are."""
     return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1
-
-
-def decision_of(job: Job, name: str) -> Decision:
-    """Return the line about the planned devices for the resolved plan."""
-    each = f"{job.per_node} on each of {job.nodes} machines" if job.nodes > 1 else "on one machine"
-    return Decision("planned for", f"{job.devices} x {name}", f"--devices and --device name them, {each}")

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drivetrain.base.packages import c10d, fake_collectives, fake_store, fake_tensors, modes
+from drivetrain.base.packages import fake_collectives, fake_store, fake_tensors, modes
 
 
 def fake_mode() -> AbstractContextManager[Any]:
@@ -37,7 +37,7 @@ def alike(mode: Any, tensor: Tensor) -> Tensor:
 
 def dynamic_errors() -> tuple[type[BaseException], ...]:
     """Return the exceptions of operations whose result depends on values."""
-    names = ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException")
+    names = ("DataDependentOutputException", "DynamicOutputShapeException")
     return tuple(getattr(fake_tensors, name) for name in names)
 
 
@@ -101,7 +101,7 @@ def _widened(operator: Any, *args: Any, **options: Any) -> Any:
         return operator(*map(wide, args), **{name: wide(value) for name, value in options.items()})
 
 
-# ---- which operation of the forward pass a backward one belongs to -----------------------------------------------------
+# ---- which operation of the forward pass a backward one belongs to ---------------------------------------------------
 
 _NODE: Callable[[], Any] | None = getattr(torch._C, "_current_autograd_node", None)
 _COUNTER: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
@@ -148,8 +148,3 @@ def ranks_of(func: Any, args: Any) -> list[int]:
 def largest(tensors: list[Tensor]) -> Tensor | None:
     """Return the tensor with the most bytes: of a gather its output, of a reduce-scatter its input."""
     return max(tensors, key=lambda each: each.numel() * each.element_size(), default=None)
-
-
-def default_store() -> Any:
-    """Return the store of the process group."""
-    return c10d._get_default_store()

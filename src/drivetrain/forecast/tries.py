@@ -207,7 +207,9 @@ class Planner:
         def run() -> Measured:
             trainer = self._trainer
             if change.arguments:
-                given = {each.name: getattr(trainer.settings, each.name) for each in dataclasses.fields(trainer.settings)}
+                given = {
+                    each.name: getattr(trainer.settings, each.name) for each in dataclasses.fields(trainer.settings)
+                }
                 trainer = type(trainer)(**{**given, **change.arguments})
             case = dataclasses.replace(self._base, **change.case, lengths=lengths)
             return Windows(self.job, case, self.mode, self.program, self.values).run(trainer, self._started)

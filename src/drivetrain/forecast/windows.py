@@ -106,10 +106,12 @@ class Watch(Callback):
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Follow the phase."""
+        self._own.note("before backward")
         self._own.recorder.phase = "backward"
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Follow the phase."""
+        self._own.note("after backward")
         self._own.recorder.phase = "clip"
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -135,6 +137,7 @@ class Windows:
         self.recorder.phase = "optimizer"  # what is made before the first batch belongs to no forward pass
         self._optimizers: list[Any] = []
         self._arrivals: list[Any] = []
+        self._live: dict[str, int] = {}
         self._stack, self._first = ExitStack(), (0, 0)
         self._window = self._batches = 0
         self.blocks: dict[str, nn.Module] = {}
@@ -235,9 +238,14 @@ class Windows:
                 for group in optimizer.param_groups:
                     if group.get("foreach", 0) is None and not group.get("fused"):
                         group["foreach"] = True
+            self.note("start")
             self._first = len(self.ledger.events), len(self.ledger.steps)
         own.mark(_tensors(batch), BATCH)
         own.phase = "forward"
+
+    def note(self, hook: str) -> None:
+        """Note the live bytes at a hook; those of the last batch remain."""
+        self._live[hook] = sum(self.recorder.sizes.values())
 
     def ends_batch(self, batch_idx: int) -> None:
         """After the last batch, compute the result and end the fit."""
@@ -252,7 +260,7 @@ class Windows:
         self.result = measured(
             self.ledger, events, finished(self.ledger, steps), tuple(self.blocks), self.lists,
             batches=self.batches, on_host=host, seconds=time.process_time() - self._began,
-            batch_size=self.batch_size, is_complete=self.case.lengths is None,
+            batch_size=self.batch_size, is_complete=self.case.lengths is None, live=self._live,
         )  # fmt: skip
         self.result.recorded = dataclasses.replace(
             self.result.recorded, is_compiled=self._is_compiled,
@@ -317,4 +325,3 @@ def _program_files(program: str) -> Callable[[str], bool]:
         return os.path.realpath(path) == os.path.realpath(program) or not path.startswith(tuple(installed))
 
     return is_program
-
