@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +17,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from json import dumps, loads
 from math import log10
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,6 @@ from typing import Any
 import torch
 from report import print_table, versions, write_json
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import drivetrain as dt
 from drivetrain.loggers import CSVLogger
@@ -203,74 +200,11 @@ def real_ranks(world_size: int) -> dict[str, float]:
         return dict(results)
 
 
-def fake_job(world_size: int) -> dict[str, float]:
-    """Set-up, sampler, exchange of logs and checkpoint plan on rank 0 of a job whose other ranks do not exist.
-
-    The fake group fills in every rank's answer with this one's. Rank 0 has no file beside a checkpoint, as all others
-    do, so an entry is put into their answers. DDP's reduction of gradients is left out: torch's fake of it fails.
-    """
-    import torch._dynamo
-    import torch.testing._internal.distributed.fake_pg
-
-    from drivetrain.data.samplers import share
-    from drivetrain.strategies import DDPStrategy, TorchGroup
-
-    as_rank(0, world_size, 20_000 + os.getpid() % 10_000)
-    gathered = TorchGroup.gather_objects
-
-    def with_entries(group: TorchGroup, obj: Any) -> list[Any]:
-        answers = gathered(group, obj)
-        return [
-            ({"name": f"one.rank{i}", "bytes": 1}, None) if i and a == ({}, None) else a for i, a in enumerate(answers)
-        ]
-
-    def unreduced(state, bucket):  # type: ignore[no-untyped-def]  # torch checks annotations
-        future: Any = torch.futures.Future()
-        future.set_result(bucket.buffer())
-        return future
-
-    TorchGroup.gather_objects = with_entries  # type: ignore[method-assign]
-    found: dict[str, float] = {}
-    marks: list[float] = []
-    strategy = DDPStrategy(process_group_backend="fake", ddp_comm_hook=unreduced)
-    nodes = max(1, world_size // 8)
-    one = trainer(devices=world_size // nodes, num_nodes=nodes, strategy=strategy, log_every_n_steps=10)
-    at = dict.fromkeys([0, 9, 10], lambda: marks.append(time.perf_counter()))
-    begin = time.perf_counter()
-    one.fit(Model(keys=10, at=at), Batches(12))
-    found["set-up s"] = marks[0] - begin
-    found["exchange of logs s"] = marks[2] - marks[1]  # the tenth step, whose values are flushed
-    names, values = [f"key{index}" for index in range(10)], torch.ones(10, dtype=torch.float64)
-    with counting(found, "calls in an exchange of logs per rank", world_size):
-        strategy.world.gather_keyed(names, values)
-    loader: Any = DataLoader(TensorDataset(torch.zeros(world_size * 8 * 50)), 8, shuffle=True)
-    batches: Any = share(loader, 1, world_size, lambda value: value)
-    begin = time.perf_counter()
-    drawn = sum(1 for _ in batches.batch_sampler)
-    found["sampler s"] = time.perf_counter() - begin
-    events: Counter[str] = Counter()
-    sys.setprofile(lambda frame, event, _: events.update([event]))
-    again = sum(1 for _ in batches.batch_sampler)
-    sys.setprofile(None)
-    found["calls of the sampler per batch"] = events["call"] / again
-    assert drawn == again == 50
-    with tempfile.TemporaryDirectory() as folder:
-        begin = time.perf_counter()
-        one.save_checkpoint(Path(folder) / "one.ckpt")
-        found["checkpoint plan s"] = time.perf_counter() - begin
-        with counting(found, "calls in a checkpoint per rank", world_size):
-            one.save_checkpoint(Path(folder) / "two.ckpt")
-    found["together s"] = sum(value for name, value in found.items() if name.endswith(" s"))
-    return found
-
-
 def fake_ranks(world_size: int) -> dict[str, float]:
-    """:func:`fake_job` in a process of its own: a process joins one job."""
-    command = [sys.executable, "-W", "ignore", __file__, "--fake", str(world_size)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    return loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+    """Rank 0 of a job in torch's fake process group: see ``many_ranks.py``."""
+    from many_ranks import in_own_process  # it imports this file
+
+    return in_own_process(0, world_size)
 
 
 # ---- the table and the plot ------------------------------------------------------------------------------------------
@@ -309,14 +243,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="leave out the largest size of each")
     parser.add_argument("--svg", help="write the plot to this file")
     parser.add_argument("--json", help="write the results to this file")
-    parser.add_argument("--fake", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    if arguments.fake:
-        print(f"\n{dumps(fake_job(arguments.fake))}")
-        return
     sizes = {what: each[:-1] if arguments.quick else each for what, each in SIZES.items()}
     measures: dict[str, Callable[[int], dict[str, float]]] = {
         "callbacks": callbacks, "keys": keys, "tensors": tensors, "ranks": real_ranks, "fake ranks": fake_ranks,

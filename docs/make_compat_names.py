@@ -24,7 +24,7 @@ HEAD = f"""\
 
 Every public module of Lightning {VERSION} that has public names, how many of these names are available, and which
 are not. In a module without a number, none is. [compat.md](compat.md) describes how programs written for Lightning run.
-This page is written by `docs/make_compat_names.py` from `drivetrain/compat/served.py`,
+This page is written by `docs/make_compat_names.py` from `drivetrain/compat/served.txt`,
 `tests/compat/public_names.json` and the reasons in `docs/compat_differences.py`, and a test compares them.
 
 | module | available | not available | why |

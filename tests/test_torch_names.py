@@ -165,10 +165,10 @@ launchers/child.py launchers/flight.py launchers/script.py
 legacy/v1_3/training_type_plugins.py logbook/entry.py loops/direct.py loops/graph_parts.py loops/graphs.py
 loops/loaders.py loops/replay.py loops/step_checks.py loops/stop.py precision/_layers.py
 precision/bitsandbytes.py precision/mixed.py proof/operations.py proof/recorder.py
-strategies/_deepspeed_scaler.py strategies/agreement.py strategies/batchnorm.py strategies/context_parallel.py
+strategies/_deepspeed_optimizers.py strategies/agreement.py strategies/batchnorm.py strategies/context_parallel.py
 strategies/ddp.py strategies/deepspeed.py strategies/fsdp_blocks.py strategies/fsdp_kept.py
 strategies/fully_sharded.py strategies/gradient_exchange.py strategies/group.py strategies/horovod.py
-strategies/local_passes.py strategies/meeting.py strategies/meta.py strategies/model_parallel.py
+strategies/local_passes.py strategies/meeting.py strategies/model_parallel.py
 strategies/optimizer_states.py strategies/replicas.py strategies/sharded_gradients.py strategies/waiting.py
 testing/_machine.py testing/_modes.py testing/_places.py testing/_ranks.py testing/fake.py testing/plain_loop.py
 trainer/compiling.py

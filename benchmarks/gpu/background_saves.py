@@ -1,9 +1,10 @@
 """What a checkpoint of a model on a GPU costs training: saved at once, and in the background.
 
 Each save follows 600 steps, in which the one before is written. Printed are medians over the saves: the stall (how
-long the call that saves takes) beside one copy of the state from the device to pinned memory, and the time of the ten
-steps after it as a multiple of that of the ten steps before it. The device is waited for after each step, so that a
-step's time is its own.
+long the call that saves takes) and its parts, beside one copy of the state from the device to pinned memory, and the
+time of the ten steps after it as a multiple of that of the ten steps before it. The parts are: "dump", collecting the
+state; "plan", finding its tensors and their places in memory; "fill", copying. The device is waited for after each
+step, so that a step's time is its own.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain import Callback, LightningModule, Trainer
+from drivetrain.checkpoints.arena import Arena
 from drivetrain.plugins import AsyncCheckpointIO
+from drivetrain.trainer import checkpoint
 
 BETWEEN, SAVES, WIDTH = 600, 5, 2048
 
@@ -52,6 +55,21 @@ class Times(Callback):
             self.ends[-1] = time.perf_counter()
 
 
+def timed(owner: Any, name: str) -> list[float]:
+    """Let each later call of the function ``name`` of ``owner`` add its seconds to the returned list."""
+    function, times = getattr(owner, name), list[float]()
+
+    def call(*args: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        try:
+            return function(*args, **named)
+        finally:
+            times.append(time.perf_counter() - began)
+
+    setattr(owner, name, call)
+    return times
+
+
 def copy_s(tensors: list[Tensor], pinned: bool) -> float:
     copies, times = [torch.empty_like(each, device="cpu", pin_memory=pinned) for each in tensors], []
     for _ in range(4):
@@ -63,7 +81,9 @@ def copy_s(tensors: list[Tensor], pinned: bool) -> float:
     return statistics.median(times[1:])
 
 
-def measure(background: bool, megabytes: int) -> dict[str, float]:
+def measure(background: bool, megabytes: int, parts: dict[str, list[float]]) -> dict[str, float]:
+    for each in parts.values():
+        each.clear()
     with tempfile.TemporaryDirectory() as folder:
         times, module = Times(Path(folder)), Net(megabytes)
         batches = [torch.randn(16, WIDTH)] * (BETWEEN * (SAVES + 1) - 1)
@@ -83,6 +103,7 @@ def measure(background: bool, megabytes: int) -> dict[str, float]:
         ]
         return {
             "stall_s": statistics.median(times.stalls[1:]), "first_stall_s": times.stalls[0],
+            **{f"{name}_s": statistics.median(each[1:SAVES]) for name, each in parts.items() if each},
             "copy_s": copy_s(tensors, True), "copy_to_pageable_memory_s": copy_s(tensors, False),
             "after": statistics.median(after[1:]), "step_s": statistics.median(steps),
         }  # fmt: skip
@@ -93,7 +114,9 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=2048)
     parser.add_argument("--json", help="write all figures to this file")
     arguments = parser.parse_args()
-    found = {name: measure(name == "background", arguments.megabytes) for name in ("at once", "background")}
+    timed_parts = {"dump": (checkpoint, "dump"), "plan": (AsyncCheckpointIO, "hold"), "fill": (Arena, "fill")}
+    parts = {name: timed(*place) for name, place in timed_parts.items()}
+    found = {name: measure(name == "background", arguments.megabytes, parts) for name in ("at once", "background")}
     print(f"{torch.get_device_module().get_device_name()}, torch {torch.__version__}, {arguments.megabytes} MB")
     for name, figures in found.items():
         print(f"{name:<11}" + "  ".join(f"{key} {value:.4f}" for key, value in figures.items()))

@@ -6,11 +6,9 @@ imported when they are first used, so importing the package costs next to nothin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from drivetrain.base.lazy import public
 
-from drivetrain.base.lazy import lazy
-
-if TYPE_CHECKING:
+with public(__name__):
     from drivetrain import accelerators as accelerators
     from drivetrain import callbacks as callbacks
     from drivetrain import checkpoints as checkpoints
@@ -39,21 +37,3 @@ if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
-
-_PUBLIC = {
-    "Callback": "callback",
-    "Engine": "engine",
-    "LightningDataModule": "module",
-    "LightningModule": "module",
-    "Trainer": "trainer",
-    "WeightedLoss": "module",
-    "seed_everything": "base.seed",
-}
-__all__ = list(_PUBLIC)
-_MODULES = (
-    "accelerators", "callbacks", "checkpoints", "cli", "clusters", "compat", "data", "engine", "errors", "launchers",
-    "loggers", "module", "parity", "plugins", "precision", "profilers",
-    "strategies", "testing", "tuner",
-)  # fmt: skip
-
-lazy(__name__, _PUBLIC, _MODULES)

@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
+    from drivetrain.module.module import LightningModule as LightningModule
+    from drivetrain.trainer.trainer import Trainer as Trainer
+else:  # callbacks need the names for annotations alone, and at run time nothing here may import a higher layer
+    LightningModule = Trainer = Any
 
 
 class Callback:

@@ -6,7 +6,7 @@ a run reads them when it is set up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,7 @@ class Parity:
     pickle: bool = False
 
 
-NUMBERS = (
-    "padded_evaluation",
-    "averaged_batch_sizes",
-    "undersized_windows",
-    "batch_counted_schedulers",
-    "summary_draws",
-    "uneven_sweeps",
-    "early_iterators",
-    "early_averages",
-    "iterated_batches",
-)
+NUMBERS = tuple(each.name for each in fields(Parity) if each.name != "pickle")
 """The switches that change numbers."""
 
 _current = Parity()

@@ -13,8 +13,7 @@ accelerator   ``"auto"``                                        the available on
 devices       ``"auto"``                                        what the accelerator counts; one for single_device
 devices       a strategy instance that names one                the strategy's; ``devices=`` beside it is an error
 devices       a count, a list, a text                           as the accelerator reads it, each there and once
-strategy      an instance                                       that one, completed with accelerator and precision
-strategy      a name                                            that one
+strategy      an instance, or a name                            that one, completed with accelerator and precision
 strategy      ``"auto"``                                        the accelerator's: for one device, or for several
 processes     a ``ClusterEnvironment`` carried or in plugins    that one, else who detects itself first
 precision     a strategy instance that carries one              the strategy's; another one beside it is an error
@@ -38,8 +37,9 @@ import torch
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.accelerators.choice import available, check_limit, check_numbers, check_strategy, choose, reserved_of
 from drivetrain.accelerators.torch_device import as_numbers, no_numbers
+from drivetrain.base.compat_door import check_part
 from drivetrain.base.lazy import on_first_use
-from drivetrain.base.registry import Entry, Registry, check_part
+from drivetrain.base.registry import Entry, Registry
 from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
 from drivetrain.clusters.environment import ClusterEnvironment, ClusterRegistry
 from drivetrain.clusters.environment import detect as detect_cluster

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from drivetrain.advice import thread_stack
-from drivetrain.advice.thread_stack import ThreadStack
+from drivetrain.advice import sampler
+from drivetrain.advice.sampler import ThreadStack
 
 
 def innermost(depth: int, waits: Callable[[], object]) -> None:
@@ -59,7 +59,7 @@ def test_the_frames_of_a_thread_are_read_innermost_first(
     waiting: Callable[[int], Waiting], monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(thread_stack.os, "name", system)
+        patch.setattr(sampler.os, "name", system)
         first, second = (ThreadStack(waiting(depth).ident or 0) for depth in (3, 1))
     for _ in range(2):
         assert of_this_file(first) == ["größe", *["innermost"] * 4, "run"]
@@ -72,7 +72,7 @@ def test_frames_that_no_pipe_holds_are_read_from_a_file(
     waiting: Callable[[int], Waiting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack = ThreadStack(waiting(40).ident or 0)
-    monkeypatch.setattr(thread_stack, "_PIPE_HOLDS", 4096 + 100)
+    monkeypatch.setattr(sampler, "_PIPE_HOLDS", 4096 + 100)
     assert of_this_file(stack) == ["größe", *["innermost"] * 41, "run"]
     stack.close()
 

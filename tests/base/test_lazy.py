@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 import importlib
 import importlib.util
+import math
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import drivetrain
-from drivetrain.base.lazy import Later, UnknownNames
+from drivetrain.base.lazy import Later, UnknownNames, public
 
 MODULES = [
     "accelerators", "callbacks", "checkpoints", "cli", "clusters", "compat", "data", "engine", "errors", "launchers",
@@ -150,3 +153,37 @@ def test_a_tool_that_looks_at_all_names_of_a_module_imports_none_of_them() -> No
 def test_a_name_that_waits_for_its_module_can_be_copied_and_pickled() -> None:
     for other in (copy.deepcopy(Later("math")), pickle.loads(pickle.dumps(Later("math")))):
         assert other.floor(2.5) == 2
+
+
+def test_a_block_of_public_names_imports_nothing_until_a_name_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "__init__.py").write_text(
+        "import sys\nfrom drivetrain.base.lazy import public\n"
+        "with public(__name__):\n"
+        "    from lists.file import first as first\n"
+        "    from lists import file as file\n"
+        "loaded = 'lists.file' in sys.modules\n"
+    )
+    (tmp_path / "lists" / "file.py").write_text("first = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    lists = importlib.import_module("lists")
+    assert (lists.loaded, lists.__all__, lists.first) == (False, ["first"], 1)
+    assert lists.file is sys.modules["lists.file"]
+
+
+def test_other_files_import_while_a_block_of_public_names_runs() -> None:
+    """As in a signal's handler or in another thread."""
+    package = ModuleType("a_package")
+    sys.modules["a_package"] = package
+    before = builtins.__import__
+    try:
+        with public("a_package"):
+            exec("from math import pi as pi", vars(package))
+            own: dict[str, object] = {}
+            exec("from math import pi", own)
+            assert (own["pi"], package.pi) == (math.pi, None)
+        assert (builtins.__import__, package.pi) == (before, math.pi)
+    finally:
+        del sys.modules["a_package"]

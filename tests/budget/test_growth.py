@@ -49,11 +49,3 @@ def test_tensors_cost_a_step_nothing_and_a_set_up_and_a_checkpoint_no_more_each(
     assert few["calls per step"] == many["calls per step"] > 5
     for name in ("calls in set-up per tensor", "calls in a checkpoint per tensor"):
         assert 0 < many[name] <= few[name]
-
-
-def test_a_rank_of_1024_pays_little_for_each_of_the_others(growth: Any) -> None:
-    """In torch's fake process group. A batch looks at this rank's samples only."""
-    few, many = growth.fake_ranks(32), growth.fake_ranks(1024)
-    assert 0 < many["calls of the sampler per batch"] <= few["calls of the sampler per batch"] + 1 <= 20
-    for name in ("calls in an exchange of logs per rank", "calls in a checkpoint per rank"):
-        assert 0 < many[name] <= few[name]

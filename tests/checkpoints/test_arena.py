@@ -53,6 +53,7 @@ def test_a_copy_is_equal_and_apart(memory: Arena, shared: bool) -> None:
     tree = tensors()
     before = [each.clone() for each in flat(tree)]
     held = copied(tree, memory.hold if shared else fresh)
+    memory.fill()
     for name in ("tied", "half", "mask", "images", "parameter"):  # training continues
         tree[name].data.zero_()
     for one, other in zip(flat(held), before, strict=True):
@@ -85,10 +86,12 @@ def test_a_copy_requires_a_gradient_as_the_tensor_does(memory: Arena) -> None:
 
 def test_states_of_changing_sizes_leave_nothing_behind(memory: Arena) -> None:
     memory.hold([torch.ones(10_000)])
+    memory.fill()
     counts = []
     for size in range(1, 1000, 100):
         memory.clear()
         memory.hold([torch.ones(size), torch.ones(3), torch.ones(5)])
+        memory.fill()
         gc.collect()
         counts.append(sum(type(each) is Tensor for each in gc.get_objects()))
     assert counts[-1] == counts[2]
@@ -119,6 +122,7 @@ def test_the_next_checkpoint_uses_the_same_memory(memory: Arena) -> None:
 def test_what_is_held_stays_when_the_memory_grows_for_the_same_checkpoint(memory: Arena) -> None:
     (small,) = memory.hold([torch.ones(10)])
     (large,) = memory.hold([torch.full((100_000,), 2.0)])
+    memory.fill()
     assert torch.equal(small, torch.ones(10))
     assert torch.equal(large, torch.full((100_000,), 2.0))
     places = [memory.place_of(each.untyped_storage()) for each in (small, large)]
@@ -136,6 +140,17 @@ def test_without_room_nothing_is_copied(memory: Arena, monkeypatch: pytest.Monke
     memory.hold([torch.ones(1024)])
 
 
+def test_values_are_copied_when_it_is_filled(memory: Arena) -> None:
+    values = torch.zeros(10)
+    (copy,) = memory.hold([values])
+    values.fill_(1.0)
+    memory.fill()
+    values.fill_(2.0)
+    memory.fill()  # nothing new
+    assert torch.equal(copy, torch.ones(10))
+    assert memory.hold([]) == []
+
+
 def test_the_memory_that_is_left_is_that_of_the_system() -> None:
     found = arena.available_memory()
     assert found is not None
@@ -148,6 +163,8 @@ def test_where_the_system_has_no_files_in_memory_a_temporary_one_without_a_name_
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = Arena()
-    assert made.hold([torch.arange(1000)])[0].tolist() == list(range(1000))
+    (copy,) = made.hold([torch.arange(1000)])
+    made.fill()
+    assert copy.tolist() == list(range(1000))
     assert os.listdir(tmp_path) == []
     made.close()

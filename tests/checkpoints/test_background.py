@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import multiprocessing
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
-from drivetrain.checkpoints import TorchCheckpointIO, arena, background, writer
+from drivetrain.checkpoints import TorchCheckpointIO, arena, background, container, writer
 from drivetrain.errors import CheckpointError, ConfigurationError
 from drivetrain.plugins import AsyncCheckpointIO
 
@@ -281,6 +282,32 @@ def test_if_the_process_dies_this_one_writes_and_a_line_says_so(tmp_path: Path, 
     store.teardown()
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_if_the_process_dies_when_a_new_file_is_in_its_place_that_file_is_no_other_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    store, path = AsyncCheckpointIO(), tmp_path / "a.ckpt"
+    store.start()
+    assert store._writer is not None
+    write = store._writer.write
+
+    def dies(*args: Any, **options: Any) -> None:
+        if own:
+            write(*args, **options)
+        else:
+            torch.save({"step": 3, "weight": torch.zeros(2)}, path)
+        raise writer.WriterEndedError("it was ended by SIGKILL")
+
+    monkeypatch.setattr(store._writer, "write", dies)
+    with store.new_files():
+        store.save_checkpoint({"step": 4, "weight": torch.ones(2)}, path)
+    expected = contextlib.nullcontext() if own else pytest.raises(CheckpointError, match="another run has meanwhile")
+    with expected:
+        store.wait(path)
+    assert store.load_checkpoint(path)["step"] == (4 if own else 3)
+    store.teardown()
+
+
 def test_if_the_process_cannot_start_a_thread_writes_and_a_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
@@ -304,6 +331,49 @@ def test_without_room_for_a_copy_the_save_waits_and_a_line_says_so(
     assert f"Training waits until {path} is written: a copy of it needs" in caplog.text
     monkeypatch.undo()
     saved(store, path, 2.0)
+    store.teardown()
+
+
+def test_the_structure_is_pickled_while_the_tensors_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the first steps after the save compete with the pickling for Python."""
+    store, path, pickled, fill = AsyncCheckpointIO(), tmp_path / "a.ckpt", threading.Event(), arena.Arena.fill
+    done: list[str] = []
+
+    def pickles(value: Any) -> Any:
+        result = container.pickled(value)
+        done.append("pickled")
+        pickled.set()
+        return result
+
+    def fills(memory: arena.Arena) -> None:
+        assert pickled.wait(30)
+        fill(memory)
+        done.append("copied")
+
+    monkeypatch.setattr(background, "pickled", pickles)
+    monkeypatch.setattr(arena.Arena, "fill", fills)
+    saved(store, path, 1.0)
+    assert done == ["pickled", "copied"]
+    store.teardown()
+
+
+def test_a_failure_to_copy_is_raised_and_the_file_before_it_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, path = AsyncCheckpointIO(), tmp_path / "a.ckpt"
+    saved(store, path, 1.0)
+
+    def fails(memory: arena.Arena) -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(arena.Arena, "fill", fails)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        store.save_checkpoint({"weight": torch.full((2,), 2.0)}, path)
+    with pytest.raises(CheckpointError, match=r"The state could not be copied: the device is gone"):
+        store.wait(path)
+    monkeypatch.undo()
+    assert store.load_checkpoint(path)["weight"].eq(1.0).all()
+    saved(store, path, 3.0)
     store.teardown()
 
 

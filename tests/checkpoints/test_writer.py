@@ -47,7 +47,8 @@ def records_of(value: Any) -> list[tuple[str, Any]]:
 
 
 def test_torch_reads_what_it_writes_also_mapped(memory: Arena, process: Writer, tmp_path: Path) -> None:
-    shared, own = memory.hold([torch.randn(500)])[0], torch.arange(10)
+    (shared,), own = memory.hold([torch.randn(500)]), torch.arange(10)
+    memory.fill()
     receipt = process.write(tmp_path / "a.pt", records_of({"a": shared, "b": own, "c": [shared]}), zipped=True)
     content = (tmp_path / "a.pt").read_bytes()
     assert (receipt["size"], receipt["crc32"]) == (len(content), zlib.crc32(content))
@@ -63,6 +64,7 @@ def test_torch_reads_what_it_writes_also_mapped(memory: Arena, process: Writer, 
 
 def test_plain_records_are_where_it_says(memory: Arena, process: Writer, tmp_path: Path) -> None:
     first, second = memory.hold([torch.randn(3), torch.randn(5)])
+    memory.fill()
     records = [(str(key), each.untyped_storage()) for key, each in enumerate((first, second))]
     receipt = process.write(tmp_path / "a.bin", records, zipped=False)
     content = (tmp_path / "a.bin").read_bytes()

@@ -103,7 +103,7 @@ def test_rank_files_are_copied_under_the_new_name(model: Path, tmp_path: Path, c
         write({"rng": {}}, stream)
     from drivetrain.strategies.rank_files import entry_of
 
-    tree["rank_files"] = [entry_of(str(beside))]
+    tree["rank_files"] = [entry_of(str(beside), [1])]
     folder = shards_of(tree, tmp_path / "folder")
     for to in ("dcp", "drivetrain"):
         assert run(capsys, "convert", folder, tmp_path / to, "--to", to)[0] == 0

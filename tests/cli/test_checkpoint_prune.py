@@ -106,7 +106,7 @@ def test_rank_files_go_with_their_checkpoint_and_orphans_alone(folder: Path, cap
             write({"rng": {}}, stream)
         if number in ("0000000a", "0000000b"):
             with (folder / name).open("wb") as stream:
-                write({**loaded(model), "rank_files": [entry_of(str(beside))]}, stream)
+                write({**loaded(model), "rank_files": [entry_of(str(beside), [1])]}, stream)
         aged(beside, 20)
     aged(folder / "0.ckpt", 20)
     (folder / "broken.ckpt").write_bytes(b"broken")
@@ -129,7 +129,7 @@ def test_rank_files_of_a_kept_checkpoint_stay_whatever_the_spelling_of_the_folde
         beside = aged(shutil.copy(model, folder / f"0.ckpt.{number}.rank1"), 20)
         if number == "0000000a":
             with (folder / "0.ckpt").open("wb") as stream:
-                write({**loaded(model), "rank_files": [entry_of(str(beside))]}, stream)
+                write({**loaded(model), "rank_files": [entry_of(str(beside), [1])]}, stream)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "linked").symlink_to("real")
     found = actions(capsys, Path("real" if way == "relative" else "linked"), "--delete")

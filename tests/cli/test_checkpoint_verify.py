@@ -76,7 +76,7 @@ def test_rank_files_belong_to_the_checkpoint(model: Path, tmp_path: Path, capsys
     with beside.open("wb") as stream:
         write({"rng": torch.ones(3)}, stream)
     with (tmp_path / "model.ckpt").open("wb") as stream:
-        write({**loaded(model), "rank_files": [entry_of(str(beside))]}, stream)
+        write({**loaded(model), "rank_files": [entry_of(str(beside), [1])]}, stream)
     assert run(capsys, "verify", tmp_path / "model.ckpt")[0] == 0
     assert answer(capsys, "inspect", tmp_path / "model.ckpt")["processes"] == 2
     content = beside.read_bytes()

@@ -10,12 +10,11 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import drivetrain
-from drivetrain.base.registry import load
-from drivetrain.cli import command
 from drivetrain.cli.command import COMMANDS, Command, main, parser_of
 
 
@@ -122,7 +121,7 @@ def test_another_broken_pipe_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(arguments: Sequence[str], prog: str) -> int:
         raise BrokenPipeError(prog)
 
-    monkeypatch.setattr(command, "load", lambda path: broken)
+    monkeypatch.setitem(sys.modules, "drivetrain.cli.explain", SimpleNamespace(main=broken))
     with pytest.raises(BrokenPipeError, match="drivetrain explain"):
         main(["explain"])
 
@@ -142,8 +141,8 @@ def answered(arguments: list[str], prog: str) -> int:
 def test_a_command_gets_what_follows_its_name_and_answers_with_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(COMMANDS, "answer", Command("somewhere:answered", "for this test"))
-    monkeypatch.setattr(command, "load", {"somewhere:answered": answered}.__getitem__)
+    monkeypatch.setitem(COMMANDS, "answer", Command("somewhere", "for this test"))
+    monkeypatch.setitem(sys.modules, "drivetrain.somewhere", SimpleNamespace(main=answered))
     assert main(["answer", "a", "--help", "-m", "--", "b"]) == 7
     assert capsys.readouterr().out == "drivetrain answer ['a', '--help', '-m', '--', 'b']\n"
     monkeypatch.setattr(sys, "argv", ["drivetrain", "answer", "c"])
@@ -169,5 +168,7 @@ def test_without_arguments_the_commands_are_listed(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_entry_leads_to_a_function(name: str) -> None:
-    assert callable(load(COMMANDS[name].function))
+    module = COMMANDS[name].load()
+    assert callable(module.main)
+    assert callable(module.parser)
     assert COMMANDS[name].help

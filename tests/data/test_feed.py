@@ -332,6 +332,20 @@ def test_t4_a_sampler_nested_in_a_plain_batch_sampler_is_told() -> None:
     assert inner.epochs == [6]
 
 
+class ToldStream(Stream):
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epochs.append(epoch)
+
+
+def test_t4_an_iterable_style_dataset_is_told() -> None:
+    stream = ToldStream()
+    set_epoch(DataLoader(stream), 2)
+    assert stream.epochs == [2]
+
+
 @pytest.mark.parametrize(
     "loader",
     [DataLoader(data(), batch_size=2), DataLoader(data(), sampler=RandomSampler(data())), DataLoader(Stream()), [1, 2]],

@@ -83,7 +83,8 @@ def compared(kind: str, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_and_its_files_are_those_of_saves_that_wait(pool: Any, tmp_path: Path, kind: str) -> None:
-    for rank in pool.run(compared, kind, tmp_path, group=False, timeout=120):
+    ranks = pool.run(compared, kind, tmp_path, group=False, timeout=120)
+    for rank in ranks:
         plain, background, resumed = rank["weights"]
         for found in (background, resumed):
             same(found, plain)
@@ -93,8 +94,9 @@ def test_a_run_and_its_files_are_those_of_saves_that_wait(pool: Any, tmp_path: P
         assert repr(other["restart"]) == repr(one["restart"])
         assert repr(other["rng"]) == repr(one["rng"])
         assert [each["name"].split(".")[-1] for each in other["rank_files"]] == ["rank1"]
-        assert rank["last"] == "epoch=1-step=4.ckpt"
-        assert [name.split(".")[0] for name in rank["names"]] == ["epoch=1-step=4", "epoch=1-step=4", "last"]
+    writer = ranks[0]  # the others may return while rank 0 still removes what is no longer kept
+    assert writer["last"] == "epoch=1-step=4.ckpt"
+    assert [name.split(".")[0] for name in writer["names"]] == ["epoch=1-step=4", "epoch=1-step=4", "last"]
 
 
 class Fails(Callback):

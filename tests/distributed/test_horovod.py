@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 from contextlib import nullcontext
 from datetime import timedelta
 from importlib.util import find_spec
@@ -19,9 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from drivetrain import Engine, LightningModule, Trainer
+from drivetrain import Callback, Engine, LightningModule, Trainer
 from drivetrain.callbacks import OnExceptionCheckpoint
 from drivetrain.errors import ConfigurationError, NotSupportedError
+from drivetrain.plugins import AsyncCheckpointIO
 from drivetrain.strategies import HorovodStrategy
 from drivetrain.strategies.group import Group
 from drivetrain.testing.groups import check_group
@@ -324,6 +326,52 @@ def over_the_package() -> dict[str, Any]:
     finally:
         for name in ("horovod", "horovod.torch"):
             del sys.modules[name]
+
+
+class SavesWhileRank1IsWriting(Callback):
+    """Saves; rank 1 cannot write its part before training continues."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.continues, self.seen = path, threading.Event(), list[bool]()
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.current_epoch or batch_idx != 1:
+            return
+        store = trainer.strategy.checkpoint_io
+        if trainer.global_rank == 1:
+            write = store.write_records
+            store.write_records = lambda *args, **options: self.continues.wait(60) and write(*args, **options)
+        trainer.save_checkpoint(self.path)
+        self.seen.append(self.path.exists())
+        trainer.strategy.barrier()
+        self.continues.set()
+
+
+def saved_in_the_background(folder: Path) -> dict[str, Any]:
+    under_horovodrun()
+    try:
+        saver, options = SavesWhileRank1IsWriting(folder / "a.ckpt"), {"accumulate_grad_batches": 2}
+        fit(module := Net(), callbacks=[saver], plugins=[AsyncCheckpointIO()], **options)
+        assert not dist.is_initialized()
+        names = sorted(os.listdir(folder))
+        loaders = DataLoader(data(), batch_size=BATCH), DataLoader(data(8), batch_size=BATCH)
+        trainer(**options).fit(resumed := Net(), *loaders, ckpt_path=saver.path)
+        return {
+            "seen": saver.seen, "names": [name.split(".")[-1] for name in names],
+            "weights": [dict(each.state_dict()) for each in (module, resumed)],
+        }  # fmt: skip
+    finally:
+        for name in ("horovod", "horovod.torch"):
+            del sys.modules[name]
+
+
+def test_in_a_job_without_a_store_the_ranks_agree_on_a_save_in_the_background_through_a_file(
+    pool: Any, tmp_path: Path
+) -> None:
+    for rank in pool.run(saved_in_the_background, tmp_path, world_size=RANKS, group=False):
+        assert rank["seen"] == [False]  # training continued before the checkpoint was complete
+        assert rank["names"] == ["ckpt", "rank1"]  # the last rank has removed the file through which they agreed
+        near(*rank["weights"])
 
 
 def over_torch() -> dict[str, Any]:

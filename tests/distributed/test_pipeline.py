@@ -311,7 +311,7 @@ class Hooked(Net):
 
 
 def hooked() -> Any:
-    from drivetrain.strategies.pipeline_schedule import Schedule
+    from drivetrain.strategies.pipeline_stages import Schedule
 
     sizes: list[int] = []
     train = Schedule.train

@@ -16,7 +16,9 @@ from tests.packages import Suite
 PACKAGES = {  # a package, and how the names of its files begin
     "aiohttp": "test_http",
     "bitsandbytes": "test_bitsandbytes",
+    "botocore": "test_aws",
     "comet_ml": "test_comet",
+    "datasets": "test_hf_datasets",
     "deepspeed": "test_deepspeed",
     "gymnasium": "test_reinforce",
     "kubeflow_trainer_api": "test_kubeflow",
@@ -32,6 +34,7 @@ PACKAGES = {  # a package, and how the names of its files begin
     "torchao": "test_torchao",
     "trackio": "test_trackio",
     "wandb": "test_wandb",
+    "webdataset": "test_webdataset",
 }
 SUITE = Suite(Path(__file__).parent, "DRIVETRAIN_EXTRAS", "make test-extras", PACKAGES)
 

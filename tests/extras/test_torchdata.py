@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.extras.resumed import batches, on, samples
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from drivetrain.errors import CheckpointError
 from drivetrain.testing import check_part
@@ -36,8 +36,13 @@ def own_part() -> range:
 
 
 class Stream(IterableDataset[Any]):
+    def __len__(self) -> int:
+        return len(own_part())
+
     def __iter__(self) -> Any:
-        return ({"number": number} for number in own_part())
+        worker = get_worker_info()
+        part = own_part() if worker is None else own_part()[worker.id :: worker.num_workers]
+        return ({"number": number} for number in part)
 
 
 def stateful(data: Any, **options: Any) -> Any:
@@ -52,8 +57,9 @@ def of_map_style(workers: int, batch_size: int) -> Any:
     return stateful(Numbers(), batch_size=batch_size, shuffle=True, **start)
 
 
-def of_iterable_style(batch_size: int) -> Any:
-    return stateful(Stream(), batch_size=batch_size)
+def of_iterable_style(batch_size: int, workers: int = 0) -> Any:
+    start: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": "fork"} if workers else {}
+    return stateful(Stream(), batch_size=batch_size, **start)
 
 
 def of_nodes(batch_size: int) -> Any:
@@ -93,6 +99,26 @@ def test_other_loaders_resume_on_as_many_ranks(pool: Any, tmp_path: Path, make: 
     assert batches(first, on(pool, 1, make, GLOBAL_BATCH, None, None, path)) == batches(on(pool, 1, make, GLOBAL_BATCH))
     with pytest.raises(CheckpointError, match=r"by 1 processes, and there are 2: its loader has stored its own"):
         on(pool, 2, make, GLOBAL_BATCH, None, None, path)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_ranks_resume_over_an_iterable_style_dataset_with_a_length(pool: Any, tmp_path: Path, workers: int) -> None:
+    make, path = partial(of_iterable_style, workers=workers), tmp_path / "a.ckpt"
+    first = on(pool, 2, make, GLOBAL_BATCH, path, 3)
+    whole = on(pool, 2, make, GLOBAL_BATCH)
+    assert batches(first, on(pool, 2, make, GLOBAL_BATCH, None, None, path)) == batches(whole)
+    assert samples(whole) == [(epoch, number) for epoch in range(3) for number in range(SAMPLES)]
+
+
+def test_two_ranks_over_nodes_which_have_no_length_need_the_end_of_an_epoch(pool: Any, tmp_path: Path) -> None:
+    inside, end = tmp_path / "inside.ckpt", tmp_path / "end.ckpt"
+    on(pool, 2, of_nodes, GLOBAL_BATCH, inside, 3)
+    with pytest.raises(CheckpointError, match="one of several processes whose loader has no length"):
+        on(pool, 2, of_nodes, GLOBAL_BATCH, None, None, inside)
+    first = on(pool, 2, of_nodes, GLOBAL_BATCH, end, None)
+    assert batches(first, on(pool, 2, of_nodes, GLOBAL_BATCH, None, None, end)) == batches(
+        on(pool, 2, of_nodes, GLOBAL_BATCH)
+    )
 
 
 @pytest.mark.parametrize("arguments", [{}, {"num_workers": 2, "multiprocessing_context": "fork"}])

@@ -209,6 +209,7 @@ class Life:
         if self.scheduler is not None:
             self.scheduler.load_state_dict(point.scheduler)
         torch.set_rng_state(point.rng)
+        self.validation_rng = point.rng if point.stage == "validating" else None  # of a validation that is repeated
         for name in ("stage", "order", "done", "divided", "batches", "earlier", "is_last", "cut", "epoch", "step",
                      "window", "size", "saver"):  # fmt: skip
             setattr(self, name, getattr(point, name))

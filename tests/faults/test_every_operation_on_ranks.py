@@ -147,8 +147,7 @@ def wrong(strategy: Any, path: Path, durable: int) -> str:
     if strategy.global_rank == 0:
         return ""
     try:
-        [listed] = found[rank_files.LISTED]
-        part = rank_files.read(strategy, listed, path, None)
+        part = rank_files.read(strategy, found[rank_files.LISTED], strategy.global_rank, path, None)
     except CheckpointError as error:
         return str(error)
     return "" if part["step"] == step else f"the rank file is of step {part['step']}, the checkpoint of {step}"

@@ -341,6 +341,27 @@ def test_any_order_of_calls_comes_to_what_a_plain_loop_comes_to(long_form: bool,
     run(seed, *((500, 14) if long_form else (8, 8)))
 
 
+def test_a_fit_that_cannot_repeat_a_validation_saves_that_it_must_be_repeated() -> None:
+    """The calls that the seed 900001 has found; the plain loop did not know the random state of such a validation."""
+    training = Training()
+    program = Program(
+        shuffle=False, dropout=True, scheduler="none", every_n_steps=None, keeps_all=True, save_last=False,
+        saves_on_exception=True, sanity=0,
+    )  # fmt: skip
+    limits = [Limits(each, -1, 1.0, 1, 1.0, 2) for each in (2, 1, 3)]
+    in_second_epoch = len(list(plain.validation_loader())) + 1
+    training.begin(program, limits[0], [Event("validation_step", in_second_epoch, "raise")], True)
+    raised, saved = f"{FOLDER}/on_exception.ckpt", OWN[0]
+    training.resume(limits[1], [], False, sorted(training.disk.files).index(raised))
+    training.save(saved, False, False)
+    points = [training.disk.files[path].point for path in (raised, saved)]
+    assert [point and point.stage for point in points] == ["validating", "validating"]
+    training.resume(limits[2], [], False, sorted(training.disk.files).index(saved))
+    training.files_are_those_of_the_plain_loop()
+    training.the_trainer_is_where_the_plain_loop_is()
+    training.teardown()
+
+
 def _skips_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     restore: Any = vars(resume)["_restore_position"]
     skips = lambda run, data, rng: restore(run, {**data, "given": data["given"] + 1}, rng)  # noqa: E731

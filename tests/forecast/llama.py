@@ -408,6 +408,19 @@ class Window:
             self.steps[index] = replace(self.steps[index], waited_on_at=len(self.steps))
 
 
+def passes(run: Run) -> tuple[Step, ...]:
+    """Return a forward and a backward pass on one device, without an optimizer."""
+    built = Window()
+    forward, backward = block_steps(run, run.checkpoints)
+    for _ in range(run.size.layers):
+        built.add(forward)
+    for each in ends(run):
+        built.add(each)
+    for _ in range(run.size.layers):
+        built.add(backward)
+    return tuple(built.steps)
+
+
 def window(run: Run) -> tuple[Step, ...]:
     """Return what a rank does in a window.
 

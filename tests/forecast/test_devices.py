@@ -93,6 +93,12 @@ def test_an_unknown_setting_is_refused_with_the_one_that_was_meant() -> None:
         device_of("name=H100 80GB,2400")
 
 
+def test_memory_is_what_the_driver_shows() -> None:
+    assert device_of("H100 80GB").memory / 2**30 == pytest.approx(79.65, abs=0.01)
+    assert device_of("A100 80GB").memory == 80 * 2**30
+    assert device_of("L4").memory / 2**30 == pytest.approx(22.49, abs=0.01)
+
+
 def test_the_best_measured_rate_is_below_the_peak() -> None:
     """794.5 of 989 for matrices, 35 % in attention; a device without a measurement keeps its peak."""
     h100 = device_of("H100 80GB")

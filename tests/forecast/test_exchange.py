@@ -15,9 +15,10 @@ from drivetrain.forecast.exchange import (
     fastest_first,
     forecast,
     in_pipeline,
+    of_window,
     spread,
 )  # fmt: skip
-from drivetrain.forecast.operations import Exchange, Operation, Phase, Ranks
+from drivetrain.forecast.operations import Exchange, Operation, Phase, Ranks, Recorded
 
 ONE = (
     "name=X1,memory=1GB,tflops=100,gbps=1TB/s,launch=1ns,"
@@ -206,6 +207,45 @@ def test_waiting_later_never_takes_longer() -> None:
     assert times[0] > times[-1]
 
 
+def test_a_long_layer_does_not_hide_the_all_gathers_of_two_others() -> None:
+    """Layers of 20, 1 and 1 ms, all_gathers of 5 ms. The third all_gather starts when the rank waits for the
+    second one, at 25 ms, so that the third layer starts at 30 ms.
+    """
+    steps: list[Operation | Exchange] = []
+    for layer in (20, 1, 1):
+        gather = exchange("all_gather", 2, size=10**9, until=len(steps) + 2)
+        steps += [kernel(0.001, COPY_IN), gather, kernel(layer)]
+    assert forecast(steps, DEVICE, 8).step == pytest.approx(0.031, abs=1e-4)
+
+
+def test_further_batches_of_a_window_repeat_the_first() -> None:
+    """The first batch takes 2 + 3 ms, the second one 2 + 4 and exchanges 10 ms, the optimizer 1 ms."""
+    steps = (
+        kernel(2), kernel(3, phase="backward"), kernel(2), kernel(4, phase="backward"),
+        exchange("all_reduce", 2, size=10**9, until=5), kernel(1, phase="optimizer"),
+    )  # fmt: skip
+    recorded = Recorded(steps)
+    assert of_window(recorded, 2, DEVICE, 8) == forecast(steps, DEVICE, 8)
+    assert of_window(recorded, 2, DEVICE, 8).step == pytest.approx(0.022, abs=1e-4)
+    told = of_window(recorded, 6, DEVICE, 8)
+    assert (told.step, told.operations, told.exposed) == pytest.approx((0.042, 0.032, 0.010), abs=1e-4)
+    alone = Recorded((kernel(2), kernel(3, phase="backward")))
+    assert of_window(alone, 1, DEVICE, 8).step == pytest.approx(0.005, abs=1e-4)
+
+
+def test_a_compiled_module_is_forecast_as_one() -> None:
+    steps = (kernel(2), kernel(3), kernel(4))
+    assert of_window(Recorded(steps), 1, DEVICE, 8).step == pytest.approx(0.009, abs=1e-5)
+    assert of_window(Recorded(steps, is_compiled=True), 1, DEVICE, 8).step == pytest.approx(0.004, abs=1e-5)
+
+
+def test_tf32_is_used_where_the_program_allows_it() -> None:
+    steps = (Operation("aten.mm", "float32", 10**12, 1, "forward", "", ""),)
+    device = device_of(f"{ONE},tflops_float32=10,tflops_tf32=50")
+    assert of_window(Recorded(steps), 1, device, 8).step == pytest.approx(0.1, abs=1e-5)
+    assert of_window(Recorded(steps, allows_tf32=True), 1, device, 8).step == pytest.approx(0.02, abs=1e-5)
+
+
 def test_an_exchange_that_nothing_waits_for_ends_before_the_window() -> None:
     assert forecast([exchange("send", 2, size=10**9, until=2), kernel(1)], DEVICE, 8).step == pytest.approx(
         0.01, abs=1e-4
@@ -233,6 +273,5 @@ def test_a_forecast_says_where_its_time_goes() -> None:
 
 
 def test_the_fastest_of_several_strategies_comes_first() -> None:
-    strategies = {name: Forecast(step, step, 0, 0, 0, 0) for name, step in (("ddp", 2.0), ("fsdp", 3.0), ("hsdp", 1.0))}
-    assert fastest_first(strategies) == [("hsdp", 1.0), ("ddp", 2.0), ("fsdp", 3.0)]
+    assert fastest_first({"ddp": 2.0, "fsdp": 3.0, "hsdp": 1.0}) == [("hsdp", 1.0), ("ddp", 2.0), ("fsdp", 3.0)]
     assert fastest_first({}) == []

@@ -11,8 +11,7 @@ import pytest
 from matplotlib import pyplot
 
 from drivetrain.errors import ConfigurationError, UnknownNameError
-from drivetrain.logbook.curves import figure_of
-from drivetrain.logbook.history import History
+from drivetrain.logbook.history import History, figure_of
 
 
 @pytest.fixture(autouse=True)

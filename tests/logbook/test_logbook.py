@@ -282,16 +282,16 @@ class Group:
     """Ranks of which each has its own number."""
 
     def __init__(self, *numbers: float) -> None:
-        self.numbers, self.size = numbers, len(numbers)
+        self.numbers, self.size, self.rank, self.ranks = numbers, len(numbers), 0, range(len(numbers))
 
-    def gather_keyed(self, names: Any, values: torch.Tensor) -> torch.Tensor:
-        return torch.tensor(self.numbers, dtype=values.dtype).unsqueeze(1).expand(-1, len(values))
+    def reduce_keyed(self, names: Any, sums: torch.Tensor, most: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full_like(sums, self.numbers[0]), most  # the others add nothing to the value of rank 0
 
 
 def test_t5_all_ranks_of_a_model_decide_by_rank_zeros_value() -> None:
     book, device = Logbook(), torch.device("cpu")
     book.join(device, Group(4.0), Group(3.0, 4.0))
     assert book.of_rank_zero("x", 4.0) == 3.0
-    assert book.gather is None  # nothing is shared by ranks that see the same samples
+    assert book.reduce is None  # nothing is shared by ranks that see the same samples
     book.join(device, Group(4.0), Group(4.0))
     assert book.of_rank_zero("x", 5.0) == 5.0

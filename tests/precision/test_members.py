@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from drivetrain import Callback, Engine, Trainer
-from drivetrain.base.members import members_of
 from drivetrain.compat.members import ENGINE_ONLY, TABLES, TRAINER_ONLY
+from drivetrain.compat.overrides import members_of
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision import DoublePrecision, HalfPrecision, MixedPrecision, Precision
 

@@ -132,6 +132,10 @@ class Node:
             pytest.fail(f"ended with {code}: {' '.join(map(str, arguments))}\n{text}", pytrace=False)
         return text
 
+    def plug(self, is_in: bool) -> None:
+        """Pull the cable out of this machine, or put it in again; what runs here goes on."""
+        _ip("-n", self.namespace, "link", "set", "cable", "up" if is_in else "down")
+
     def kill(self) -> None:
         """End all that runs here at once, as if the power had failed."""
 

@@ -2,7 +2,7 @@
 
 It does nothing about that itself: with ``DRIVETRAIN_RESUME=auto``, each start resumes from the newest checkpoint. While
 it trains, every process writes the samples of each batch into ``<start>-<rank>-of-<ranks>.jsonl``, and waits after each
-step until there is a file ``hurry``.
+step until there is a file ``hurry``. A rank waits ``EXCHANGE_TIMEOUT_S`` seconds for the others.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from drivetrain import LightningModule, Trainer, seed_everything
-from drivetrain.callbacks import ModelCheckpoint
+from drivetrain.callbacks import GoodputMonitor, ModelCheckpoint
 from drivetrain.loggers import CSVLogger
+from drivetrain.strategies import DDPStrategy
 
 SAMPLES, BATCH, EPOCHS = 47, 10, 40  # neither two nor three processes divide a batch
 
@@ -61,14 +63,14 @@ def main(folder: Path) -> None:
         accelerator="cpu",
         devices=1,
         num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", 1)),
-        strategy="ddp",
+        strategy=DDPStrategy(timeout=timedelta(seconds=float(os.environ.get("EXCHANGE_TIMEOUT_S", 1800)))),
         precision="64-true",
         split_batches=True,
         max_epochs=EPOCHS,
         accumulate_grad_batches=2,
         log_every_n_steps=1,
         logger=CSVLogger(folder, name="", version="log"),
-        callbacks=[ModelCheckpoint(folder / "checkpoints", every_n_train_steps=4, save_last=True)],
+        callbacks=[GoodputMonitor(), ModelCheckpoint(folder / "checkpoints", every_n_train_steps=4, save_last=True)],
         enable_progress_bar=False,
         enable_model_summary=False,
     )

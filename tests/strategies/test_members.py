@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from drivetrain import Trainer
-from drivetrain.base.members import members_of
 from drivetrain.compat.members import TABLES
+from drivetrain.compat.overrides import members_of
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies import DDPStrategy, SingleDeviceStrategy, StrategyRegistry
 

@@ -20,7 +20,7 @@ class Two(Group):
     rank, ranks = 1, (0, 1)
 
     def gather_objects(self, obj: Any) -> list[Any]:
-        return [({}, None), obj]
+        return [None if obj is None else {}, obj]
 
     def new(self, ranks: Any) -> Group:
         return self
@@ -44,7 +44,7 @@ def strategy() -> SecondOfTwo:
 
 
 def test_a_rank_reads_back_what_it_wrote(strategy: SecondOfTwo, tmp_path: Path) -> None:
-    path, [entry] = rank_files.write(strategy, {"a": 1}, tmp_path / "m.ckpt")
+    path, entry, _ = rank_files.write(strategy, {"a": 1}, tmp_path / "m.ckpt")
     assert path == tmp_path / "m.ckpt"
     [file] = tmp_path.iterdir()
     assert entry["name"] == file.name
@@ -52,15 +52,15 @@ def test_a_rank_reads_back_what_it_wrote(strategy: SecondOfTwo, tmp_path: Path) 
     (tmp_path / "m.ckpt").write_text("")
     os.symlink("m.ckpt", tmp_path / "last.ckpt")
     for main in ("m.ckpt", "last.ckpt"):
-        assert rank_files.read(strategy, entry, tmp_path / main, None) == {"a": 1}
+        assert rank_files.read(strategy, [entry], 1, tmp_path / main, None) == {"a": 1}
 
 
 def test_names_follow_a_home_folder(strategy: SecondOfTwo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    _, [entry] = rank_files.write(strategy, {"a": 1}, "~/m.ckpt")
+    _, entry, _ = rank_files.write(strategy, {"a": 1}, "~/m.ckpt")
     (tmp_path / "m.ckpt").write_text("")
     assert "crc32" in entry
-    assert rank_files.read(strategy, entry, "~/m.ckpt", None) == {"a": 1}
+    assert rank_files.read(strategy, [entry], 1, "~/m.ckpt", None) == {"a": 1}
     rank_files.remove_others(TorchCheckpointIO(), "~/m.ckpt")
     assert os.listdir(tmp_path) == ["m.ckpt"]
 
@@ -80,10 +80,10 @@ def test_names_follow_a_home_folder(strategy: SecondOfTwo, tmp_path: Path, monke
 def test_an_entry_that_does_not_describe_the_file_is_an_error(
     strategy: SecondOfTwo, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    path, [entry] = rank_files.write(strategy, {"a": 1}, tmp_path / "m.ckpt")
+    path, entry, _ = rank_files.write(strategy, {"a": 1}, tmp_path / "m.ckpt")
     (tmp_path / "m.ckpt").write_text("")
     with pytest.raises(CheckpointError, match=message):
-        rank_files.read(strategy, {**entry, **change}, path, None)
+        rank_files.read(strategy, [{**entry, **change}], 1, path, None)
 
 
 def test_only_files_of_this_checkpoint_are_removed(tmp_path: Path) -> None:

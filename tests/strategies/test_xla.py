@@ -31,8 +31,7 @@ from drivetrain.strategies import (
     XLASPMDStrategy,
     XLAStrategy,
 )
-from drivetrain.strategies._xla_group import XLAGroup
-from drivetrain.strategies._xla_loader import on_device
+from drivetrain.strategies.xla import XLAGroup, on_device
 from drivetrain.strategies.xla_spmd import largest_divisible
 from drivetrain.testing._regression import Small, plain_loop
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import drivetrain
+from drivetrain.base.lazy import public_modules
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -39,7 +39,7 @@ def repository(tmp_path: Path) -> Path:
         "docs/a.md": "# Begin\n\n```text\n[no link](gone.md)\n```\n\nSee [the example](../examples/a.py#L3).\n",
         "docs/site.css": "",
         "examples/a.py": "",
-        "src/drivetrain/__init__.py": "from drivetrain.trainer import Trainer as Trainer\n_MODULES = ()\n",
+        "src/drivetrain/__init__.py": "from drivetrain.trainer import Trainer as Trainer\n",
     }
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def test_the_reference_has_each_public_name_of_the_package(tools: Any) -> None:
         offered = getattr(importlib.import_module(tools.pages.full(module)), "__all__", None)
         if offered is not None:
             assert {each.name for each in tools.pages.public(module)} == set(offered), module
-    assert set(tools.pages.modules()[1:]) == set(drivetrain._MODULES)
+    assert set(tools.pages.modules()[1:]) == set(public_modules("drivetrain"))
     assert "ConfigurationError" in {each.name for each in tools.pages.public("errors")}
 
 
@@ -109,7 +109,7 @@ def test_a_page_that_is_gone_and_a_link_to_nothing_are_refused(tools: Any, repos
 
 
 def test_a_public_module_without_a_page_is_refused(tools: Any, repository: Path) -> None:
-    (repository / "src" / "drivetrain" / "__init__.py").write_text("_MODULES = ('data',)\n")
+    (repository / "src" / "drivetrain" / "__init__.py").write_text("from drivetrain import data as data\n")
     (repository / "src" / "drivetrain" / "data.py").write_text("class Loader: ...\n")
     with pytest.raises(tools.pages.Failed, match=r"reference/data.md"):
         tools.pages.stage(repository / "out", repository)

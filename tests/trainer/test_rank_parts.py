@@ -22,12 +22,13 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from drivetrain import Callback, LightningModule, Trainer
 from drivetrain.callbacks import ModelCheckpoint
 from drivetrain.callbacks._checkpoint_files import save_new
-from drivetrain.checkpoints import TorchCheckpointIO
+from drivetrain.checkpoints import AsyncCheckpointIO, TorchCheckpointIO
 from drivetrain.errors import CheckpointError
 from drivetrain.strategies import DDPStrategy, rank_files
 from drivetrain.trainer import rank_parts
 
 STORED = Path(__file__).with_name("stored") / "two-ranks-0.1.0.ckpt"
+FILE_EACH = STORED.with_name("three-ranks-a-file-each.ckpt")
 MIDDLE = 6  # batches: the second of the windows of four is open
 
 
@@ -140,6 +141,92 @@ def test_a_file_of_an_earlier_version_resumes_exactly(pool: Any, tmp_path: Path)
     assert torch.equal(resumed[0][0], resumed[1][0])
 
 
+def test_a_file_for_each_rank_of_an_earlier_version_resumes_exactly(pool: Any, tmp_path: Path) -> None:
+    held = torch.load(FILE_EACH, weights_only=True)
+    assert [sorted(listed) for listed in held["rank_files"]] == [["crc32", "name", "size"]] * 2
+    whole = pool.run(fitted, tmp_path / "a.ckpt", world_size=3, group=False)
+    resumed = pool.run(fitted, tmp_path / "none.ckpt", FILE_EACH, world_size=3, group=False)
+    for one, other in zip(resumed, whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)  # another machine rounds in another way
+    for rank in (1, 2):
+        copies = tmp_path / f"without{rank}"
+        copies.mkdir()
+        for file in FILE_EACH.parent.glob(f"{FILE_EACH.name}*"):
+            if not file.name.endswith(f".rank{rank}"):
+                shutil.copy(file, copies)
+        with pytest.raises(CheckpointError, match=f"rank{rank} is missing"):
+            pool.run(fitted, tmp_path / "none.ckpt", copies / FILE_EACH.name, world_size=3, group=False)
+
+
+# ---- one file for each machine ---------------------------------------------------------------------------------------
+
+
+class OfMachines(DDPStrategy):
+    """Two processes on each machine."""
+
+    num_processes = 2
+
+    @property
+    def local_rank(self) -> int:
+        return self.global_rank % 2
+
+    @property
+    def node_rank(self) -> int:
+        return self.global_rank // 2
+
+
+def on_machines(
+    path: Path, resumes: Path | None = None, large: int | None = None, background: bool = False, saves: int = 1
+) -> tuple[Tensor, float]:
+    seeded()
+    if large is not None:
+        rank_files._LARGE = large
+    try:
+        module = Net()
+        store = AsyncCheckpointIO() if background else None
+        savers = [] if resumes else [SaveAt(batches, path) for batches in (2, 3)[-saves:]]  # of five
+        strategy = OfMachines(checkpoint_io=store)
+        ours = trainer(*savers, strategy=strategy, max_epochs=1)
+        ours.fit(module, DataLoader(Noisy(), batch_size=2, shuffle=True), ckpt_path=resumes)
+        return weights(module), float(ours.callback_metrics.get("loss_epoch", 0))
+    finally:
+        rank_files._LARGE = 2**20
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["at once", "in the background"])
+def test_one_rank_of_each_machine_writes_the_parts_of_all(pool: Any, tmp_path: Path, background: bool) -> None:
+    path = tmp_path / "a.ckpt"
+    whole = pool.run(on_machines, path, None, None, background, 2, world_size=4, group=False)
+    assert names(tmp_path) == ["a.ckpt", "a.ckpt.N.rank1", "a.ckpt.N.rank2"]  # rank 2 writes for rank 3 too
+    listed = torch.load(path, weights_only=True)["rank_files"]
+    assert [each["ranks"] for each in listed] == [[1], [2, 3]]
+    for each in listed:
+        assert each["size"] == (tmp_path / each["name"]).stat().st_size
+    resumed = pool.run(on_machines, tmp_path / "none.ckpt", path, world_size=4, group=False)
+    for one, other in zip(resumed, whole, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert one[1] == other[1]
+    file = next(tmp_path.glob("a.ckpt.*.rank2"))
+    file.unlink()
+    with pytest.raises(CheckpointError, match="rank2 is missing"):
+        pool.run(on_machines, tmp_path / "none.ckpt", path, world_size=4, group=False)
+
+
+def test_each_rank_writes_a_large_part_itself(pool: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    whole = pool.run(on_machines, path, None, 16, world_size=4, group=False)
+    assert names(tmp_path) == ["a.ckpt", *(f"a.ckpt.N.rank{rank}" for rank in (1, 2, 3))]
+    resumed = pool.run(on_machines, tmp_path / "none.ckpt", path, world_size=4, group=False)
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(resumed, whole, strict=True))
+
+
+def test_a_fit_of_fewer_ranks_resumes_from_the_files_of_machines(pool: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    pool.run(on_machines, path, world_size=4, group=False)
+    found = pool.run(fitted, tmp_path / "none.ckpt", path, 0, 0, 1, group=False)
+    assert torch.equal(found[0][0], found[1][0])
+
+
 def test_one_process_writes_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = Net()
     ours = trainer(SaveAt(MIDDLE, tmp_path / "a.ckpt"), strategy="auto")
@@ -202,19 +289,17 @@ def test_the_files_hold_one_set_of_gradients_a_rank_and_none_is_exchanged(
 def test_the_main_file_lists_the_others(pool: Any, tmp_path: Path) -> None:
     pool.run(fitted, path := tmp_path / "a.ckpt", world_size=3, group=False)
     main = torch.load(path, weights_only=True)
-    assert [entry["name"] for entry in main["rank_files"]] == sorted(
-        found.name for found in tmp_path.iterdir() if found != path
-    )
-    for entry in main["rank_files"]:
-        file = tmp_path / entry["name"]
-        assert entry["size"] == file.stat().st_size
-        part = torch.load(file, weights_only=True)
+    [file] = (found for found in tmp_path.iterdir() if found != path)
+    [entry] = main["rank_files"]
+    assert (entry["name"], entry["size"], entry["ranks"]) == (file.name, file.stat().st_size, [1, 2])
+    parts = torch.load(file, weights_only=True)["parts_of_ranks"]
+    assert list(parts) == ["1", "2"]
+    for part in parts.values():
         assert sorted(part) == ["restart", "rng"]
         assert set(part["restart"]).isdisjoint({"samples", "exact", "settled", "loaders"})  # which all share
         assert {"exact", "loaders"} <= set(main["restart"])
     assert main["restart"]["samples"] == MIDDLE * 2 * 3  # of all ranks together
-    for entry in main["rank_files"]:
-        part = torch.load(tmp_path / entry["name"], weights_only=True)
+    for part in parts.values():
         assert not torch.equal(
             part["restart"]["gradients"]["net.0.weight"], main["restart"]["gradients"]["net.0.weight"]
         )

@@ -78,11 +78,10 @@ def full(module: str) -> str:
 
 
 def modules(root: Path = ROOT) -> list[str]:
-    """Return the public modules of the package, by `_MODULES` in its `__init__.py`; "" is the package itself."""
-    for node in ast.parse((root / "src" / PACKAGE / "__init__.py").read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES":
-            return ["", *ast.literal_eval(node.value)]
-    raise Failed(f"src/{PACKAGE}/__init__.py has no _MODULES")
+    """Return the public modules of the package, which its `__init__.py` imports; "" is the package itself."""
+    tree = ast.parse((root / "src" / PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == PACKAGE]
+    return ["", *(each.name for node in froms for each in node.names)]
 
 
 def public(module: str, root: Path = ROOT) -> list[Public]:

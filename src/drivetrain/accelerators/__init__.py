@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from drivetrain.base.lazy import public
 
-from drivetrain.base.lazy import lazy
-
-if TYPE_CHECKING:
+with public(__name__):
     from drivetrain.accelerators.accelerator import Accelerator as Accelerator
     from drivetrain.accelerators.accelerator import AcceleratorRegistry as AcceleratorRegistry
     from drivetrain.accelerators.cpu import CPUAccelerator as CPUAccelerator
@@ -15,16 +13,3 @@ if TYPE_CHECKING:
     from drivetrain.accelerators.mps import MPSAccelerator as MPSAccelerator
     from drivetrain.accelerators.torch_device import TorchDeviceAccelerator as TorchDeviceAccelerator
     from drivetrain.accelerators.xla import XLAAccelerator as XLAAccelerator
-_MODULES = {
-    "Accelerator": "accelerator",
-    "AcceleratorRegistry": "accelerator",
-    "CPUAccelerator": "cpu",
-    "CUDAAccelerator": "cuda",
-    "MPSAccelerator": "mps",
-    "TorchDeviceAccelerator": "torch_device",
-    "XLAAccelerator": "xla",
-    "find_usable_cuda_devices": "cuda",
-}
-__all__ = list(_MODULES)
-
-lazy(__name__, _MODULES)

@@ -83,8 +83,8 @@ class GraphRecorder:
         return result, graph.replay
 
     def _drop(self, pool: Any) -> None:
-        """End a failed recording, which torch does not do. Otherwise its allocator never frees memory again that two
-        streams have used, and its random generators raise an error at the next use.
+        """End a failed recording, which torch does not do. Otherwise torch would never again free memory that two
+        streams have used, and its random generators would raise an error at their next use.
         """
         if pool is not None:
             for name in ("endAllocateToPool", "releasePool"):

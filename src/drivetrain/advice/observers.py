@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from drivetrain.advice.data import DataWatch
-from drivetrain.advice.logged import LogWatch
-from drivetrain.advice.losses import LossWatch
+from drivetrain.advice.losses import LogWatch, LossWatch
 from drivetrain.advice.model import ModelWatch
-from drivetrain.advice.schedules import LimitsWatch
-from drivetrain.advice.steps import AutomaticWatch, ManualWatch
+from drivetrain.advice.steps import AutomaticWatch, LimitsWatch, ManualWatch
 from drivetrain.loops.run import Run
 
 

@@ -9,18 +9,20 @@ could block a fork.
 
 from __future__ import annotations
 
+import faulthandler
 import linecache
 import os
+import re
+import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from drivetrain.accelerators.accelerator import HOST
-from drivetrain.advice.thread_stack import ThreadStack
 from drivetrain.advice.time_spent import PARTS, TimeSpent
 from drivetrain.advice.verdict import Line, Measured, RankTimes, judge
 from drivetrain.data.kept import parts_of
@@ -248,3 +250,68 @@ def _host_memory() -> float | None:
         return float((int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE"))
     except (OSError, ValueError):
         return None
+
+
+# ---- the stack of another thread ------------------------------------------------------------------------------------
+
+
+_THREAD = re.compile(r"(?:Current t|T)hread 0x([0-9a-f]+).*\n")
+_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_ESCAPED = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")  # letters that are not ASCII
+
+_PIPE_HOLDS = 65_536  # bytes: a pipe that is full loses what is written then
+
+
+class ThreadStack:
+    """Reads the frames of one thread, from any other.
+
+    faulthandler writes them in one call, which no other Python code can interrupt. Reading the frame objects of a
+    thread that runs can crash Python 3.11: the thread may return from a frame meanwhile.
+
+    faulthandler makes a call of the system for each word that it writes. Into a pipe they cost half as much as into a
+    file. Where the threads have more frames than a pipe holds, and on Windows, it is a file without a name.
+
+    Args:
+        thread: the thread's :func:`threading.get_ident`.
+    """
+
+    def __init__(self, thread: int) -> None:
+        self._thread, self._open, self._file = thread, ExitStack(), -1
+        self._reads, self._writes = -1, -1
+        if os.name == "posix":
+            self._reads, self._writes = os.pipe()
+            for each in (self._reads, self._writes):
+                os.set_blocking(each, False)
+                self._open.callback(os.close, each)
+
+    def frames(self) -> Iterator[tuple[str, int, str]]:
+        """Yield file, line and function of each frame, the innermost first."""
+        threads = _THREAD.split(self._text().decode("ascii", "replace"))
+        for number, text in zip(threads[1::2], threads[2::2], strict=True):
+            if int(number, 16) == self._thread:
+                for found in _FRAME.finditer(text):
+                    yield _unescaped(found[1]), int(found[2]), _unescaped(found[3])
+
+    def _text(self) -> bytes:
+        """Return what faulthandler writes of all threads."""
+        if self._file < 0 and self._writes >= 0:
+            faulthandler.dump_traceback(self._writes)
+            text = os.read(self._reads, _PIPE_HOLDS)
+            if len(text) < _PIPE_HOLDS - 4096:  # a pipe counts in pages, so it may be full before
+                return text
+        if self._file < 0:
+            file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # close() closes it
+            self._file = self._open.enter_context(file).fileno()
+        os.ftruncate(self._file, 0)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        faulthandler.dump_traceback(self._file)
+        size = os.lseek(self._file, 0, os.SEEK_CUR)
+        os.lseek(self._file, 0, os.SEEK_SET)
+        return os.read(self._file, size)
+
+    def close(self) -> None:
+        self._open.close()
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda each: chr(int(each[1] or each[2] or each[3], 16)), text)

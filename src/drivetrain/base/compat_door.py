@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from drivetrain.base.introspect import is_own_class
 from drivetrain.base.registry import load
 
 
@@ -44,6 +45,28 @@ def in_our_layout(checkpoint: Any, resuming: bool = False) -> Any:
 def field_members() -> ModuleType:
     """Return :mod:`drivetrain.compat.members`: the members of Lightning whose overrides are not called here."""
     return importlib.import_module("drivetrain.compat.members")
+
+
+def former_hooks() -> ModuleType:
+    """Return :mod:`drivetrain.compat.former_hooks`: hooks that are called no longer, and what does their work."""
+    return importlib.import_module("drivetrain.compat.former_hooks")
+
+
+def names_elsewhere() -> ModuleType:
+    """Return :mod:`drivetrain.compat.missing`: names of other libraries, and what to write here instead."""
+    return importlib.import_module("drivetrain.compat.missing")
+
+
+def check_part(cls: type) -> None:
+    """Check that all overrides in a user's class are called: see :func:`compat.overrides.check_members`."""
+    if not is_own_class(cls):
+        load("drivetrain.compat.overrides:check_members")(cls)
+
+
+def translated(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Trainer's arguments with objects of other APIs replaced: see :mod:`drivetrain.compat.translated`."""
+    found: dict[str, Any] = load("drivetrain.compat.translated:translated")(arguments)
+    return found
 
 
 def of_command_line() -> ModuleType:

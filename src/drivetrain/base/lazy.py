@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import gc
 import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from threading import get_ident
-from types import MappingProxyType, ModuleType
+from threading import RLock, get_ident
+from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 _offered: dict[str, tuple[str, ...]] = {}  # the public names, by package
@@ -52,6 +53,40 @@ class OnFirstUse:
 on_first_use = OnFirstUse()
 
 
+class public:
+    """A ``with`` block in a package's ``__init__.py``, with one import statement for each public name.
+
+    The block has only lines of the form ``from module import name as name``. To a type checker and to import-linter
+    they are plain imports. When they run, they import nothing: the block keeps the names, and each is imported when it
+    is first used. A name from the package itself is a module of the package.
+    """
+
+    _running = RLock()  # a block of another thread may not end while this one replaces Python's import function
+
+    def __init__(self, package: str) -> None:
+        self._package, self._members = package, vars(sys.modules[package])
+        self._found: dict[str, str] = {}
+
+    def __enter__(self) -> None:
+        self._running.acquire()
+        self._import, builtins.__import__ = builtins.__import__, self._keep
+
+    def _keep(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        if globals is not self._members:  # a statement of another file: of another thread, or of a signal's handler
+            return self._import(name, globals, locals, fromlist, level)
+        self._found |= dict.fromkeys(fromlist, name)
+        return SimpleNamespace(**dict.fromkeys(fromlist))
+
+    def __exit__(self, *_: object) -> None:
+        builtins.__import__ = self._import
+        self._running.release()
+        for name in self._found:
+            del self._members[name]
+        files = {name: module for name, module in self._found.items() if module != self._package}
+        self._members["__all__"] = list(files)
+        lazy(self._package, files, [name for name in self._found if name not in files])
+
+
 def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules: Sequence[str] = ()) -> None:
     """Set the ``__getattr__`` and ``__dir__`` of a package.
 
@@ -59,7 +94,7 @@ def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules:
 
     Args:
         package: its ``__name__``.
-        files: the defining module of each public name, relative to the package; a module beside it begins with a dot.
+        files: the defining module of each public name.
         modules: public modules in the package, which become its attributes.
     """
     _offered[package], _files[package] = (*files, *modules), files
@@ -78,7 +113,7 @@ def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules:
                 start = _message(start, package, name)
             # With the name but no object, Python does not add its own suggestion.
             raise AttributeError(start, name=name)
-        value = getattr(_imported(f".{files[name]}", package), name)
+        value = getattr(_imported(files[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
@@ -88,7 +123,7 @@ def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules:
     members.update(__getattr__=get, __dir__=lambda: public_names(package, _offered[package]))
 
 
-def _imported(name: str, package: str) -> ModuleType:
+def _imported(name: str) -> ModuleType:
     """Import a module with garbage collection turned off.
 
     ``import torch`` leaves so many objects that a few thousand more trigger a full collection, which takes twice as
@@ -97,7 +132,7 @@ def _imported(name: str, package: str) -> ModuleType:
     collects = gc.isenabled()
     gc.disable()
     try:
-        return importlib.import_module(name, package)
+        return importlib.import_module(name)
     finally:
         if collects:
             gc.enable()
@@ -110,7 +145,12 @@ def _is_private_module(package: str, name: str) -> bool:
 
 def names_of_file(package: str, file: str) -> list[str]:
     """Return the public names of an imported package that one of its files defines."""
-    return [name for name, defined_in in _files[package].items() if defined_in == file]
+    return [name for name, defined_in in _files[package].items() if defined_in == f"{package}.{file}"]
+
+
+def public_modules(package: str) -> list[str]:
+    """Return the public modules of an imported package."""
+    return [name for name in _offered[package] if name not in _files[package]]
 
 
 def public_names(module: str, names: Sequence[str]) -> list[str]:
@@ -135,17 +175,17 @@ class UnknownNames:  # importlib.abc, with the base class, is slow to import
         package, _, name = fullname.rpartition(".")
         if package not in _offered or name.startswith("_"):
             return
-        from drivetrain.base.missing import is_known_to_be_missing
+        from drivetrain.base.compat_door import names_elsewhere
         from drivetrain.errors import closest
 
-        if is_known_to_be_missing(package, name) or closest(name, _offered[package]) is not None:
+        if names_elsewhere().is_known_to_be_missing(package, name) or closest(name, _offered[package]) is not None:
             # Without a ``name``: importlib drops an error that has the module's full name.
             raise ModuleNotFoundError(_message(f"cannot import name {name!r} from {package!r}", package, name))
 
 
 def _message(start: str, package: str, name: str) -> str:
-    from drivetrain.base.missing import why_missing
+    from drivetrain.base.compat_door import names_elsewhere
     from drivetrain.errors import did_you_mean
 
-    why = why_missing(package, name)
+    why = names_elsewhere().why_missing(package, name)
     return f"{start}. {did_you_mean(name, _offered[package])}" if why is None else f"{start}: {why}"

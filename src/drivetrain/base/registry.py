@@ -409,12 +409,6 @@ def check_contract_version(cls: type[Any], current: int, kind: str) -> None:
         )
 
 
-def check_part(cls: type) -> None:
-    """Check that all overrides in a user's class are called: see :func:`base.members.check_members`."""
-    if not is_own_class(cls):
-        load("drivetrain.base.members:check_members")(cls)
-
-
 def load(path: str) -> Any:
     """Return the object at ``"package.module:name"``, imported when this is called.
 

@@ -39,23 +39,38 @@ def map_leaves(fn: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, Tensor) or hasattr(tree, "to"):  # a PackedSequence is a tuple with its own ``to``
         return fn(tree)
     if isinstance(tree, (list, tuple)):
-        items = [map_leaves(fn, item) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+        return like_list(tree, [map_leaves(fn, item) for item in tree])
     if isinstance(tree, Mapping):
-        values = {key: map_leaves(fn, value) for key, value in tree.items()}
-        if type(tree) is dict:
-            return values
-        rebuilt = copy.copy(tree)  # keeps a default factory, an order and other state of a mapping's subclass
-        for key, value in values.items():  # transformers' ModelOutput does not support update()
-            rebuilt[key] = value  # type: ignore[index]  # a mapping that takes no items fails here, by name
-        return rebuilt
+        return like_mapping(tree, {key: map_leaves(fn, value) for key, value in tree.items()})
     if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
-        copied: Any = copy.copy(tree)
-        for field in dataclasses.fields(tree):
-            value = map_leaves(fn, getattr(tree, field.name))
-            object.__setattr__(copied, field.name, value)  # object.__setattr__ also works for frozen dataclasses
-        return copied
+        values = ((field.name, getattr(tree, field.name)) for field in dataclasses.fields(tree))
+        return like_dataclass(tree, {name: map_leaves(fn, value) for name, value in values})
     return fn(tree)
+
+
+def like_list(like: Any, items: list[Any]) -> Any:
+    """Return a list, tuple or named tuple of the type of ``like`` with other items."""
+    if type(like) is list:
+        return items
+    return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
+
+
+def like_mapping(like: Any, values: dict[Any, Any]) -> Any:
+    """Return a mapping of the type of ``like`` with other values."""
+    if type(like) is dict:
+        return values
+    rebuilt = copy.copy(like)  # keeps a default factory, an order and other state of a mapping's subclass
+    for key, value in values.items():  # transformers' ModelOutput does not support update()
+        rebuilt[key] = value
+    return rebuilt
+
+
+def like_dataclass(like: Any, values: Mapping[str, Any]) -> Any:
+    """Return a copy of the dataclass ``like`` with other values."""
+    rebuilt = copy.copy(like)
+    for name, value in values.items():
+        object.__setattr__(rebuilt, name, value)  # works for frozen dataclasses too
+    return rebuilt
 
 
 def move(batch: Any, device: torch.device) -> Any:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from drivetrain.base.lazy import public
 
-from drivetrain.base.lazy import lazy
-
-if TYPE_CHECKING:
+with public(__name__):
     from drivetrain.callback import Callback as Callback
     from drivetrain.callback import Checkpoint as Checkpoint
     from drivetrain.callbacks.device_stats_monitor import DeviceStatsMonitor as DeviceStatsMonitor
@@ -42,43 +40,3 @@ if TYPE_CHECKING:
     from drivetrain.callbacks.weight_averaging import WeightAveraging as WeightAveraging
     from drivetrain.tuner.batch_size_finder import BatchSizeFinder as BatchSizeFinder
     from drivetrain.tuner.lr_finder import LearningRateFinder as LearningRateFinder
-
-
-_FILES = {
-    "BackboneFinetuning": "finetuning",
-    "BaseFinetuning": "finetuning",
-    "BasePredictionWriter": "prediction_writer",
-    "BatchSizeFinder": ".tuner.batch_size_finder",
-    "Callback": ".callback",
-    "Checkpoint": ".callback",
-    "DeviceStatsMonitor": "device_stats_monitor",
-    "EMAWeightAveraging": "weight_averaging",
-    "EarlyStopping": "early_stopping",
-    "GoodputMonitor": "goodput_monitor",
-    "GradientAccumulationScheduler": "gradient_accumulation",
-    "LambdaCallback": "lambda_function",
-    "LearningRateFinder": ".tuner.lr_finder",
-    "LearningRateMonitor": "lr_monitor",
-    "LivePlot": "live_plot",
-    "ModelCheckpoint": "model_checkpoint",
-    "ModelPruning": "pruning",
-    "ModelSummary": "model_summary",
-    "NotebookProgressBar": "notebook_progress",
-    "OnExceptionCheckpoint": "on_exception_checkpoint",
-    "PlainProgressBar": "plain_progress",
-    "ProgressBar": "progress_bar",
-    "ReplayCheck": "replay_check",
-    "ReplicaCheck": "replica_check",
-    "RichModelSummary": "rich_model_summary",
-    "RichProgressBar": "rich_progress",
-    "SpikeDetection": "spike",
-    "StochasticWeightAveraging": "stochastic_weight_avg",
-    "TQDMProgressBar": "tqdm_progress",
-    "TerminateOnNaN": "non_finite",
-    "ThroughputMonitor": "throughput_monitor",
-    "Timer": "timer",
-    "WeightAveraging": "weight_averaging",
-}
-__all__ = list(_FILES)
-
-lazy(__name__, _FILES)

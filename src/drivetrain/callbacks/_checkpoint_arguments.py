@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.spelling import is_higher_better
+from drivetrain.callback import Trainer
 from drivetrain.errors import ConfigurationError, check_choice, check_count, wrong_value
-
-if TYPE_CHECKING:
-    from drivetrain.trainer.trainer import Trainer
 
 
 def mode_or_default(owner: str, mode: str | None, monitor: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,15 +13,13 @@ from torch import Tensor
 from drivetrain.base import files
 from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.callback import Trainer
 from drivetrain.callbacks._checkpoint_arguments import acts_at_epoch_end
 from drivetrain.callbacks._checkpoint_files import is_below, save_new
 from drivetrain.callbacks._checkpoint_names import NamedCheckpoint
 from drivetrain.checkpoints.io import CheckpointIO, background_of, wait_for
 from drivetrain.errors import CheckpointError
 from drivetrain.trainer.telling import tell
-
-if TYPE_CHECKING:
-    from drivetrain.trainer.trainer import Trainer
 
 _RANKING = (
     "best_model_path", "best_model_score", "best_k_models", "kth_best_model_path", "kth_value", "_newest_path",

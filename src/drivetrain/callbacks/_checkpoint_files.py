@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from drivetrain.base import files
 from drivetrain.base.restoring import Form, WrongForm, expect, number
-
-if TYPE_CHECKING:
-    from drivetrain.trainer.trainer import Trainer
+from drivetrain.callback import Trainer
 
 
 def save_new(trainer: Trainer, path: str, weights_only: bool = False) -> bool:

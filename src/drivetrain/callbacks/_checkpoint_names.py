@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -14,12 +14,8 @@ from drivetrain.base import files
 from drivetrain.base.introspect import signature_of, taken
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.spelling import warn_if_misspelt
-from drivetrain.callback import Checkpoint
+from drivetrain.callback import Checkpoint, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, did_you_mean
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 GROUP = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")  # a metric in a file name: {val_loss:.2f}
 

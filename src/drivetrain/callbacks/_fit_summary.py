@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from drivetrain.base import files
+from drivetrain.callback import Trainer
 from drivetrain.callbacks._progress_thread import duration_text
 from drivetrain.callbacks.model_checkpoint import ModelCheckpoint
 from drivetrain.trainer.stopping import why_ended
-
-if TYPE_CHECKING:
-    from drivetrain.trainer.trainer import Trainer
 
 
 def summary(trainer: Trainer, seconds: float) -> list[str]:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from typing import TYPE_CHECKING
 
+from drivetrain.callback import Trainer
 from drivetrain.callbacks.timer import Timer
 from drivetrain.loops.progress import Phase
-
-if TYPE_CHECKING:
-    from drivetrain.trainer.trainer import Trainer
 
 _FETCHES = (Phase.FETCH, Phase.VALIDATION_FETCH, Phase.TEST_FETCH, Phase.PREDICT_FETCH)
 _FEWEST = 20

@@ -9,14 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from drivetrain.base.files import encodable
+from drivetrain.callback import Trainer
 from drivetrain.callbacks._progress_estimate import Meter, Rest, Waiting
 from drivetrain.loops.progress import RunningStage
-
-if TYPE_CHECKING:
-    from drivetrain.trainer.trainer import Trainer
 
 # [Note: fork while a bar is drawn]
 # DataLoader workers are forked from the main thread. If the bar's thread were inside print() at that moment, the child

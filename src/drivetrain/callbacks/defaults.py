@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.registry import load
@@ -15,11 +15,9 @@ from drivetrain.callbacks.progress_bar import ProgressBar, default_progress_bar
 from drivetrain.callbacks.requeue import Requeue
 from drivetrain.callbacks.rich_model_summary import RichModelSummary
 from drivetrain.callbacks.rich_progress import RichProgressBar
+from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from drivetrain.clusters.environment import ClusterEnvironment
-    from drivetrain.settings import Settings
+from drivetrain.settings import Settings
 
 with on_first_use:
     from drivetrain.callbacks import goodput_monitor, trainjob

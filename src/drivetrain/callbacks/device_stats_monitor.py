@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.accelerators.cpu import CPUAccelerator
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import check_choice
 from drivetrain.trainer.telling import check_loggers, keep, tell_one
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 
 class DeviceStatsMonitor(Callback):

@@ -5,22 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from drivetrain.base.introspect import overrides
+from drivetrain.base.introspect import overrides, reads
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import COUNT, Form, WrongForm, entry, expect, number
 from drivetrain.base.spelling import warn_if_misspelt
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.callbacks._checkpoint_arguments import acts_at_epoch_end, mode_or_default, not_logged
 from drivetrain.errors import NotLoggedError, arguments_checked, check_count, is_number, number_of, shown, wrong_value
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 _COUNTS = ("wait_count", "stopped_epoch", "patience")
 _CRITERIA = ("patience", "min_delta", "stopping_threshold", "divergence_threshold", "check_finite")
@@ -211,13 +207,9 @@ class EarlyStopping(Callback):
         """Whether to skip the check. Programs override it despite its private name."""
         return trainer.sanity_checking or trainer.progress.fn != "fit"
 
-    @property
-    def _check_on_train_epoch_end(self) -> bool | None:  # public to libraries, which read and set this name
-        return self.check_on_train_epoch_end
-
-    @_check_on_train_epoch_end.setter
-    def _check_on_train_epoch_end(self, value: bool | None) -> None:
-        self.check_on_train_epoch_end = value
+    _check_on_train_epoch_end: bool | None = reads(
+        "check_on_train_epoch_end", "Public to libraries, which read and set this name.", writable=True
+    )
 
     def _run_early_stopping_check(self, trainer: Trainer) -> None:
         """Check the metric, and request the stop if the criteria are met. Programs call it under this private name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -11,14 +11,10 @@ from torch.optim import Optimizer
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import entry, expect, number
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.engine.wrappers import unwrapped
 from drivetrain.errors import CheckpointError, MissingAttributeError, check_count, is_number, wrong_value
 from drivetrain.strategies.optimizer_states import parameter_names, plain_name
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 Modules: TypeAlias = nn.Module | Iterable[Any]
 """A module, or any nesting of iterables of modules."""

@@ -5,24 +5,20 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.callbacks._checkpoint_arguments import check_place
 from drivetrain.errors import ConfigurationError, wrong_value
 from drivetrain.loops.goodput import NAME, Report, account, read
 from drivetrain.loops.ledger import Ledger, TimedSlot, since_process_start_s
 from drivetrain.trainer.telling import log
 
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
-
 
 class GoodputMonitor(Callback):
-    """Writes where the wall time of fits goes into a ledger, which later runs continue: ``ledger.jsonl``.
+    """Writes a ledger, ``ledger.jsonl``, of what the wall time of fits is used for; later runs continue it.
 
     ``trainer.goodput`` is the share of the wall time that was training steps that count. If there are loggers, it is
     logged as ``goodput``, on the steps on which they are written. A fit that continues earlier runs logs a line at its

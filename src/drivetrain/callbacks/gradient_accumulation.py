@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any
 
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, RunError, is_count, wrong_value
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 
 class GradientAccumulationScheduler(Callback):
@@ -74,13 +70,9 @@ class GradientAccumulationScheduler(Callback):
         self._in_charge = True
         trainer.accumulate_grad_batches = self.get_accumulate_grad_batches(trainer.current_epoch)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._give_back(trainer)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._give_back(trainer)
-
-    def _give_back(self, trainer: Trainer) -> None:
+    def teardown(self, trainer: Trainer, *_: Any, **more: Any) -> None:
         if self._in_charge:  # otherwise the user has set the value, for example one that was refused
             self._in_charge = False
             trainer.accumulate_grad_batches = 1
+
+    on_exception = teardown

@@ -6,16 +6,12 @@ import math
 import time
 from base64 import b64encode
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base import notebook
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import UnknownNameError, check_installed, wrong_value
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 
 class LivePlot(Callback):
@@ -55,9 +51,7 @@ class LivePlot(Callback):
         if time.monotonic() >= self._due_s:
             self._draw(trainer)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw if it is due, because there are new values."""
-        self.on_train_batch_end(trainer, pl_module)
+    on_validation_end = on_train_batch_end  # there are new values
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the last values."""

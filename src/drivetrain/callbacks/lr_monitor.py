@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
+from torch.optim import Optimizer
 
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, check_choice
 from drivetrain.trainer.telling import check_loggers, log
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 Interval = Literal["step", "epoch"]
 

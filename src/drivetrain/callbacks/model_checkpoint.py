@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from drivetrain.base import files, yaml_text
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.callback import LightningModule, Trainer
 from drivetrain.callbacks._checkpoint_arguments import (
     check_target,
     check_triggers,
@@ -29,10 +30,6 @@ from drivetrain.callbacks.on_exception_checkpoint import BEFORE_TRAINING
 from drivetrain.errors import ConfigurationError, arguments_checked
 from drivetrain.strategies import rank_files
 from drivetrain.trainer.after_exception import save_after_exception
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 with on_first_use:
     from drivetrain.callbacks import goodput_monitor

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from drivetrain.base.seed import isolate_rng
 from drivetrain.base.tree import leaves
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import DrivetrainError, check_count
 from drivetrain.loops.pieces import training_step_arguments
 from drivetrain.module.export import without_logging
 from drivetrain.strategies.sharded_state import local_shard
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 
 class NonFiniteLossError(DrivetrainError, ArithmeticError):
@@ -66,11 +62,10 @@ class TerminateOnNaN(Callback):
             "has changed no weight. Lower the learning rate, clip gradients, or leave the batch out. [DT1017]"
         )
 
-    def on_train_batch_end(self, *_: Any) -> None:
+    def on_train_batch_end(self, *_: Any, **more: Any) -> None:
         self._batch = None
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._batch = None
+    on_exception = on_train_batch_end
 
 
 def _cause(trainer: Any, module: Any, batch: Any, batch_idx: int) -> str:

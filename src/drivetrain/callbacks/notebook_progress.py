@@ -6,16 +6,13 @@ import time
 from collections import deque
 from dataclasses import replace
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base import notebook
+from drivetrain.callback import LightningModule, Trainer
 from drivetrain.callbacks.plain_progress import PlainProgressBar
 from drivetrain.callbacks.progress_bar import Snapshot
 from drivetrain.loops.progress import RunningStage
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 _PAUSE_S = 0.2
 _MOST_LEFT = 100
@@ -82,7 +79,7 @@ class NotebookProgressBar(PlainProgressBar):
             self._thread.show_now(stage is RunningStage.TRAINING)
 
     def _send(self) -> None:
-        now = [*self._now.values()]  # the metrics stand once, below the newest
+        now = [*self._now.values()]  # of several bars, the newest shows the metrics
         rows = [*self._left, *(replace(each, metrics={}) for each in now[:-1]), *now[-1:]]
         if not rows:
             return

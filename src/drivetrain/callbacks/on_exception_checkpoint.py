@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from drivetrain.base import files
 from drivetrain.base.rank_zero import rank_zero_info
-from drivetrain.callback import Checkpoint
+from drivetrain.callback import Checkpoint, LightningModule, Trainer
 from drivetrain.callbacks._checkpoint_arguments import check_place
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies import rank_files
 from drivetrain.trainer.after_exception import save_after_exception
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
-
 
 BEFORE_TRAINING = "the exception came before this fit began to train, so there is no progress to resume from."
 

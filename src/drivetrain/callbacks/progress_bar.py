@@ -9,18 +9,14 @@ import time
 import weakref
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.callbacks._progress_thread import DRAWING, ProgressThread, Snapshot
 from drivetrain.errors import WrongTypeError, wrong_value
 from drivetrain.loops.progress import RunningStage, TrainerFn
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 with on_first_use:
     from drivetrain.base import notebook

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,12 +13,8 @@ from torch.nn.utils import prune
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import entry
 from drivetrain.base.tree import is_dtensor
-from drivetrain.callback import KeepsWeights
+from drivetrain.callback import KeepsWeights, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, NotSupportedError, check_choice, is_count, is_number, wrong_value
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 Place = tuple[nn.Module, str]
 """A module, and the name of one of its parameters."""

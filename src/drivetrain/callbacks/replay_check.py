@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from drivetrain.base.operations import first_other
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.engine.wrappers import requires_closure
 from drivetrain.errors import ConfigurationError, DrivetrainError, check_choice, check_count
 from drivetrain.loops.replay import Replay, ReplayedWindow
 from drivetrain.loops.step_checks import why_not_replayed
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 _TRIES = 3
 

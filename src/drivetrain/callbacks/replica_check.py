@@ -8,23 +8,19 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from drivetrain.base.fingerprint import fingerprints
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, DrivetrainError, check_choice, check_count
 from drivetrain.strategies.copies import named_state, ranks_with_copies
 from drivetrain.strategies.peers import some
 from drivetrain.strategies.sharded_state import is_dtensor, local_shard
 from drivetrain.trainer.last import newest_of_fit
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 Ranks = tuple[int, ...]
 

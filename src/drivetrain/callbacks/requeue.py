@@ -6,25 +6,18 @@ import functools
 import os
 import signal
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.callbacks._checkpoint_files import save_new
 from drivetrain.checkpoints.io import wait_for
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.loops.stop import REQUEUE
+from drivetrain.loops.stop import REQUEUE, Stop
 from drivetrain.trainer.checkpoint import numbered
 from drivetrain.trainer.telling import tell
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType
-
-    from drivetrain.loops.stop import Stop
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 
 class Requeue(Callback):
@@ -123,14 +116,10 @@ class Requeue(Callback):
                 return files[number]
         return None
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._restore()
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
+    def teardown(self, *_: Any, **more: Any) -> None:
         self._stopper = None
         if self._installed and self.environment.requeue_signal is not None:
             self._installed = False
             signal.signal(self.environment.requeue_signal, self._before)
+
+    on_exception = teardown

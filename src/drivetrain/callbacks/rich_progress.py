@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.packages import rich_console, rich_progress
+from drivetrain.callback import Trainer
 from drivetrain.callbacks._progress_thread import DRAWING
 from drivetrain.callbacks.progress_bar import ProgressBar, Snapshot
 from drivetrain.errors import check_installed
@@ -17,8 +18,6 @@ with on_first_use:
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, Task, TaskID
-
-    from drivetrain.trainer.trainer import Trainer
 
 
 @dataclass

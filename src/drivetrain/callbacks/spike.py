@@ -8,19 +8,15 @@ import os
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from drivetrain.base.files import is_remote, spelled, write
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import entry
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import DrivetrainError, check_choice, check_count, is_number, wrong_value
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 
 class TrainingSpikeException(DrivetrainError, RuntimeError):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import entry
 from drivetrain.base.seed import isolate_rng
+from drivetrain.callback import LightningModule, Trainer
 from drivetrain.callbacks.weight_averaging import WeightAveraging
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.kept import objects_kept, workers_kept
@@ -23,10 +24,6 @@ from drivetrain.errors import ConfigurationError, check_choice, check_count, is_
 from drivetrain.loops.pieces import training_step_arguments
 from drivetrain.module.export import without_logging
 from drivetrain.module.optimizers import LRSchedulerConfig
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 _OWNER = "StochasticWeightAveraging"
 

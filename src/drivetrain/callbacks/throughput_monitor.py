@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.accelerators.peak_flops import get_available_flops
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import entry, number
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.engine.throughput import Throughput, compute_dtype
 from drivetrain.errors import wrong_value
 from drivetrain.trainer.telling import check_loggers, log
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 _TOTALS = ("batches", "samples", "lengths")
 

@@ -7,19 +7,15 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.restoring import WrongForm, entry, number
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, check_choice
 from drivetrain.loops.stop import TIME_LIMIT
 from drivetrain.settings import seconds_of
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 _STAGES = ("train", "validate", "test", "predict")
 

@@ -55,29 +55,12 @@ class TQDMProgressBar(ProgressBar):
     # ---- for subclasses ------------------------------------------------------------------------------------------
 
     def init_train_tqdm(self) -> Any:
-        """Return the bar of the epochs; called when the bar is created."""
-        return self._init()
-
-    def init_sanity_tqdm(self) -> Any:
-        """Return the bar of the sanity check."""
-        return self._init()
-
-    def init_validation_tqdm(self) -> Any:
-        """Return the bar of a validation."""
-        return self._init()
-
-    def init_test_tqdm(self) -> Any:
-        """Return the bar of a test."""
-        return self._init()
-
-    def init_predict_tqdm(self) -> Any:
-        """Return the bar of a prediction."""
-        return self._init()
-
-    def _init(self) -> Any:
+        """Return the bar of the epochs, or, by the other names, of an evaluation; called when the bar is created."""
         return _new_bar(
             bar_format=self.BAR_FORMAT, position=self.process_position + self._transient, leave=not self._transient
         )
+
+    init_sanity_tqdm = init_validation_tqdm = init_test_tqdm = init_predict_tqdm = init_train_tqdm
 
     @property
     def train_progress_bar(self) -> Any:

@@ -10,17 +10,13 @@ import ssl
 import threading
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from drivetrain.base.rank_zero import any_rank_info
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.callbacks._progress_estimate import Rest
 from drivetrain.callbacks._progress_thread import DRAWING
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 SERVER = "KUBEFLOW_TRAINER_SERVER_URL"
 """The address for reports. Two more variables name files: the authority that has signed the server's certificate, and

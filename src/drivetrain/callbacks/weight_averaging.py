@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,15 +11,11 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import COUNT, entry
-from drivetrain.callback import KeepsWeights
+from drivetrain.callback import KeepsWeights, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, NotSupportedError, check_count, is_number, wrong_value
 from drivetrain.module.trainable import is_strict
 from drivetrain.strategies.sharded_state import local_shard
 from drivetrain.trainer.weights import AVERAGED
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 _COUNTS = ("n_averaged", "steps_done", "epochs_done")
 

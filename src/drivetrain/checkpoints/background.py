@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import weakref
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -76,6 +77,8 @@ class AsyncCheckpointIO(CheckpointIO):
         # path -> a write that is running, or whose error was not raised yet
         self._writes: dict[str, Future[Any]] = {}
         self._running: list[Future[Any]] = []  # the writes of the last save
+        self._copies: Future[None] = Future()  # done when the copies of the last save are complete
+        self._copies.set_result(None)
         self._saving = 0  # how many contexts of one_save() are open
         self._in_place = False  # whether the running save has no copy, see hold()
         self._is_new = False  # whether the running save may replace no file
@@ -153,13 +156,28 @@ class AsyncCheckpointIO(CheckpointIO):
             if self._arena is not None:
                 self._arena.clear()
                 self._arena.hurry(False)
+            self._copies = Future()
         self._saving += 1
         try:
             yield
         finally:
             self._saving -= 1
-            if self._in_place and not self._saving:
-                self._settle()
+            if not self._saving:
+                self._fill()
+                if self._in_place:
+                    self._settle()
+
+    def _fill(self) -> None:
+        """Make the copies, last of all: meanwhile the thread pickles the structure, so later steps need not wait for
+        it.
+        """
+        try:
+            if self._arena is not None:
+                self._arena.fill()
+        except BaseException as error:
+            self._copies.set_exception(CheckpointError(f"The state could not be copied: {shown_error(error)}"))
+            raise
+        self._copies.set_result(None)
 
     def _settle(self) -> None:
         """Wait for the writes of the last save, whether they fail or not."""
@@ -168,7 +186,7 @@ class AsyncCheckpointIO(CheckpointIO):
         _finish(self._running)
 
     def hold(self, tree: Any, path: str | Path) -> Any:
-        """Return a copy of ``tree`` for :meth:`begin`, in a context of :meth:`one_save`.
+        """Return a copy of ``tree`` for :meth:`begin`, in a context of :meth:`one_save`; it is complete when that ends.
 
         If the host has no room for a copy, or an object cannot be copied, it is ``tree`` itself, the context waits for
         the write, and a log line gives the reason.
@@ -238,6 +256,7 @@ class AsyncCheckpointIO(CheckpointIO):
 
             if (receipt := file.save(checkpoint, path, write)) is not None or self.checkpoint_io.was_refused(path):
                 return receipt
+        self._copies.result()
         self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options)
         return None
 
@@ -247,6 +266,7 @@ class AsyncCheckpointIO(CheckpointIO):
         Returns:
             What the process has answered; ``None``: the caller must write the file itself.
         """
+        self._copies.result()  # waits for them
         if self._writer is None or self._in_place:
             return None
         try:
@@ -257,6 +277,9 @@ class AsyncCheckpointIO(CheckpointIO):
                 f"The process that writes checkpoints in the background has failed: {error}. This process writes "
                 f"{path}, and starts another one for the next checkpoint."
             )
+            if options.get("new") and _has_written(path, records):
+                files.sync_directory(path.parent)
+                return {}  # the caller can measure the file
             return None
 
     # ---- as the store behind it --------------------------------------------------------------------------------
@@ -346,6 +369,16 @@ def _finish(writes: Iterable[Future[Any]]) -> None:
             "without them, kill it (SIGKILL): the newest complete checkpoint stays."
         )
         futures.wait(writes)
+
+
+def _has_written(path: Path, records: Iterable[tuple[str, Any]]) -> bool:
+    """Whether the process had given the file its name when it ended: the structure, which has random states, is equal.
+
+    Such a file is complete; without this check it would count as another run's.
+    """
+    with contextlib.suppress(OSError, KeyError, zipfile.BadZipFile), zipfile.ZipFile(path) as found:
+        return all(found.read(name) == content for name, content in records if isinstance(content, bytes))
+    return False
 
 
 def _taken(path: str | Path) -> CheckpointError:

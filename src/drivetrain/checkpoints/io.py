@@ -244,6 +244,13 @@ def wait_for(store: FileAnswers, path: str | Path) -> None:
         ) from error
 
 
+def reading(weights_only: bool | None) -> dict[str, Any]:
+    """Return ``weights_only`` as keyword arguments of ``load_checkpoint``; none for ``None``, because a user's store
+    may not accept it.
+    """
+    return {} if weights_only is None else {"weights_only": weights_only}
+
+
 def background_of(store: FileAnswers) -> AsyncCheckpointIO | None:
     """Return ``store`` if it is an AsyncCheckpointIO, to whose saves several ranks can contribute."""
     module = sys.modules.get("drivetrain.checkpoints.background")  # imported by a program that uses it

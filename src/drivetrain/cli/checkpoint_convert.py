@@ -214,7 +214,7 @@ def _to_lightning(found: Opened, target: Path, lost: list[str], notes: list[str]
     if position and "fit_loop" not in tree["loops"]:
         tree["loops"] = {**tree["loops"], "fit_loop": fit_loop_of(position)}
     if is_inside(found.tree) and found.rank_files:
-        notes.append(f"saved inside an epoch by {1 + len(found.rank_files)} processes: resume with as many")
+        notes.append(f"saved inside an epoch by {rank_files.saved_by(found.rank_files)} processes: resume with as many")
     if "frozen_weights" in found.tree:
         notes.append("the checkpoint has no frozen weights: load it with strict=False over the base model")
     _write_file(tree, target)

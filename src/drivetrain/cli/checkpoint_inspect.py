@@ -9,6 +9,7 @@ from torch import Tensor
 
 from drivetrain.cli.checkpoint_kinds import KINDS, WEIGHTS_ONLY, Opened, leaves, open_checkpoint, size_of
 from drivetrain.errors import number_of
+from drivetrain.strategies.rank_files import saved_by
 from drivetrain.trainer.other_ranks import why_as_many
 from drivetrain.trainer.rank_parts import is_inside
 
@@ -83,7 +84,7 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()  # a sparse tensor has no `nbytes`: the size of a dense one
+    return tensor.numel() * tensor.element_size()  # as if it were dense: a sparse tensor has no `nbytes`
 
 
 def _summary(tensors: Iterable[Tensor]) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def _processes(found: Opened) -> int | None:
     """Return how many processes have saved the checkpoint; ``None``: unknown."""
     if "drivetrain_version" not in found.tree or "loops" not in found.tree:
         return None
-    return len(found.tree["ranks"]) if "ranks" in found.tree else 1 + len(found.rank_files)
+    return len(found.tree["ranks"]) if "ranks" in found.tree else saved_by(found.rank_files)
 
 
 def _resume(found: Opened) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def _recorded(checkpoint: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 def _beside(path: str, mains: Mapping[str, Mapping[str, Any]]) -> list[Path]:
     """Return the existing rank files of a checkpoint."""
     names = [Path(rank_files.place_of(each["name"], path)).name for each in mains[path].get(rank_files.LISTED, ())]
-    # beside the spelling of `path` that the folder's listing has: place_of resolves links
+    # place_of resolves links, so the folder is taken from `path`, as the listing of the folder spells it
     return [each for name in names if (each := Path(path).with_name(name)).exists()]
 
 

@@ -11,7 +11,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import drivetrain
@@ -22,66 +22,46 @@ class Command(NamedTuple):
     """One subcommand.
 
     Attributes:
-        function: the location of its ``main``, as ``"module:main"``; it is called with ``(arguments, prog)``.
+        module: its module in this package; ``main`` of it is called with ``(arguments, prog)``.
         help: one line for ``drivetrain --help``.
         group: the heading of that line.
     """
 
-    function: str
+    module: str
     help: str
     group: str = "more"
+
+    def load(self) -> Any:
+        """Import the module."""
+        return importlib.import_module(f"drivetrain.{self.module}")
 
 
 _TRAIN, _RUNS, _PARTS = "train", "look at a run and what it has left", "check this machine and parts of your own"
 _LIGHTNING, _SHELL = "come from Lightning", "set up your shell"
 COMMANDS: dict[str, Command] = {
-    "new": Command("drivetrain.cli.new:main", "write a small project that trains", _TRAIN),
-    "fit": Command("drivetrain.cli.fit:main", "train a model of a file or a configuration", _TRAIN),
-    "validate": Command("drivetrain.cli.fit:main", "one pass over the validation data", _TRAIN),
-    "test": Command("drivetrain.cli.fit:main", "one pass over the test data", _TRAIN),
-    "predict": Command("drivetrain.cli.fit:main", "the model's outputs for the prediction data", _TRAIN),
-    "run": Command("drivetrain.cli.run:main", "run a program with a loop of its own on hardware chosen here", _TRAIN),
-    "plan": Command("drivetrain.forecast.command:main", "tell what a run will need, without its hardware", _TRAIN),
-    "recipe": Command("drivetrain.cli.recipe:main", "print the file that submits a program to a cluster", _TRAIN),
-    "report": Command("drivetrain.report.command:main", "write a page on a run, or on what differs between two", _RUNS),
-    "advise": Command(
-        "drivetrain.trials.command:main", "try what may make a program faster, and print what does", _RUNS
-    ),
-    "checkpoint": Command(
-        "drivetrain.cli.checkpoint_command:main", "inspect, verify, compare, convert, prune checkpoints", _RUNS
-    ),
-    "goodput": Command(
-        "drivetrain.cli.goodput:main", "show where the wall time of a training went, over its restarts", _RUNS
-    ),
-    "stacks": Command("drivetrain.cli.stacks:main", "show where the ranks of a running job are and wait", _RUNS),
-    "prove-resume": Command(
-        "drivetrain.proof.command:main", "kill a program, start it again, and compare every step", _RUNS
-    ),
-    "diff": Command(
-        "drivetrain.proof.diff_command:main", "find the first step in which two recorded runs differ", _RUNS
-    ),
-    "doctor": Command(
-        "drivetrain.doctor.command:main", "check this machine and its torch, and what to write about it", _PARTS
-    ),
-    "devices": Command("drivetrain.cli.devices:main", "list the hardware that can be used here", _PARTS),
-    "conformance": Command(
-        "drivetrain.cli.conformance:main", "check a part of your own against the contract of its kind", _PARTS
-    ),
-    "explain": Command(
-        "drivetrain.cli.explain:main", "explain a message that ends with a code such as [DT1042]", _PARTS
-    ),
-    "exec": Command("drivetrain.compat.command:main", "run a program that was written for Lightning", _LIGHTNING),
-    "migrate": Command(
-        "drivetrain.legacy.migrate.command:main", "rewrite programs that were written for Lightning", _LIGHTNING
-    ),
-    "completion": Command("drivetrain.cli.completion:main", "print the completion for bash, zsh or fish", _SHELL),
+    "new": Command("cli.new", "write a small project that trains", _TRAIN),
+    "fit": Command("cli.fit", "train a model of a file or a configuration", _TRAIN),
+    "validate": Command("cli.fit", "one pass over the validation data", _TRAIN),
+    "test": Command("cli.fit", "one pass over the test data", _TRAIN),
+    "predict": Command("cli.fit", "the model's outputs for the prediction data", _TRAIN),
+    "run": Command("cli.run", "run a program with a loop of its own on hardware chosen here", _TRAIN),
+    "plan": Command("forecast.command", "tell what a run will need, without its hardware", _TRAIN),
+    "recipe": Command("cli.recipe", "print the file that submits a program to a cluster", _TRAIN),
+    "report": Command("report.command", "write a page on a run, or on what differs between two", _RUNS),
+    "advise": Command("trials.command", "try what may make a program faster, and print what does", _RUNS),
+    "checkpoint": Command("cli.checkpoint_command", "inspect, verify, compare, convert, prune checkpoints", _RUNS),
+    "goodput": Command("cli.goodput", "show where the wall time of a training went, over its restarts", _RUNS),
+    "stacks": Command("cli.stacks", "show where the ranks of a running job are and wait", _RUNS),
+    "prove-resume": Command("proof.command", "kill a program, start it again, and compare every step", _RUNS),
+    "diff": Command("proof.diff_command", "find the first step in which two recorded runs differ", _RUNS),
+    "doctor": Command("doctor.command", "check this machine and its torch, and what to write about it", _PARTS),
+    "devices": Command("cli.devices", "list the hardware that can be used here", _PARTS),
+    "conformance": Command("cli.conformance", "check a part of your own against the contract of its kind", _PARTS),
+    "explain": Command("cli.explain", "explain a message that ends with a code such as [DT1042]", _PARTS),
+    "exec": Command("compat.command", "run a program that was written for Lightning", _LIGHTNING),
+    "migrate": Command("legacy.migrate.command", "rewrite programs that were written for Lightning", _LIGHTNING),
+    "completion": Command("cli.completion", "print the completion for bash, zsh or fish", _SHELL),
 }
-
-
-def load(path: str) -> Any:
-    """Return the object at ``"module:name"``; the function of this name in base/registry.py imports much more."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,9 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = made.parse_args(words)
     if given.command not in COMMANDS:
         made.error(f"there is no command {given.command!r}. {did_you_mean(given.command, COMMANDS)}")
-    function: Callable[[Sequence[str], str], int] = load(COMMANDS[given.command].function)
+    module = COMMANDS[given.command].load()
     try:
-        code = function(given.arguments, f"drivetrain {given.command}")
+        code: int = module.main(given.arguments, f"drivetrain {given.command}")
         if sys.stdout is not None and not sys.stdout.closed:
             sys.stdout.flush()
     except BrokenPipeError:  # of the standard output, or of something else in a program
@@ -137,8 +117,7 @@ def parser() -> argparse.ArgumentParser:
 
 def parser_of(name: str) -> argparse.ArgumentParser:
     """Return the parser of a subcommand."""
-    made: argparse.ArgumentParser = load(COMMANDS[name].function.replace(":main", ":parser"))(f"drivetrain {name}")
-    return made
+    return COMMANDS[name].load().parser(f"drivetrain {name}")
 
 
 if __name__ == "__main__":

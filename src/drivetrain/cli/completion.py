@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from drivetrain.base.lazy import on_first_use
 
@@ -33,7 +34,10 @@ def main(arguments: Sequence[str], prog: str = "drivetrain completion") -> int:
     """Print the script."""
     shell = parser(prog).parse_args(arguments).shell
     tree = dict(_words("", command.parser(), command.COMMANDS))
-    print({"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](tree))
+    cases = "\n".join({"bash": _of_bash, "zsh": _of_zsh, "fish": _of_fish}[shell](tree))
+    script = Path(__file__).with_name("templates").joinpath(f"{shell}.txt").read_text(encoding="utf-8")
+    commands = _is_command(tree, " " if shell == "fish" else "|")
+    print(script.replace("@commands", commands).replace("@cases", cases), end="")
     return 0
 
 
@@ -69,71 +73,24 @@ def _is_command(tree: Mapping[str, object], separator: str) -> str:
     return separator.join(f'"{path}"' if " " in path else f'" {path}"' for path in tree if path)
 
 
-def _bash(tree: Mapping[str, Mapping[str, str]]) -> str:
-    cases = "\n".join(f'        "{path}") words={shlex.quote(" ".join(words))} ;;' for path, words in tree.items())
-    return rf"""_drivetrain() {{
-    local path="" words="" each word=${{COMP_WORDS[COMP_CWORD]}}
-    for each in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
-        case "$path $each" in {_is_command(tree, "|")}) path="${{path:+$path }}$each" ;; esac
-    done
-    case "$path" in
-{cases}
-    esac
-    case "$word" in
-        -*) COMPREPLY=($(compgen -W "$words" -- "$word")) ;;
-        *) COMPREPLY=($(compgen -W "$words" -X "-*" -- "$word")) ;;
-    esac
-}}
-complete -o default -F _drivetrain drivetrain"""
+def _of_bash(tree: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    for path, words in tree.items():
+        yield f'        "{path}") words={shlex.quote(" ".join(words))} ;;'
 
 
-def _zsh(tree: Mapping[str, Mapping[str, str]]) -> str:
-    def listed(words: Mapping[str, str]) -> str:
-        return " ".join(shlex.quote(f"{word}:{text}" if text else word) for word, text in words.items())
-
-    cases = "\n".join(
-        f'        "{path}") options=({listed({each: words[each] for each in words if each.startswith("-")})})\n'
-        f"            commands=({listed({each: words[each] for each in words if not each.startswith('-')})}) ;;"
-        for path, words in tree.items()
-    )
-    return rf"""_drivetrain() {{
-    local at="" each
-    local -a options commands
-    for each in "${{(@)words[2,CURRENT-1]}}"; do
-        case "$at $each" in {_is_command(tree, "|")}) at="${{at:+$at }}$each" ;; esac
-    done
-    case "$at" in
-{cases}
-    esac
-    if [[ $PREFIX == -* ]]; then
-        _describe -o option options
-    elif (( $#commands )); then
-        _describe command commands || _files
-    else
-        _files
-    fi
-}}
-compdef _drivetrain drivetrain"""
+def _of_zsh(tree: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    for path, words in tree.items():
+        listed = [shlex.quote(f"{word}:{text}" if text else word) for word, text in words.items()]
+        options, commands = (
+            [each for each, word in zip(listed, words, strict=True) if word.startswith("-") == is_option]
+            for is_option in (True, False)
+        )
+        yield f'        "{path}") options=({" ".join(options)})\n            commands=({" ".join(commands)}) ;;'
 
 
-def _fish(tree: Mapping[str, Mapping[str, str]]) -> str:
-    def quoted(text: str) -> str:
-        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-    lines = [
-        f"complete -c drivetrain -n '__drivetrain_at \"{path}\"' "
-        + (f"-l {word[2:]}" if word.startswith("--") else f"-f -a {word}")
-        + (f" -d {quoted(text)}" if text else "")
-        for path, words in tree.items()
-        for word, text in words.items()
-    ]
-    return "\n".join([rf"""function __drivetrain_at
-    set -l path ""
-    for each in (commandline -opc)
-        switch "$path $each"
-            case {_is_command(tree, " ")}
-                set path (string trim "$path $each")
-        end
-    end
-    test "$path" = "$argv[1]"
-end""", *lines])  # fmt: skip
+def _of_fish(tree: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    for path, word, text in ((path, word, text) for path, words in tree.items() for word, text in words.items()):
+        what = f"-l {word[2:]}" if word.startswith("--") else f"-f -a {word}"
+        quoted = text.replace("\\", "\\\\").replace("'", "\\'")
+        about = f" -d '{quoted}'" if text else ""
+        yield f"complete -c drivetrain -n '__drivetrain_at \"{path}\"' {what}{about}"

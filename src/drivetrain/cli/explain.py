@@ -18,25 +18,7 @@ FILE = Path(__file__).with_name("messages.md")
 NEW = "DT0000"
 """The code of a new message, in its text and in :data:`FILE`, until docs/make_errors.py gives it a number."""
 
-PRELUDE = """\
-import torch
-from torch import nn
-from torch.utils.data import DataLoader
-from drivetrain import LightningModule, Trainer
-
-class Net(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 1)
-
-    def training_step(self, batch, batch_idx):
-        return self.layer(batch).mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-data = DataLoader(torch.ones(8, 4), batch_size=4)
-"""
+PRELUDE = FILE.with_name("templates").joinpath("example.txt").read_text(encoding="utf-8")
 """The lines with which each example begins."""
 
 

@@ -93,10 +93,10 @@ def main(arguments: Sequence[str], prog: str) -> int:
 
 
 def _target(word: str) -> list[str]:
-    """Return the options for the first word.
+    """Return the options that ``word``, a configuration or a class, stands for.
 
     Raises:
-        ConfigurationError: it is neither a configuration nor a class.
+        ConfigurationError: it is neither.
     """
     if word.endswith((".yaml", ".yml", ".json")):
         if "://" not in word and not os.path.isfile(word):

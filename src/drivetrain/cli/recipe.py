@@ -6,6 +6,8 @@ import argparse
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from string import Template
 from typing import Any
 
 from drivetrain.base import yaml_text
@@ -137,27 +139,12 @@ def _ray(given: argparse.Namespace) -> str:
                  "RAY_JOB_STOP_WAIT_TIME_S": str(given.stop_timeout)}  # fmt: skip
     trainer = f'strategy="ddp_ray", num_nodes={given.nodes}, devices={given.devices}'
     notes = (f"The job is started again after a failure, up to {_RESTARTS} times, and resumes each time.",)
-    return "\n".join([
-        *_top(given, "RAY_API_SERVER_ADDRESS=http://HEAD:8265 python FILE", trainer, *notes),
-        "import time",
-        "",
-        "from ray.job_submission import JobStatus, JobSubmissionClient",
-        "",
-        "client = JobSubmissionClient()",
-        f"for start in range({_RESTARTS + 1}):",
-        "    job = client.submit_job(",
-        f"        entrypoint={_in_folder(given, given.command)!r},",
-        "        runtime_env={'env_vars': {",
-        *(f"            {name!r}: {value!r}," for name, value in variables.items()),
-        "        }},",
-        "    )",
-        "    while not client.get_job_status(job).is_terminal():",
-        "        time.sleep(5)",
-        "    print(client.get_job_logs(job))",
-        "    if client.get_job_status(job) != JobStatus.FAILED:",
-        "        break",
-        "raise SystemExit(client.get_job_status(job) != JobStatus.SUCCEEDED)", "",
-    ])  # fmt: skip
+    top = _top(given, "RAY_API_SERVER_ADDRESS=http://HEAD:8265 python FILE", trainer, *notes)
+    template = Path(__file__).with_name("templates").joinpath("ray.txt").read_text(encoding="utf-8")
+    return Template(template).substitute(
+        top="\n".join(top), starts=_RESTARTS + 1, entrypoint=repr(_in_folder(given, given.command)),
+        variables="\n".join(f"            {name!r}: {value!r}," for name, value in variables.items()),
+    )  # fmt: skip
 
 
 def _yaml(top: list[str], *documents: dict[str, Any]) -> str:

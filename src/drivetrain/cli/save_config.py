@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING
 
 from drivetrain.base import files, remote
 from drivetrain.base.introspect import overrides
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, RunError
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
-
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 
 class SaveConfigCallback(Callback):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from drivetrain.base.lazy import public
 
-from drivetrain.base.lazy import lazy
-
-if TYPE_CHECKING:
+with public(__name__):
     from drivetrain.clusters.aws_batch import AWSBatchEnvironment as AWSBatchEnvironment
     from drivetrain.clusters.dstack import DstackEnvironment as DstackEnvironment
     from drivetrain.clusters.environment import ClusterEnvironment as ClusterEnvironment
@@ -27,28 +25,3 @@ if TYPE_CHECKING:
     from drivetrain.clusters.torchelastic import TorchElasticEnvironment as TorchElasticEnvironment
     from drivetrain.clusters.vertex import VertexEnvironment as VertexEnvironment
     from drivetrain.clusters.xla import XLAEnvironment as XLAEnvironment
-_MODULES = {
-    "VertexEnvironment": "vertex",
-    "SkyPilotEnvironment": "skypilot",
-    "SageMakerEnvironment": "sagemaker",
-    "RayTrainEnvironment": "ray_train",
-    "KubernetesEnvironment": "kubernetes",
-    "DstackEnvironment": "dstack",
-    "AWSBatchEnvironment": "aws_batch",
-    "ClusterEnvironment": "environment",
-    "ClusterRegistry": "environment",
-    "HTCondorEnvironment": "htcondor",
-    "HorovodEnvironment": "horovod",
-    "KubeflowEnvironment": "kubeflow",
-    "LSFEnvironment": "lsf",
-    "LightningEnvironment": "local",
-    "LocalEnvironment": "local",
-    "MPIEnvironment": "mpi",
-    "SLURMEnvironment": "slurm",
-    "TorchElasticEnvironment": "torchelastic",
-    "XLAEnvironment": "xla",
-    "detect": "environment",
-}
-__all__ = list(_MODULES)
-
-lazy(__name__, _MODULES)

@@ -7,7 +7,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from drivetrain.clusters.environment import DEFAULT_PORT, ClusterEnvironment
 from drivetrain.clusters.local import LocalEnvironment
@@ -33,9 +33,6 @@ class MachinesEnvironment(LocalEnvironment, ABC):
     Args:
         environ: the environment variables; ``None``: the variables of this process.
     """
-
-    variables: ClassVar[tuple[str, ...]] = ()
-    """What the cluster sets in each process."""
 
     address_timeout_s: float = 300.0
     """How long to wait until this machine can resolve the main address, because other machines may start later."""

@@ -53,6 +53,9 @@ class ClusterEnvironment:
     evidence: ClassVar[str] = "its detect() says so"
     """What :meth:`detect` has seen, for a plan: "because ..."."""
 
+    variables: ClassVar[tuple[str, ...]] = ()
+    """Variables that such a cluster sets in each process."""
+
     environ: MutableMapping[str, str] = os.environ
 
     def __init__(self, environ: MutableMapping[str, str] | None = None) -> None:
@@ -70,8 +73,8 @@ class ClusterEnvironment:
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        """Whether this process runs in such a cluster."""
-        return False
+        """Whether this process runs in such a cluster: by default, whether all of ``variables`` are set."""
+        return bool(cls.variables) and all(name in environ for name in cls.variables)
 
     @property
     def creates_processes_externally(self) -> bool:

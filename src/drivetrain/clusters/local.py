@@ -60,7 +60,8 @@ class LocalEnvironment(ClusterEnvironment):
         return self.number("NODE_RANK" if "NODE_RANK" in self.environ else "GROUP_RANK", 0)
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """Check that several machines have their addresses, and a started process its rank; others are not started yet.
+        """Check that the variables that this process needs are set: the main machine's address with several machines,
+        and the rank in a process that a launcher has started.
 
         Raises:
             ConfigurationError: a variable is missing.

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
-
-_REQUIRED = ("LSB_JOBID", "LSB_DJOB_RANKFILE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_SIZE")
 
 
 class LSFEnvironment(ClusterEnvironment):
@@ -22,10 +18,7 @@ class LSFEnvironment(ClusterEnvironment):
 
     detect_priority = 300
     evidence = "LSF's jsrun has set JSM_NAMESPACE_SIZE"
-
-    @classmethod
-    def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        return all(name in environ for name in _REQUIRED)
+    variables = ("LSB_JOBID", "LSB_DJOB_RANKFILE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_SIZE")
 
     def _address_of_cluster(self) -> str:
         return self._hosts()[0]

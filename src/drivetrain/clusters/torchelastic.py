@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-
 from drivetrain.clusters.environment import ClusterEnvironment
 
 
@@ -17,7 +14,4 @@ class TorchElasticEnvironment(ClusterEnvironment):
 
     detect_priority = 500
     evidence = "torchrun has set TORCHELASTIC_RUN_ID"
-
-    @classmethod
-    def detect(cls, environ: Mapping[str, str] = os.environ) -> bool:
-        return "TORCHELASTIC_RUN_ID" in environ
+    variables = ("TORCHELASTIC_RUN_ID",)

@@ -10,15 +10,8 @@ See docs/compat.md for the names that are available, and :mod:`drivetrain.parity
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from drivetrain.base.lazy import public
 
-from drivetrain.base.lazy import lazy
-
-if TYPE_CHECKING:
+with public(__name__):
     from drivetrain.compat.installing import install as install
     from drivetrain.compat.installing import uninstall as uninstall
-
-_FILES = {"install": "installing", "uninstall": "installing"}
-__all__ = list(_FILES)
-
-lazy(__name__, _FILES)

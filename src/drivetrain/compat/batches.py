@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +14,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import batch_sizes, map_leaves, move
 from drivetrain.data.feed import sized_length
 from drivetrain.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from drivetrain.strategies import Strategy
+from drivetrain.strategies import Strategy
 
 
 class NoBatchError(ConfigurationError, RuntimeError):

@@ -131,10 +131,18 @@ _STAGES = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",), "pr
 _STREAMED = {"train": 512, "val": 128, "test": 256, "predict": 64}  # samples by stage
 
 
+def _loaders(name: str) -> Any:
+    def loaders(self: _DataPerStage) -> Any:
+        data = getattr(self, self._attribute.format(name))
+        return [DataLoader(each) for each in data] if isinstance(data, list) else DataLoader(data)
+
+    return loaders
+
+
 class _DataPerStage(LightningDataModule):
     """A loader for each stage, or for each of its data sets, over the data that ``setup`` has created for the stage."""
 
-    _attribute: str
+    _attribute = "random_{}"
 
     def setup(self, stage: str) -> None:
         """Create the data sets for ``stage``."""
@@ -145,32 +153,13 @@ class _DataPerStage(LightningDataModule):
         """Return the data for "train", "val", "test" or "predict"."""
         raise NotImplementedError
 
-    def _loaders(self, name: str) -> Any:
-        data = getattr(self, self._attribute.format(name))
-        return [DataLoader(each) for each in data] if isinstance(data, list) else DataLoader(data)
-
-    def train_dataloader(self) -> Any:
-        return self._loaders("train")
-
-    def val_dataloader(self) -> Any:
-        return self._loaders("val")
-
-    def test_dataloader(self) -> Any:
-        return self._loaders("test")
-
-    def predict_dataloader(self) -> Any:
-        return self._loaders("predict")
+    train_dataloader = _loaders("train")
+    val_dataloader = _loaders("val")
+    test_dataloader = _loaders("test")
+    predict_dataloader = _loaders("predict")
 
 
-class _OneSetPerStage(_DataPerStage):
-    _attribute = "random_{}"
-    random_train: Dataset[Tensor]
-    random_val: Dataset[Tensor]
-    random_test: Dataset[Tensor]
-    random_predict: Dataset[Tensor]
-
-
-class BoringDataModule(_OneSetPerStage):
+class BoringDataModule(_DataPerStage):
     """Random vectors for :class:`BoringModel`, a part of one data set for each stage."""
 
     def __init__(self) -> None:
@@ -182,7 +171,7 @@ class BoringDataModule(_OneSetPerStage):
         return Subset(self.random_full, range(start, start + _SAMPLES))
 
 
-class BoringDataModuleNoLen(_OneSetPerStage):
+class BoringDataModuleNoLen(_DataPerStage):
     """Random vectors for :class:`BoringModel`, from data sets without a length."""
 
     def _data(self, name: str) -> RandomIterableDataset:
@@ -193,10 +182,6 @@ class IterableBoringDataModule(_DataPerStage):
     """Random vectors for :class:`BoringModel`: for each stage two loaders, the second without a length."""
 
     _attribute = "{}_datasets"
-    train_datasets: list[Dataset[Tensor]]
-    val_datasets: list[Dataset[Tensor]]
-    test_datasets: list[Dataset[Tensor]]
-    predict_datasets: list[Dataset[Tensor]]
 
     def _data(self, name: str) -> list[Dataset[Tensor]]:
         samples = _STREAMED[name]

@@ -8,25 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base import files
 from drivetrain.base.introspect import overrides, reads
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.registry import Entry
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, Trainer
 from drivetrain.errors import ConfigurationError, NotSupportedError, shown
 from drivetrain.logbook.entry import Logged
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.loaders import LOADER_HOOKS
 from drivetrain.module.hooks import DataHooks
+from drivetrain.plan import Plan
+from drivetrain.settings import Settings
 from drivetrain.strategies.strategy import Strategy
 from drivetrain.trainer import attach, checkpoint, weights
-
-if TYPE_CHECKING:
-    from drivetrain.plan import Plan
-    from drivetrain.settings import Settings
-    from drivetrain.trainer.trainer import Trainer
 
 
 class AcceleratorView:

@@ -23,13 +23,13 @@ from torch.optim import Optimizer
 from drivetrain import strategies as plain
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.introspect import overrides, reads
-from drivetrain.base.members import Members, overridden_members
 from drivetrain.base.no_init import NoInit
-from drivetrain.checkpoints.io import CheckpointIO
+from drivetrain.checkpoints.io import CheckpointIO, reading
 from drivetrain.clusters.environment import ClusterEnvironment
-from drivetrain.compat.members import TRAINER_ONLY
+from drivetrain.compat.members import TRAINER_ONLY, names, refused
+from drivetrain.compat.overrides import Members, overridden_members
 from drivetrain.engine import snapshots
-from drivetrain.engine.verbs import Verbs, reading
+from drivetrain.engine.verbs import Verbs
 from drivetrain.engine.wrappers import EngineModule, OptimizerHandle, TakeStep, follow, unwrapped
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
@@ -40,30 +40,10 @@ from drivetrain.strategies.placement import place
 Target: TypeAlias = nn.Module | Optimizer | MutableMapping[str, Any] | None
 """What a checkpoint is read into: one object, or several by name; ``None``: nothing."""
 
-_START = 'Say how processes are started in facts: facts = FabricDDPStrategy.facts.but(start_method="spawn").'
-
-REFUSED = {
-    "_configure_launcher": _START, "launcher": _START,
-    "_setup_distributed": "Override setup_environment(), and call super().setup_environment().",
-    "_get_process_group_backend": "Pass process_group_backend to the constructor of DDPStrategy.",
-    "_set_world_ranks": "Give the strategy a ClusterEnvironment that says the ranks.",
-    "_determine_ddp_device_ids": "Override setup_module(module), which returns the module that is called.",
-}  # fmt: skip
+REFUSED = refused("Fabric's strategies")
 """Members of Fabric's strategies whose override is an error, and what to write instead."""
 
-MEMBERS = frozenset(
-    {
-        "accelerator", "checkpoint_io", "precision", "parallel_devices", "cluster_environment", "root_device",
-        "is_global_zero", "global_rank", "local_rank", "node_rank", "world_size", "num_nodes", "num_processes",
-        "process_group_backend", "facts", "register_strategies", "setup_environment", "setup_module",
-        "setup_optimizer", "setup_module_and_optimizers", "module_to_device", "module_init_context",
-        "module_sharded_context", "tensor_init_context", "process_dataloader", "distributed_sampler_kwargs",
-        "batch_to_device", "backward", "optimizer_step", "_backward_sync_control", "clip_gradients_norm",
-        "clip_gradients_value", "all_gather", "all_reduce", "barrier", "broadcast", "reduce_boolean_decision",
-        "save_checkpoint", "load_checkpoint", "get_module_state_dict", "load_module_state_dict", "get_optimizer_state",
-        "teardown",
-    }
-)  # fmt: skip
+MEMBERS = names("may be overridden")["Fabric's strategies"]
 """Members that a strategy for Fabric may override; each override is called, or read."""
 
 

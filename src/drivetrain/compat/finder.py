@@ -28,7 +28,7 @@ class ServedModule(ModuleType):
     """One module of the original; ``__all__`` lists its names."""
 
     def __init__(self, name: str, path: str) -> None:
-        super().__init__(name, f"{name}, served by drivetrain.compat: see drivetrain/compat/served.py.")
+        super().__init__(name, f"{name}, served by drivetrain.compat: see drivetrain/compat/served.txt.")
         self.__file__ = table.__file__
         # A package without a folder to search: so ``from here import absent`` calls the finder, which explains the
         # error.

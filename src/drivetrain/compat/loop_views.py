@@ -5,20 +5,17 @@ There are no loop objects: these are views over :class:`~drivetrain.loops.progre
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from drivetrain.base.files import encodable
 from drivetrain.base.introspect import reads
+from drivetrain.callback import Trainer
 from drivetrain.compat import connector_views
 from drivetrain.errors import NotSupportedError
 from drivetrain.loops.progress import RunningStage
-from drivetrain.loops.results import results_table
-
-if TYPE_CHECKING:
-    from drivetrain.trainer.trainer import Trainer
-
+from drivetrain.trainer.telling import results_table
 
 _LOOP_METHODS = (
     "run", "reset", "setup_data", "on_run_start", "on_run_end", "teardown", "_evaluation_step", "_on_evaluation_start",
@@ -120,10 +117,13 @@ class TrainingEpochView(_LoopView):
         return EvaluationView(self._trainer, "validate")
 
 
-class StepCounts:
-    """Optimizer steps; programs that call an optimizer without its wrapper write their own steps here.
+class OptimizationView:
+    """``epoch_loop.automatic_optimization`` and ``epoch_loop.manual_optimization``: the optimizer steps of this
+    mode.
 
-    ``trainer.global_step`` is the sum of the Trainer's and the module's steps. Setting ``completed`` changes that sum.
+    Lightning nests several objects around the number, ``optim_progress.optimizer.step.total.completed``; here each of
+    these attributes is this object itself. Programs that call an optimizer without its wrapper write their own steps to
+    ``completed``: ``trainer.global_step``, the sum of the Trainer's and the module's steps, changes with it.
     """
 
     def __init__(self, trainer: Trainer, by_hand: bool) -> None:
@@ -142,38 +142,21 @@ class StepCounts:
         self._trainer.progress.count_steps(count - self.completed)
 
     ready: int = reads("completed", "The same, because nothing lies between the begin and the end of a step here.")
+    optimizer_steps = ready
 
+    @property
+    def total(self) -> OptimizationView:
+        """This object."""
+        return self
 
-class StepProgress:
-    """:class:`StepCounts` under ``total``."""
-
-    def __init__(self, trainer: Trainer, by_hand: bool) -> None:
-        self.total = StepCounts(trainer, by_hand)
+    optim_progress = optimizer = step = optim_step_progress = total
 
     def increment_ready(self) -> None:
         """Do nothing: a step counts when it is finished."""
 
     def increment_completed(self) -> None:
         """Count one more step."""
-        self.total.completed += 1
-
-
-class OptimizationView:
-    """``epoch_loop.automatic_optimization`` and ``epoch_loop.manual_optimization``: the optimizer steps of this
-    mode.
-    """
-
-    def __init__(self, trainer: Trainer, by_hand: bool) -> None:
-        self.optim_step_progress = StepProgress(trainer, by_hand)
-
-    @property
-    def optim_progress(self) -> OptimizationView:
-        """The steps of automatic optimization: ``optim_progress.optimizer.step``."""
-        return self
-
-    optimizer = optim_progress
-    step: StepProgress = reads("optim_step_progress", "See :attr:`optim_progress`.")
-    optimizer_steps: int = reads("optim_step_progress.total.completed", "How many steps are done.")
+        self.completed += 1
 
 
 class FitView(_LoopView):

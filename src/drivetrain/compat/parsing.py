@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import types
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from torch import nn
@@ -19,6 +18,7 @@ from drivetrain.errors import check_installed
 from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.module.hparams import HyperparametersMixin
 from drivetrain.module.module import LightningModule
+from drivetrain.tuner.tuned_attribute import holders, write
 
 _CONTRACTS = (LightningModule, LightningDataModule, Callback)
 
@@ -148,7 +148,7 @@ def clean_namespace(hparams: MutableMapping[str, Any]) -> None:
 
 def lightning_hasattr(model: Any, attribute: str) -> bool:
     """Return whether the module, its ``hparams`` or its data module's has ``attribute``."""
-    return any(True for _ in _holders(model, attribute))
+    return bool(_holders(model, attribute))
 
 
 def lightning_getattr(model: Any, attribute: str) -> Any:
@@ -157,7 +157,7 @@ def lightning_getattr(model: Any, attribute: str) -> Any:
     Raises:
         AttributeError: none of the three objects has the attribute.
     """
-    holder = list(_found(model, attribute))[-1]
+    holder = _found(model, attribute)[-1]
     return holder[attribute] if isinstance(holder, Mapping) else getattr(holder, attribute)
 
 
@@ -167,32 +167,16 @@ def lightning_setattr(model: Any, attribute: str, value: Any) -> None:
     Raises:
         AttributeError: no object has it.
     """
-    for holder in _found(model, attribute):
-        if isinstance(holder, MutableMapping):
-            holder[attribute] = value
-        else:
-            setattr(holder, attribute, value)
+    write(_found(model, attribute), attribute, value)
 
 
 def _found(model: Any, attribute: str) -> list[Any]:
-    if not (holders := list(_holders(model, attribute))):
+    if not (found := _holders(model, attribute)):
         raise AttributeError(
             f"Neither {type(model).__name__}, nor its hparams, nor its data module has {attribute!r}. Set it in one."
         )
-    return holders
+    return found
 
 
-def _holders(model: Any, attribute: str) -> Iterator[Any]:
-    trainer = vars(model).get("_trainer")
-    datamodule = getattr(trainer, "datamodule", None)
-    for owner in (model, datamodule):
-        if owner is None:
-            continue
-        if hasattr(owner, attribute):
-            yield owner
-        hparams = getattr(owner, "hparams", None)
-        if isinstance(hparams, Mapping):
-            if attribute in hparams:
-                yield hparams
-        elif isinstance(hparams, Namespace) and hasattr(hparams, attribute):
-            yield hparams
+def _holders(model: Any, attribute: str) -> list[Any]:
+    return list(holders(vars(model).get("_trainer"), model, attribute))

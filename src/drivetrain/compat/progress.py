@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm.auto import tqdm
 
-if TYPE_CHECKING:
-    from drivetrain import Trainer
+from drivetrain.callback import Trainer
 
 _WIDTH = 5  # characters of a number; the constant width keeps the bar from moving
 

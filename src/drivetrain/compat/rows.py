@@ -1,6 +1,7 @@
 """The text format of the tables of replaced modules: a row for each module of Lightning.
 
-A row is a module's path and its sources, separated by " | "; an indented line continues the row above::
+A row is a module's path and its sources, separated by " | "; an indented line continues the row above, and a line that
+begins with "#" is a comment::
 
     pytorch.callbacks.timer .callbacks.timer: Timer | .compat.enums: Interval
     fabric.fabric .engine.engine: Fabric=Engine
@@ -37,7 +38,8 @@ def table_of(text: str, later: Mapping[str, Sources] = MappingProxyType({})) -> 
         later: the table of a later generation, to whose rows this one may refer.
     """
     rows: dict[str, Sources] = {}
-    for line in re.sub(r"\n +", " ", text.strip()).splitlines():
+    written_rows = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE)
+    for line in re.sub(r"\n +", " ", written_rows.strip()).splitlines():
         start, files, sources = _ROW.fullmatch(line).groups()  # type: ignore[union-attr]  # it matches any line
         for each in [""] if files is None else files.split():
             file, _, name = each.partition(":")

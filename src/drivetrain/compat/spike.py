@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from drivetrain.callbacks.spike import LossWatch, TrainingSpikeException
-
-if TYPE_CHECKING:
-    from drivetrain.engine.engine import Engine
-
+from drivetrain.engine.engine import Engine
 
 _OPTIONS = ("mode", "warmup", "atol", "rtol")
 

@@ -1,13 +1,17 @@
 """The tables of Lightning's available modules, one per generation, and which table this process uses.
 
-The tables' rows are in ``served.py``, here and in the folders of the earlier generations.
+The tables' rows are in files called ``served.txt``, here and in the folders of the earlier generations.
 """
 
 from __future__ import annotations
 
-import importlib
+import functools
 from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
+
+from drivetrain.compat.rows import Sources, table_of
 
 
 class Table(NamedTuple):
@@ -16,33 +20,41 @@ class Table(NamedTuple):
     Attributes:
         version: the version of the original with these names.
         roots: the replaced top-level packages, and the path for each.
-        rows: the module with the rows, as ``SERVED``; it is imported when a program imports the original.
+        folder: the folder with the rows, below ``drivetrain``; they are read when a program imports the original.
         distributions: its names for ``importlib.metadata``.
+        later: the folder with the rows of a later generation, to which these refer.
     """
 
     version: str
     roots: Mapping[str, str]
-    rows: str
+    folder: str
     distributions: tuple[str, ...]
+    later: str = ""
 
     @property
-    def served(self) -> Mapping[str, tuple[str, ...]]:
+    def served(self) -> Mapping[str, Sources]:
         """The sources of each module, by path."""
-        return importlib.import_module(self.rows).SERVED
+        return _read(self.folder, self.later)
+
+
+@functools.cache
+def _read(folder: str, later: str = "") -> Mapping[str, Sources]:
+    text = (Path(__file__).parents[1] / folder / "served.txt").read_text(encoding="utf-8")
+    return table_of(text, _read(later) if later else MappingProxyType({}))
 
 
 LATEST = Table(
     "2.6.6",
     {"lightning": "", "pytorch_lightning": "pytorch", "lightning_fabric": "fabric"},
-    "drivetrain.compat.served",
+    "compat",
     ("lightning", "pytorch-lightning", "lightning-fabric"),
 )
 
 _ONE_ROOT, _ONE_NAME = {"pytorch_lightning": ""}, ("pytorch-lightning",)
 
 GENERATIONS = {
-    "1.1": Table("1.1.0", _ONE_ROOT, "drivetrain.legacy.v1_1.served", _ONE_NAME),
-    "1.3": Table("1.3.8", _ONE_ROOT, "drivetrain.legacy.v1_3.served", _ONE_NAME),
+    "1.1": Table("1.1.0", _ONE_ROOT, "legacy/v1_1", _ONE_NAME, later="legacy/v1_3"),
+    "1.3": Table("1.3.8", _ONE_ROOT, "legacy/v1_3", _ONE_NAME),
 }
 """The tables of earlier generations."""
 

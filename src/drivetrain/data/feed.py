@@ -369,11 +369,14 @@ def make_room_for_sockets(loader: Any) -> None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Call ``set_epoch`` of the loader's samplers, also of a sampler inside a batch sampler."""
+    """Call ``set_epoch`` of the loader's samplers, also of a sampler inside a batch sampler, and of its iterable-style
+    dataset.
+    """
     if isinstance(loader, CombinedLoader):
         for part in loader.flattened:
             set_epoch(part, epoch)
         return
-    for sampler in samplers_of(loader):
-        if callable(getattr(sampler, "set_epoch", None)):
-            sampler.set_epoch(epoch)
+    dataset = getattr(loader, "dataset", None)
+    for part in (*samplers_of(loader), *([dataset] if isinstance(dataset, IterableDataset) else ())):
+        if callable(getattr(part, "set_epoch", None)):
+            part.set_epoch(epoch)

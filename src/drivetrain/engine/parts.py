@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.base.compat_door import check_part
 from drivetrain.base.introspect import is_own_class
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_warn, tell_rank
-from drivetrain.base.registry import check_part, load
+from drivetrain.base.registry import load
 from drivetrain.base.tree import BLOCKING
 from drivetrain.errors import ConfigurationError, UnloggableError, described
 from drivetrain.launchers import external

@@ -1,11 +1,13 @@
-"""The processes of a job: their ranks, how they are started, and collectives."""
+"""The processes of a job: their ranks, how they are started, collectives, and exceptions that no code catches."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -18,11 +20,14 @@ from drivetrain.launchers import external
 from drivetrain.launchers.launcher import Launcher, LaunchError
 from drivetrain.launchers.tracebacks import cut_tracebacks
 from drivetrain.plan import Plan
+from drivetrain.strategies import waiting
 from drivetrain.strategies.collectives import as_tensor, operation_of
 from drivetrain.strategies.strategy import Strategy
 
 with on_first_use:
-    from drivetrain.engine import uncaught, watching
+    from drivetrain.engine import watching
+    from drivetrain.launchers import board
+    from drivetrain.strategies import failing
 
 R = TypeVar("R")
 
@@ -127,7 +132,7 @@ class Ranks(RankFacts):
             if self.world_size > 1:
                 elsewhere = self.plan.environment.creates_processes_externally
                 watching.begin(self.strategy, elsewhere, self.stall_timeout_s)
-                uncaught.begin()
+                _report_uncaught()
 
     def _start_checks(self) -> None:
         if (checks := self.strategy.world.checks) is not None:
@@ -221,7 +226,7 @@ def _begun(engine: Ranks, function: Callable[..., R], args: tuple[Any, ...], kwa
     if engine.world_size == 1:
         return function(engine, *args, **kwargs)
 
-    with uncaught.told():
+    with _reporting():
         return function(engine, *args, **kwargs)
 
 
@@ -235,3 +240,47 @@ def _launching(run: Callable[..., Any]) -> Callable[..., Any]:
         return run(self, *args, **kwargs) if self._launched else self.launch(launched, *args, **kwargs)
 
     return launched
+
+
+# ---- uncaught exceptions --------------------------------------------------------------------------------------------
+
+
+def _report_uncaught() -> None:
+    """Report the exception that ends this process, from this call on: to the other ranks, and to the job's report.
+
+    The Trainer does the same for its runs (trainer/shown.py). It adds nothing to a step.
+    """
+    if (sheet := board.own_sheet()) is not None:
+        sheet.words[board.ENGINE] = 1
+    cut_tracebacks()
+    if not _before:
+        _before.append(sys.excepthook)
+        sys.excepthook = _tell_and_print
+
+
+@contextmanager
+def _reporting() -> Iterator[None]:
+    """Context around a function that every rank runs; it reports an exception of that function."""
+    waiting.begin_run()
+    if (sheet := board.own_sheet()) is not None:
+        sheet.forget_failure()
+    try:
+        yield
+    except BaseException as error:
+        _tell(error)
+        raise
+
+
+_Print = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+_before: list[_Print] = []  # the previous sys.excepthook; empty until _report_uncaught() is called
+
+
+def _tell(error: BaseException) -> None:
+    failing.report(error, board.own_sheet(), lambda failed: failing.summary(failed, "in a program on the Engine"))
+
+
+def _tell_and_print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    try:
+        _tell(error)
+    finally:
+        _before[0](kind, error, trace)

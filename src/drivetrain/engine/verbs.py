@@ -23,7 +23,7 @@ from drivetrain.base.no_init import NoInit
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import expect, naming, restoring, shown_error
 from drivetrain.base.tree import move
-from drivetrain.checkpoints.io import background_of
+from drivetrain.checkpoints.io import background_of, reading
 from drivetrain.checkpoints.plain import decode, encode
 from drivetrain.engine import snapshots
 from drivetrain.engine.wrappers import OptimizerHandle, TakeStep, follow, requires_closure, unwrapped
@@ -290,14 +290,14 @@ class Verbs:
             CheckpointError: a rank's file is missing or damaged, and ``strict``; raised on every rank.
         """
         strategy, listed, own, failure = self.strategy, held.get(_RANK_FILES, ()), held.get(_RANK_STATE, {}), None
-        if 1 + len(listed) != strategy.world_size:
-            rank_zero_warn(f"{path}: {rank_files.of_other_ranks(strategy, 1 + len(listed))}")
+        if (saved_by := rank_files.saved_by(listed)) != strategy.world_size:
+            rank_zero_warn(f"{path}: {rank_files.of_other_ranks(strategy, saved_by)}")
             return {}
         if strategy.global_rank > 0:
             try:
                 with restoring(f"the file of rank {strategy.global_rank}"):
-                    entry = expect(listed[strategy.global_rank - 1], Mapping)
-                    own = rank_files.read(strategy, entry, path, weights_only).get(_RANK_STATE, {})
+                    own = rank_files.read(strategy, listed, strategy.global_rank, path, weights_only)
+                    own = own.get(_RANK_STATE, {})
             except Exception as error:
                 failure = shown_error(error)
         failures = [text for text in strategy.world.gather_objects(failure) if text]
@@ -366,10 +366,3 @@ class Verbs:
 
 def _ids(parameters: Iterable[nn.Parameter]) -> set[int]:
     return {id(parameter) for parameter in parameters}
-
-
-def reading(weights_only: bool | None) -> dict[str, Any]:
-    """Return ``weights_only`` as keyword arguments of ``load_checkpoint``; none for ``None``, because a user's store
-    may not accept it.
-    """
-    return {} if weights_only is None else {"weights_only": weights_only}

@@ -89,10 +89,9 @@ class OptimizerHandle:
     def __class__(self, value: type) -> None:  # type checkers require this setter of ``__class__`` beside the getter
         raise TypeError("the class of a wrapped optimizer is that of its optimizer")
 
-    @property
-    def optimizer(self) -> Optimizer:
-        """The wrapped optimizer; stepping it directly bypasses precision and strategy."""
-        return self._optimizer
+    optimizer: Optimizer = reads(
+        "_optimizer", "The wrapped optimizer; stepping it directly bypasses precision and strategy."
+    )
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Step; ``closure`` recomputes the loss, and ``kwargs`` are passed to the optimizer. Return the result of the

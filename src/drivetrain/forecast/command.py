@@ -169,24 +169,13 @@ def _time(base: Any, device: Any, per_node: int) -> dict[str, Any]:
     """Return the forecast of the step, or why there is none."""
     if device is None:
         return {}
-    from drivetrain.forecast.exchange import forecast
+    from drivetrain.forecast.exchange import of_window
 
-    steps = base.recorded.steps
-    second = next(
-        (at for at, each in enumerate(steps) if at and each.phase == "forward" and _ended(steps[at - 1])), None
-    )
     try:
-        whole = forecast(steps, device, per_node)
-        more = (
-            forecast(steps[:second], device, per_node).step * (base.batches - 2) if second and base.batches > 2 else 0
-        )
+        told = of_window(base.recorded, base.batches, device, per_node)
     except ConfigurationError as error:
         return {"no_time": str(error)}
-    return {"seconds": whole.step + more, "time": str(whole)}
-
-
-def _ended(step: Any) -> bool:
-    return step.phase in ("backward", "recompute", "clip")
+    return {"seconds": told.step, "time": str(told)}
 
 
 def _exchanges(base: Any) -> list[dict[str, Any]]:
@@ -250,6 +239,13 @@ def _changes(result: dict[str, Any]) -> list[str]:
         seconds = f"at best {each['seconds']:.3g} s" if "seconds" in each else ""
         fits = {True: "fits", False: "", None: ""}[each["fits"]]
         found.append(f"  {each['change']:<{width}} {_gib(each['needed']):>11}  {fits:<5} {seconds:<16} {each['write']}")
+    fit = [each for each in result["changes"] if each.get("fits") and "seconds" in each]
+    fitting = {each["change"]: each["seconds"] for each in fit}
+    if len(fitting) > 1:
+        from drivetrain.forecast.exchange import fastest_first
+
+        order = ", ".join(f"{name} ({times:.2f})" for name, times in fastest_first(fitting))
+        found.append(f"  those that fit, the fastest first, with multiples of its time: {order}")
     largest = result["largest_micro_batch"]
     if largest is not None and largest < result["micro_batch"]:
         text = f"{number_of(largest, 'sample')}" if largest else "none, not even of 1 sample"

@@ -4,6 +4,7 @@ Sources, named in the table by their letters:
 
 - N: NVIDIA's data sheets (V100, A100, H100, H200, L4, L40S, HGX B200). Those since Ada state operations per second with
   structured sparsity; the table has half of them.
+- S: nvidia-smi, whose total is what a program has, and mostly more than the gigabytes in the name.
 - M: the largest rate that a matrix multiplication of any shape was measured to reach, as "Maximum Achievable Matmul
   FLOPS" in stas00/ml-engineering, compute/accelerator/README.md: 271.2 of 312 on the A100, 794.5 of 989 (bfloat16) and
   1402.6 of 1979 (float8) on the H100, 1453.4 of 1979 (float8) on the H200, 1745 of 2250 and 3432.5 of 4500 on the B200.
@@ -26,7 +27,7 @@ from dataclasses import dataclass, field, replace
 
 from drivetrain.errors import ConfigurationError, closest
 
-_T, _G, _US = 1e12, 1e9, 1e-6
+_T, _G, _MIB, _US = 1e12, 1e9, 2**20, 1e-6
 
 
 @dataclass(frozen=True)
@@ -123,28 +124,28 @@ _A100_SHARES = {**_half(271.2 / 312), "attention": 0.73}  # M, F
 _H100_SHARES = {**_half(794.5 / 989), "float8": 1402.6 / 1979, "attention": 0.35}  # M, F
 _VOLTA = {dtype: rate for dtype, rate in _rates(7.8, 15.7, 15.7, 125).items() if dtype != "bfloat16"}
 
-# memory, operations and bandwidth: N; links inside: C and T; between: T; shares: M and F
+# memory: S; operations and bandwidth: N; links inside: C and T; between: T; shares: M and F
 DEVICES = {
     device.name: device
     for device in (
         Device(
-            "B200 180GB", 180 * _G, _rates(37, 75, 1100, 2250, 4500), 8 * _T, _nvlink(40.1 * 18), _network(50),
+            "B200 180GB", 183_359 * _MIB, _rates(37, 75, 1100, 2250, 4500), 8 * _T, _nvlink(40.1 * 18), _network(50),
             {**_half(1745 / 2250), "float8": 3432.5 / 4500},
         ),
         Device(
-            "H200 141GB", 141 * _G, _HOPPER, 4.8 * _T, _nvlink(20.6 * 18), _network(50),
+            "H200 141GB", 143_771 * _MIB, _HOPPER, 4.8 * _T, _nvlink(20.6 * 18), _network(50),
             {**_H100_SHARES, "float8": 1453.4 / 1979},
         ),
-        Device("H100 80GB", 80 * _G, _HOPPER, 3.35 * _T, _nvlink(20.6 * 18), _network(50), _H100_SHARES),
-        Device("H100 PCIe 80GB", 80 * _G, _rates(51, 51, 378, 756, 1513), 2 * _T, _PCIE, None),
-        Device("A100 80GB", 80 * _G, _AMPERE, 2.039 * _T, _nvlink(20 * 12), _network(25), _A100_SHARES),
-        Device("A100 40GB", 40 * _G, _AMPERE, 1.555 * _T, _nvlink(20 * 12), _network(25), _A100_SHARES),
-        Device("V100 32GB", 32 * _G, _VOLTA, 0.9 * _T, _nvlink(20 * 6), _network(12)),
-        Device("L40S 48GB", 48 * _G, _rates(0, 91.6, 183, 362, 733), 0.864 * _T, _PCIE, None),
-        Device("L4 24GB", 24 * _G, _rates(0, 30.3, 60, 121, 242.5), 0.3 * _T, _PCIE, None),
+        Device("H100 80GB", 81_559 * _MIB, _HOPPER, 3.35 * _T, _nvlink(20.6 * 18), _network(50), _H100_SHARES),
+        Device("H100 PCIe 80GB", 81_559 * _MIB, _rates(51, 51, 378, 756, 1513), 2 * _T, _PCIE, None),
+        Device("A100 80GB", 81_920 * _MIB, _AMPERE, 2.039 * _T, _nvlink(20 * 12), _network(25), _A100_SHARES),
+        Device("A100 40GB", 40_960 * _MIB, _AMPERE, 1.555 * _T, _nvlink(20 * 12), _network(25), _A100_SHARES),
+        Device("V100 32GB", 32_768 * _MIB, _VOLTA, 0.9 * _T, _nvlink(20 * 6), _network(12)),
+        Device("L40S 48GB", 46_068 * _MIB, _rates(0, 91.6, 183, 362, 733), 0.864 * _T, _PCIE, None),
+        Device("L4 24GB", 23_034 * _MIB, _rates(0, 30.3, 60, 121, 242.5), 0.3 * _T, _PCIE, None),
     )
 }  # fmt: skip
-"""Devices by name. NVIDIA's gigabytes of memory are stated as they are sold; the driver shows a little less."""
+"""Devices by name."""
 
 _BYTES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SPEEDS = {"MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12, "Mb/s": 1e6 / 8, "Gb/s": 1e9 / 8, "Tb/s": 1e12 / 8}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from drivetrain.errors import ConfigurationError
 from drivetrain.forecast.devices import BASE_S, QUICK_BASE_S, Device
-from drivetrain.forecast.operations import Exchange, Operation, Ranks
-from drivetrain.forecast.roofline import Step, arithmetic, duration, is_launched
+from drivetrain.forecast.operations import Exchange, Operation, Ranks, Recorded
+from drivetrain.forecast.roofline import Step, arithmetic, duration, fused, is_launched
 
 COPY_IN = "fsdp.all_gather_copy_in"
 """FSDP2's copy of a rank's shards before it gathers them. It reads only parameters, so it and the all_gather run on a
@@ -118,7 +118,7 @@ def forecast(steps: Sequence[Step], device: Device, per_machine: int, *, tf32: b
         per_machine: ranks on each machine.
         tf32: as in :func:`drivetrain.forecast.roofline.duration`.
     """
-    now = issued = busy = limited = exchanged = exposed = idle = last = 0.0
+    now = issued = busy = limited = exchanged = exposed = idle = 0.0
     free: dict[Ranks, float] = {}
     opened: dict[Ranks, float] = {}
     waits: dict[int, list[tuple[float, Ranks | None]]] = {}
@@ -141,10 +141,27 @@ def forecast(steps: Sequence[Step], device: Device, per_machine: int, *, tf32: b
             seconds = exchange_time(step, device, per_machine) + (duration(copy, device) if copy else 0.0)
             start = max(opened.get(group, 0.0) if copy else now, free.get(group, 0.0))
             free[group] = end = start + seconds
-            last, exchanged = max(last, end), exchanged + seconds
-            waits.setdefault(step.waited_on_at, []).append((end, group if copy else None))
-    exposed += max(0.0, last - now)
-    return Forecast(max(now, last), busy, limited, exchanged, exposed, idle)
+            exchanged += seconds
+            waits.setdefault(min(step.waited_on_at, len(steps)), []).append((end, group if copy else None))
+    return Forecast(now, busy, limited, exchanged, exposed, idle)
+
+
+def of_window(recorded: Recorded, batches: int, device: Device, per_machine: int) -> Forecast:
+    """Return the time of a window at best.
+
+    Args:
+        recorded: the window; of more than two batches, the first two.
+        batches: of the window. The first one is repeated, because only the last one exchanges gradients.
+        per_machine: ranks on each machine.
+    """
+    steps = fused(recorded.steps) if recorded.is_compiled else recorded.steps
+    tf32 = recorded.allows_tf32
+    told = forecast(steps, device, per_machine, tf32=tf32)
+    ends = (at for at in range(1, len(steps)) if steps[at].phase == "forward" and steps[at - 1].phase != "forward")
+    if batches <= 2 or (end := next(ends, None)) is None:
+        return told
+    first = forecast(steps[:end], device, per_machine, tf32=tf32)
+    return Forecast(*(one + (batches - 2) * more for one, more in zip(astuple(told), astuple(first), strict=True)))
 
 
 def _copy_in(steps: Sequence[Step], index: int) -> Operation | None:
@@ -168,7 +185,7 @@ def in_pipeline(window: Forecast, ranks: int, micro_batches: int, stages_per_ran
     return replace(window, step=window.step + bubble, bubble=bubble)
 
 
-def fastest_first(forecasts: Mapping[str, Forecast]) -> list[tuple[str, float]]:
-    """Return the names of forecasts of the same work, the fastest first, each with its time by that of the fastest."""
-    order = sorted(forecasts, key=lambda name: forecasts[name].step)
-    return [(name, forecasts[name].step / forecasts[order[0]].step) for name in order]
+def fastest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return the names of runs that do the same work, the fastest first, and how many times its step each one takes."""
+    order = sorted(seconds, key=lambda name: seconds[name])
+    return [(name, seconds[name] / seconds[order[0]]) for name in order]

@@ -99,7 +99,7 @@ class Lines:
             if name == "run_job":
                 break  # the lines before are those that call trainer.fit
             if not mark and name in _MARKS and "distributed" in code.co_filename:
-                mark, apart = _MARKS[name], name.startswith("foreach_")
+                mark, apart = _MARKS[name], name in ("foreach_all_gather", "foreach_reduce")
             frame = frame.f_back
         return "", mark, apart
 
@@ -248,7 +248,7 @@ def recorder(ledger: Ledger, lines: Lines, values: Iterable[tuple[str, Any]], be
                         [each for each in inputs if ledger.kinds.get(self.number(each) or -1) == OTHER], EXCHANGED
                     )
                 return
-            if func._opname in _FREE:
+            if func._opname in _FREE or func.namespace in ("prim", "profiler"):  # no kernels
                 return
             if func._opname == "chunk_cat":  # FSDP's gradients before the reduce-scatter
                 self.mark([each for each in inputs if each.numel()], GRADIENTS)
@@ -317,7 +317,12 @@ def _tensors(value: Any) -> list[Tensor]:
     return [tensor for each in value.values() for tensor in _tensors(each)] if isinstance(value, dict) else []
 
 
+_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+
+
 def _flops(func: Any, args: Any, outputs: list[Tensor]) -> int:
+    if func._opname in (_ATTENTION, f"{_ATTENTION}_backward"):
+        return _attention_flops(args, int(func._opname != _ATTENTION))
     formula = flop_counter.flop_registry.get(func._overloadpacket)
     if formula is None or not outputs:
         return 0
@@ -325,6 +330,16 @@ def _flops(func: Any, args: Any, outputs: list[Tensor]) -> int:
         return int(formula(*args, out_val=outputs[0] if len(outputs) == 1 else outputs))
     except Exception:  # the formula of a newer torch wants other arguments; the time then has bytes alone
         return 0
+
+
+def _attention_flops(args: Any, backward: int) -> int:
+    """Return the operations of the host's flash attention, for which torch has no formula. It stands for that of the
+    planned device, which computes only half of causal attention.
+    """
+    count = flop_counter.sdpa_backward_flop_count if backward else flop_counter.sdpa_flop_count
+    full = int(count(*(each.shape for each in args[: 3 + backward])))
+    at = 7 if backward else 4
+    return full // 2 if len(args) > at and args[at] is True else full
 
 
 def finished(ledger: Ledger, first: int) -> tuple[Operation | Exchange, ...]:

@@ -6,10 +6,10 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from drivetrain.forecast.ledger import ACTIVATIONS, KINDS, Event, Ledger
 from drivetrain.forecast.operations import Exchange, Operation, Recorded
+from drivetrain.forecast.repeated import repeated
 
 Key = tuple[int, str, str]
 """A stretch of a window: the micro-batch, the phase, and the place among the blocks."""
@@ -171,10 +171,11 @@ def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured
         stretches[key] = dataclasses.replace(base, total=total, kinds=kinds, blocks=block)
     start = _line(few.start, [(other.start, length - fewest) for other, (_, length) in each])
     steps = few.recorded.steps
-    for other, (path, length) in each:
-        steps = _repeated(other.recorded.steps, few.recorded.steps, path, length) if len(each) == 1 else steps
+    for other, (_, length) in each:
+        steps = repeated(few.recorded.steps, other.recorded.steps, length) if len(each) == 1 else steps
     seconds = few.seconds + sum(other.seconds for other, _ in each)
-    return dataclasses.replace(few, stretches=stretches, recorded=Recorded(steps), seconds=seconds, start=start)
+    recorded = dataclasses.replace(few.recorded, steps=steps)
+    return dataclasses.replace(few, stretches=stretches, recorded=recorded, seconds=seconds, start=start)
 
 
 def _line(base: Mapping[str, int], grown: list[tuple[Mapping[str, int], int]]) -> dict[str, int]:
@@ -192,51 +193,3 @@ def _by_role(blocks: Mapping[str, int]) -> dict[str, int]:
         parent, dot, _ = path.rpartition(".")
         found[f"{parent}.*" if dot else path] += size
     return found
-
-
-def _repeated(
-    more: tuple[Operation | Exchange, ...], few: tuple[Operation | Exchange, ...], path: str, length: int
-) -> tuple[Operation | Exchange, ...]:
-    """Return the steps of ``length`` blocks: those of the middle one are repeated, and what all blocks share grows."""
-    middle, copies = f"{path}.1", length - 2
-    shared = [each for each in few if not each.block]
-    alike = len(shared) == len([each for each in more if not each.block])
-    counted = iter(shared)
-    found: list[Any] = []
-    moved: dict[int, int] = {}
-    at = 0
-    while at < len(more):
-        if more[at].block == middle:
-            end = at
-            while end < len(more) and more[end].block == middle:
-                end += 1
-            for copy in range(copies):
-                for index in range(at, end):
-                    moved.setdefault(index, len(found))
-                    found.append((more[index], index, copy * (end - at)))
-            at = end
-            continue
-        each = more[at]
-        if not each.block and alike:
-            each = _grown(next(counted), each, length)
-        moved[at] = len(found)
-        found.append((each, at, 0))
-        at += 1
-    moved[len(more)] = len(found)
-    steps = []
-    for each, _, shift in found:
-        if isinstance(each, Exchange):
-            each = dataclasses.replace(each, waited_on_at=moved.get(each.waited_on_at, len(found)) + shift)
-        steps.append(each)
-    return tuple(steps)
-
-
-def _grown(few: Any, more: Any, length: int) -> Any:
-    factor = length - 3
-    if isinstance(more, Exchange) or isinstance(few, Exchange):
-        if type(few) is not type(more):
-            return more
-        return dataclasses.replace(more, bytes=more.bytes + factor * (more.bytes - few.bytes))
-    flops = more.flops + factor * (more.flops - few.flops)
-    moved = more.bytes_moved + factor * (more.bytes_moved - few.bytes_moved)
-    return dataclasses.replace(more, flops=flops, bytes_moved=moved)

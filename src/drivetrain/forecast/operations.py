@@ -74,6 +74,10 @@ class Recorded:
 
     Attributes:
         steps: operations and exchanges, in the order of issue.
+        is_compiled: the Trainer compiles the module; the record is of operations that are not fused.
+        allows_tf32: float32 matrices may be multiplied in TF32.
     """
 
     steps: tuple[Operation | Exchange, ...]
+    is_compiled: bool = False
+    allows_tf32: bool = False

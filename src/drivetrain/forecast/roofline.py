@@ -64,7 +64,8 @@ def fused(steps: Sequence[Step]) -> tuple[Step, ...]:
         at.append(len(kept) - 1)
     at.append(len(kept))
     return tuple(
-        replace(each, waited_on_at=at[each.waited_on_at]) if isinstance(each, Exchange) else each for each in kept
+        replace(each, waited_on_at=at[min(each.waited_on_at, len(steps))]) if isinstance(each, Exchange) else each
+        for each in kept
     )
 
 

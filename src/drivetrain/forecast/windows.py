@@ -176,6 +176,7 @@ class Windows:
 
     def _quiet(self, trainer: Any, model: Any) -> None:
         """Leave out what writes files or to the terminal, and every limit and validation."""
+        self._is_compiled = bool(trainer.settings.compile)
         own = model.configure_callbacks
         model.configure_callbacks = lambda: _without_traces(_listed(own()))
         trainer._callbacks = [*_without_traces(trainer._callbacks), Watch(self)]
@@ -260,6 +261,10 @@ class Windows:
             self.ledger, events, finished(self.ledger, steps), tuple(self.blocks), self.lists,
             batches=self.batches, on_host=host, seconds=time.process_time() - self._began,
             batch_size=self.batch_size, is_complete=self.case.lengths is None, live=self._live,
+        )  # fmt: skip
+        self.result.recorded = dataclasses.replace(
+            self.result.recorded, is_compiled=self._is_compiled,
+            allows_tf32=torch.get_float32_matmul_precision() != "highest",
         )  # fmt: skip
         for handle in (*self._handles, *self.recorder.handles):
             handle.remove()

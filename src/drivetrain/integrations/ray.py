@@ -10,18 +10,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base import files
 from drivetrain.base.packages import ray_train
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.clusters.ray_train import RayTrainEnvironment, is_worker
 from drivetrain.strategies import rank_files
 from drivetrain.trainer import last
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
 
 __all__ = ["RayTrainEnvironment", "RayTrainReportCallback"]
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from drivetrain.base.lazy import public
 
-from drivetrain.base.lazy import lazy
-
-if TYPE_CHECKING:
+with public(__name__):
     from drivetrain.launchers.external import ExternalLauncher as ExternalLauncher
     from drivetrain.launchers.launcher import Launcher as Launcher
     from drivetrain.launchers.launcher import LauncherRegistry as LauncherRegistry
@@ -15,16 +13,3 @@ if TYPE_CHECKING:
     from drivetrain.launchers.ray import RayLauncher as RayLauncher
     from drivetrain.launchers.script import ScriptLauncher as ScriptLauncher
     from drivetrain.launchers.xla import XLALauncher as XLALauncher
-_MODULES = {
-    "ExternalLauncher": "external",
-    "LaunchError": "launcher",
-    "Launcher": "launcher",
-    "LauncherRegistry": "launcher",
-    "MultiProcessingLauncher": "multiprocessing",
-    "RayLauncher": "ray",
-    "ScriptLauncher": "script",
-    "XLALauncher": "xla",
-}
-__all__ = list(_MODULES)
-
-lazy(__name__, _MODULES)

@@ -125,7 +125,7 @@ class Entry:
         self._last_weight: float = 1
         self.metric: Any = None  # the metric object logged under this name; None for numbers
         self._is_without_value = False  # whether the metric object's last compute() returned None
-        self.shared = options.sync_dist and book.gather is not None  # whether the ranks' values are reduced to one
+        self.shared = options.sync_dist and book.reduce is not None  # whether the ranks' values are reduced to one
         self.agreed: Value | None = None  # the value for this epoch on which the ranks have agreed
         self._borrows = False  # whether the epoch's first value was the new result of an operation
         self._lent: Value | None = None  # the value of :meth:`lend`
@@ -295,22 +295,28 @@ class Entry:
             value = {"min": float("inf"), "max": float("-inf")}.get(self.reduction, 0.0)
         return value, (weight if self.reduction == "mean" else 0)
 
-    def combine(self, values: Tensor, weights: Tensor) -> Tensor:
-        """Return one value from the ranks' :meth:`parts`: sums are divided once, and no number is truncated."""
-        if self.reduction != "mean":
-            return STACKED[self.reduction](values)
-        if parity.current().averaged_batch_sizes:
-            return values.mean() / weights.mean().trunc()
-        return values.sum() / weights.sum()
+    @property
+    def sign(self) -> int:
+        """The factor that makes the extreme of this entry a largest value; 0: its values are summed."""
+        return {"max": 1, "min": -1}.get(self.reduction, 0)
 
-    def combine_by(self, reduce: Callable[..., Any], value: Tensor, weights: Tensor) -> Tensor:
-        """Return one value by a user's ``reduce``, from this rank's part and all weights.
+    def combine(self, value: Tensor, weight: Any, ranks: int) -> Tensor:
+        """Return one value from the reduced :meth:`parts` of so many ranks: sums are divided once, and no number is
+        truncated.
+        """
+        if self.reduction != "mean":
+            return value
+        if parity.current().averaged_batch_sizes:
+            return (value / ranks) / (weight / ranks).trunc()
+        return value / weight
+
+    def combine_by(self, reduce: Callable[..., Any], value: Tensor, mean: Any) -> Tensor:
+        """Return one value by a user's ``reduce``, from this rank's part and the mean of all weights.
 
         For a mean, ``reduce`` gets a number whose average over the ranks is the weighted mean: with equal weights, this
         rank's own mean.
         """
         if self.reduction == "mean":
-            mean = weights.mean()
             value = value / (mean.trunc() if parity.current().averaged_batch_sizes else mean)
         return self._as_scalar(torch.as_tensor(reduce(value, reduce_op=self.reduction), device=value.device).detach())
 

@@ -73,8 +73,8 @@ class Logbook:
         logged_metrics: as ``callback_metrics``, for the names that loggers get, under the loggers' names.
         flushes: the number of times that values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
-        gather: returns the numbers of each rank that sees different samples, one row each, after a check that all have
-            the same names; ``None`` with one rank. ``gather_world``: the same for all ranks of the job.
+        reduce: returns the sums and the largest of the numbers of the ranks that see different samples, after a check
+            that all have the same names; ``None`` with one rank. ``reduce_world``: the same for all ranks of the job.
         own_reduce: a user strategy's reduction of the ranks' values; ``None``: exact sums.
         history: what loggers get, of all runs of the Trainer; on rank 0.
         sync_metric: how a metric object gathers the ranks' states if not all ranks see different samples.
@@ -83,8 +83,8 @@ class Logbook:
     def __init__(self, sum_dtype: torch.dtype = torch.float64) -> None:
         self.sum_dtype = sum_dtype
         self.history = History(sum_dtype is torch.float64)
-        self.gather: Callable[[Sequence[str], Tensor], Tensor] | None = None
-        self.gather_world: Callable[[Sequence[str], Tensor], Tensor] | None = None
+        self.reduce: Callable[..., tuple[Tensor, Tensor]] | None = None
+        self.reduce_world: Callable[..., tuple[Tensor, Tensor]] | None = None
         self.own_reduce: Callable[..., Any] | None = None
         self.sync_metric: Callable[..., list[Tensor]] | None = None
         self.device = torch.device("cpu")
@@ -136,8 +136,9 @@ class Logbook:
         asked = own_reduce is not None  # an override of reduce is also called with one process
         all_ranks = data.size == world.size
         self.own_reduce = own_reduce and partial(own_reduce, group=None if all_ranks else data)
-        self.gather = data.gather_keyed if data.size > 1 or asked else None
-        self.gather_world = world.gather_keyed if world.size > 1 or asked else None
+        self.ranks, self._is_first = data.size, world.rank == world.ranks[0]
+        self.reduce = data.reduce_keyed if data.size > 1 or asked else None
+        self.reduce_world = world.reduce_keyed if world.size > 1 or asked else None
         self.sync_metric = None if all_ranks else lambda tensor, group=None: data.gather_objects(tensor)
 
     def reset(self, group: str) -> None:
@@ -269,7 +270,7 @@ class Logbook:
 
     def agree_on_steps(self, rows: list[Row]) -> list[Row]:
         """Return ``rows`` with one value for all ranks if ``sync_dist`` is set; every rank must call it."""
-        if self.gather is None:
+        if self.reduce is None:
             return rows
         shared = [row for row in rows if row.parts is not None]
         agreed = self._agree([(row.name, row.entry, row.parts) for row in shared if row.parts is not None])
@@ -280,7 +281,7 @@ class Logbook:
 
     def agree_on_epoch(self, group: str) -> None:
         """Exchange the remaining epoch values of ``group`` between the ranks; every rank must call it."""
-        if self.gather_world is None:
+        if self.reduce_world is None:
             return
         new = [(entry.epoch_name, entry) for entry in self._entries(group) if entry.on_epoch and entry.agreed is None]
         metrics = sorted((item for item in new if item[1].metric is not None), key=lambda item: item[0])
@@ -288,7 +289,7 @@ class Logbook:
         shared = [
             (name, entry, entry.parts(epoch=True)) for name, entry in new if entry.shared and entry.metric is None
         ]
-        if self.gather is not None:
+        if self.reduce is not None:
             for (_, entry, _), value in zip(shared, self._agree(shared, waiting), strict=True):
                 entry.agreed = value
         for _, entry in metrics:
@@ -296,28 +297,29 @@ class Logbook:
 
     def of_rank_zero(self, name: str, value: Any) -> Any:
         """Return rank 0's value of a metric that may differ between ranks, so that all decide the same."""
-        if self.gather_world is None:
+        if self.reduce_world is None:
             return value
-        return self.gather_world([name], torch.as_tensor(value, dtype=self.sum_dtype, device=self.device).reshape(1))[
-            0, 0
-        ]
+        summed, _ = self.reduce_world([name], self._vector([value if self._is_first else 0.0]), self._vector([]))
+        return summed[0]
 
     def _agree(self, named: list[tuple[str, Entry, tuple[Any, float]]], also: Sequence[str] = ()) -> list[Tensor]:
-        """Make one keyed exchange: compare the names, including those to be exchanged later, then send all numbers."""
-        assert self.gather is not None  # checked by the caller
-        numbers = [number for _, _, parts in named for number in parts]
-        vector = torch.stack([
-            torch.as_tensor(number, dtype=self.sum_dtype, device=self.device) for number in numbers
-        ]) if numbers else torch.zeros(0, dtype=self.sum_dtype, device=self.device)  # fmt: skip
-        everyones = self.gather([*also, *(name for name, _, _ in named)], vector)
-        pairs = [(entry, everyones[:, 2 * i], everyones[:, 2 * i + 1]) for i, (_, entry, _) in enumerate(named)]
-        if self.own_reduce is None:
-            return [entry.combine(values, weights) for entry, values, weights in pairs]
-        own = vector[::2].unbind()
-        return [
-            entry.combine_by(self.own_reduce, mine, weights)
-            for mine, (entry, _, weights) in zip(own, pairs, strict=True)
-        ]
+        """Compare the names, including those to be exchanged later, and reduce all numbers in one exchange."""
+        assert self.reduce is not None  # checked by the caller
+        sums = [number for _, entry, parts in named if not entry.sign for number in parts]
+        most = [entry.sign * parts[0] for _, entry, parts in named if entry.sign]
+        numbers = self._vector(sums), self._vector(most)
+        summed, largest = (iter(each.unbind()) for each in self.reduce([*also, *(each[0] for each in named)], *numbers))
+        by, agreed = self.own_reduce, list[Tensor]()
+        own = self._vector([parts[0] for *_, parts in named]) if by else named
+        for mine, (_, entry, _) in zip(own, named, strict=True):
+            value, weight = (next(largest) * entry.sign, 0) if entry.sign else (next(summed), next(summed))
+            value = entry.combine_by(by, mine, weight / self.ranks) if by else entry.combine(value, weight, self.ranks)
+            agreed.append(value)
+        return agreed
+
+    def _vector(self, numbers: Sequence[Any]) -> Tensor:
+        each = [torch.as_tensor(number, dtype=self.sum_dtype, device=self.device) for number in numbers]
+        return torch.stack(each) if each else torch.zeros(0, dtype=self.sum_dtype, device=self.device)
 
     def read(self, rows: list[Row]) -> list[Row]:
         """Return ``rows`` as plain floats, with one transfer for each device, and show them in the bar."""

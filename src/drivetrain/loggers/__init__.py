@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from drivetrain.base.lazy import public
 
-from drivetrain.base.lazy import lazy
-
-if TYPE_CHECKING:
+with public(__name__):
     from drivetrain.loggers.comet import CometLogger as CometLogger
     from drivetrain.loggers.csv import CSVLogger as CSVLogger
     from drivetrain.loggers.dummy import DummyLogger as DummyLogger
@@ -17,20 +15,3 @@ if TYPE_CHECKING:
     from drivetrain.loggers.tensorboard import TensorBoardLogger as TensorBoardLogger
     from drivetrain.loggers.trackio import TrackioLogger as TrackioLogger
     from drivetrain.loggers.wandb import WandbLogger as WandbLogger
-
-
-_FILES = {
-    "CSVLogger": "csv",
-    "CometLogger": "comet",
-    "DummyLogger": "dummy",
-    "Logger": "logger",
-    "LoggerRegistry": "logger",
-    "MLFlowLogger": "mlflow",
-    "NeptuneLogger": "neptune",
-    "TensorBoardLogger": "tensorboard",
-    "TrackioLogger": "trackio",
-    "WandbLogger": "wandb",
-}
-__all__ = list(_FILES)
-
-lazy(__name__, _FILES)

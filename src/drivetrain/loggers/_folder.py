@@ -7,16 +7,13 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from drivetrain.base import files, remote, yaml_text
 from drivetrain.base.rank_zero import rank_from_environ
 from drivetrain.errors import ConfigurationError, wrong_value
 from drivetrain.loggers._mirror import Mirror
 from drivetrain.loggers.logger import Logger
-
-if TYPE_CHECKING:
-    from drivetrain.loggers._mirror import Mirror
 
 _VERSION = re.compile(r"version_(\d+)")
 

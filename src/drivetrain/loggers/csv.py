@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from drivetrain.base import files
+from drivetrain.base.packages import fcntl
 from drivetrain.base.rank_zero import rank_zero_only, rank_zero_warn
 from drivetrain.errors import arguments_checked, check_count
 from drivetrain.loggers._folder import FolderLogger
@@ -341,16 +342,14 @@ def _writing_alone(folder: str) -> Iterator[None]:
     The lock ends with the process, so a killed run leaves no lock.
     """
     try:
-        import fcntl
-
-        handle = os.open(folder, os.O_RDONLY)
+        flock, handle = fcntl.flock, os.open(folder, os.O_RDONLY)
     except (ImportError, OSError):  # Windows
         yield
         return
     try:
         for _ in range(_LOCK_TRIES):
             with contextlib.suppress(OSError):
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             # a stopped process must not block this one: after a while, this process continues without the lock
             time.sleep(_LOCK_PAUSE_S)

@@ -30,7 +30,7 @@ _FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
 """Optimizers that have a fused kernel on the host."""
 
 _FEWEST, _MOST_NUMBERS = 12, 300_000
-"""``foreach`` is faster from so many parameters on, and up to so many numbers in all of them together."""
+"""``foreach`` is faster with at least 12 parameters, if they contain at most 300,000 numbers together."""
 
 _DTYPES = (torch.float32, torch.float64)
 """In narrower types ``foreach`` rounds differently, and ``fused`` has lost updates (pytorch#191763)."""

@@ -44,8 +44,7 @@ _POLL_S = 0.25  # seconds between two checks of the store
 _ANSWERS_EACH = 4  # checks of the store for each answer to the other ranks' request for the position
 _LOOK_S = 1.0  # seconds between two checks whether a rank of this machine has ended
 _PAUSE_S = 0.01  # seconds between two checks for the numbers of the other ranks
-_OVER = "over"  # instead of a batch number: the rank has left its fit
-_NEVER = sys.maxsize
+_NEVER = sys.maxsize  # also instead of a batch number: the rank has left its fit
 
 _fits = 0  # the number of distributed fits that this process has begun; each uses its own keys in the job's store
 _main_pipe: list[int] = []  # the pipe for signals that arrive during a distributed fit of this process
@@ -356,14 +355,20 @@ class Stop:
         self._run.stop = self  # set before the number is read: the loop then passes at most one more batch end
         self._may_reach = self._run.progress.slot[1] + 1
         self._written.set()
-        keys = [self._key(rank) for rank in range(self._size)]
-        self._store.set(keys[self._rank], str(self._may_reach))
-        while not self._over and not self._store.check(keys):
+        self._write_number(self._may_reach)
+        while not self._over and not self._store.check([self._key("last")]):
             time.sleep(_PAUSE_S)
         if not self._over:
-            numbers = [value.decode() for value in self._store.multi_get(keys)]
-            self._last = _NEVER if _OVER in numbers else max(map(int, numbers))
+            self._last = int(self._store.get(self._key("last")))
         self._answered.set()
+
+    def _write_number(self, number: int) -> None:
+        """Raise the highest number to this rank's; the last rank to do so publishes it."""
+        highest = self._store.compare_set(self._key("highest"), "", str(number)).decode()
+        while int(highest) < number:
+            highest = self._store.compare_set(self._key("highest"), highest, str(number)).decode()
+        if self._store.add(self._key("count"), 1) == self._size:
+            self._store.set(self._key("last"), self._store.get(self._key("highest")))
 
     def _leave(self) -> None:
         """Called when the loop is left: the others must not wait for this rank's number."""
@@ -380,7 +385,7 @@ class Stop:
             os.close(end)
         with contextlib.suppress(RuntimeError):  # the store may no longer exist
             if not self._may_reach:
-                self._store.set(self._key(self._rank), _OVER)
+                self._write_number(_NEVER)
 
 
 def _exception(reason: str) -> BaseException:

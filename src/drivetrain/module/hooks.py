@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 
-from drivetrain.base.introspect import is_own_class, overrides
-from drivetrain.base.rank_zero import lightning_deprecation, rank_zero_warn
+from drivetrain.base.introspect import overrides
+from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.tree import move
-from drivetrain.errors import HookError, RunError, SignatureError
+from drivetrain.errors import HookError, SignatureError
 from drivetrain.logbook.entry import LogRule
 from drivetrain.logbook.logbook import Logbook, Scope
 from drivetrain.strategies.strategy import Strategy
@@ -45,21 +45,6 @@ LOG_RULES: dict[str, LogRule] = {
     "on_test_start": _EPOCH, "on_test_epoch_start": _EPOCH, "on_test_epoch_end": _EPOCH,
 }  # fmt: skip
 """Defaults of ``self.log`` by hook; a hook that is not listed may not log."""
-
-
-def serves_former_hook(module: Any) -> bool:
-    """Make ``configure_sharded_model`` replace ``configure_model`` in a program written for Lightning; return whether
-    it does.
-    """
-    name = type(module).__name__
-    served = lightning_deprecation(
-        f"{name}.configure_sharded_model is the former name of the hook configure_model. Rename it."
-    )
-    if served and any("configure_model" in vars(cls) for cls in type(module).__mro__ if not is_own_class(cls)):
-        raise RunError(f"{name} defines configure_sharded_model and configure_model. Keep configure_model alone.")
-    if served:
-        module.configure_model = module.configure_sharded_model
-    return served
 
 
 def _not_defined(owner: Any, hook: str) -> HookError:

@@ -6,7 +6,6 @@ import argparse
 import copy
 import dataclasses
 import inspect
-import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +15,12 @@ from typing import Any
 from torch import nn
 
 from drivetrain import parity
+from drivetrain.base.lazy import on_first_use
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.registry import load
 from drivetrain.errors import ConfigurationError, UnknownNameError, did_you_mean
+
+with on_first_use:
+    from drivetrain.base import configs
 
 # The value that the generated __init__ of a @dataclass gets for an argument with a default factory.
 _FACTORY_DEFAULT: Any = getattr(dataclasses, "_HAS_DEFAULT_FACTORY", object())
@@ -155,7 +157,7 @@ class HyperparametersMixin:
                     f"Write self.save_hyperparameters(ignore=[{key!r}])."
                 )
         own = self.__dict__
-        if objects and is_config(objects[0]) and not own.get("_hparams"):
+        if objects and configs.is_config(objects[0]) and not own.get("_hparams"):
             own["_hparams"] = copy.deepcopy(objects[0]) if ignored else objects[0]
         else:
             self.hparams.update(saved)
@@ -186,11 +188,6 @@ class HyperparametersMixin:
     def hparams_initial(self) -> AttributeDict:
         """A copy of the hyperparameters at the time of saving; modules among them are not copied."""
         return _snapshot(self.__dict__.get("_hparams_initial", {}))
-
-
-def is_config(value: Any) -> bool:
-    """Return whether ``value`` is a configuration of OmegaConf."""
-    return "omegaconf" in sys.modules and bool(load("drivetrain.base.configs:is_config")(value))
 
 
 @contextmanager
@@ -251,8 +248,8 @@ def _items(*args: Any) -> dict[str, Any]:
     """Return the items of the single object in ``args``."""
     obj = args[0]
     if len(args) == 1:
-        if is_config(obj) and isinstance(obj, Mapping):
-            return dict(load("drivetrain.base.configs:as_plain")(obj))
+        if configs.is_config(obj) and isinstance(obj, Mapping):
+            return dict(configs.as_plain(obj))
         if isinstance(obj, Mapping):
             return dict(obj)
         if isinstance(obj, (argparse.Namespace, types.SimpleNamespace)):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from drivetrain import parity
 from drivetrain.base import files
 from drivetrain.base.compat_door import in_our_layout, of_command_line
+from drivetrain.base.configs import is_config
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.packages import yaml
 from drivetrain.base.rank_zero import rank_zero_warn
@@ -31,7 +32,7 @@ from drivetrain.errors import (
     did_you_mean,
     shown,
 )
-from drivetrain.module.hparams import AttributeDict, described_hyperparameters, is_config
+from drivetrain.module.hparams import AttributeDict, described_hyperparameters
 from drivetrain.module.trainable import TrainableModule, is_strict
 
 if TYPE_CHECKING:

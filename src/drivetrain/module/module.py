@@ -17,7 +17,6 @@ from drivetrain.engine.wrappers import unwrapped
 from drivetrain.errors import ConfigurationError, LoggingError, UnloggableError, described
 from drivetrain.logbook.entry import Options
 from drivetrain.logbook.logbook import Logbook
-from drivetrain.module import engine_as_trainer
 from drivetrain.module.export import ExportMixin
 from drivetrain.module.hparams import HyperparametersMixin
 from drivetrain.module.loading import LoadableMixin
@@ -220,7 +219,7 @@ class LightningModule(TrainableModule, HyperparametersMixin, LoadableMixin, Expo
         trainer = self.__dict__.get("_trainer")
         if trainer is None:
             if self.fabric is not None:
-                return cast("Trainer", engine_as_trainer.EngineAsTrainer(self.fabric))
+                return cast("Trainer", EngineAsTrainer(self.fabric))
             # Not an AttributeError, because nn.Module's attribute lookup would hide the message.
             raise RuntimeError(
                 f"{type(self).__name__} is not attached to a Trainer. Call trainer.fit(module) first. In __init__ "
@@ -415,3 +414,25 @@ def _warn_not_logged(module: str, no_trainer: bool) -> None:
             if no_trainer
             else f"{module}.log was called with barebones=True, which logs nothing. Leave barebones out to log."
         )
+
+
+class EngineAsTrainer:
+    """The attributes of a Trainer that an Engine has too: ranks, device, strategy, loggers, callbacks.
+
+    Args:
+        engine: the Engine that has set up the module.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_engine":
+            raise AttributeError(name)  # the attributes are missing while this object is being copied
+        try:
+            return getattr(self._engine, name)
+        except AttributeError:
+            raise AttributeError(
+                f"self.trainer.{name}: this module runs in an Engine, not in a Trainer, and an Engine has no {name!r}. "
+                "Pass the value to the module yourself, or train it with Trainer.fit."
+            ) from None

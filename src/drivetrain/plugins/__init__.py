@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from drivetrain.base.lazy import public
 
-from drivetrain.base.lazy import lazy
-from drivetrain.plugins import io, layer_sync, precision
-
-if TYPE_CHECKING:
+with public(__name__):
     from drivetrain.checkpoints import AsyncCheckpointIO as AsyncCheckpointIO
     from drivetrain.checkpoints import CheckpointIO as CheckpointIO
     from drivetrain.checkpoints import TorchCheckpointIO as TorchCheckpointIO
     from drivetrain.checkpoints import XLACheckpointIO as XLACheckpointIO
     from drivetrain.plugins import environments as environments
+    from drivetrain.plugins import io as io
+    from drivetrain.plugins import layer_sync as layer_sync
+    from drivetrain.plugins import precision as precision
     from drivetrain.precision import BitsandbytesPrecision as BitsandbytesPrecision
     from drivetrain.precision import DeepSpeedPrecision as DeepSpeedPrecision
     from drivetrain.precision import DoublePrecision as DoublePrecision
@@ -25,12 +25,3 @@ if TYPE_CHECKING:
     from drivetrain.precision import XLAPrecision as XLAPrecision
     from drivetrain.strategies import LayerSync as LayerSync
     from drivetrain.strategies import TorchSyncBatchNorm as TorchSyncBatchNorm
-
-_FILES = {
-    **dict.fromkeys(io.__all__, "io"),
-    **dict.fromkeys(layer_sync.__all__, "layer_sync"),
-    **dict.fromkeys(precision.__all__, "precision"),
-}
-__all__ = list(_FILES)
-
-lazy(__name__, _FILES, ("environments", "io", "layer_sync", "precision"))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from drivetrain.base.lazy import public
 
-from drivetrain import clusters
-from drivetrain.base.lazy import lazy
-
-if TYPE_CHECKING:
+with public(__name__):
     from drivetrain.clusters import AWSBatchEnvironment as AWSBatchEnvironment
     from drivetrain.clusters import ClusterEnvironment as ClusterEnvironment
     from drivetrain.clusters import DstackEnvironment as DstackEnvironment
@@ -26,8 +23,3 @@ if TYPE_CHECKING:
     from drivetrain.clusters import TorchElasticEnvironment as TorchElasticEnvironment
     from drivetrain.clusters import VertexEnvironment as VertexEnvironment
     from drivetrain.clusters import XLAEnvironment as XLAEnvironment
-
-_FILES = {name: "..clusters" for name in clusters.__all__ if name.endswith("Environment")}
-__all__ = list(_FILES)
-
-lazy(__name__, _FILES)

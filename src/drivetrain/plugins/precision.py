@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from drivetrain.base.lazy import public
 
-from drivetrain import precision
-from drivetrain.base.lazy import lazy
-
-if TYPE_CHECKING:
+with public(__name__):
     from drivetrain.precision import BitsandbytesPrecision as BitsandbytesPrecision
     from drivetrain.precision import DeepSpeedPrecision as DeepSpeedPrecision
     from drivetrain.precision import DoublePrecision as DoublePrecision
@@ -18,8 +15,3 @@ if TYPE_CHECKING:
     from drivetrain.precision import Precision as Precision
     from drivetrain.precision import TransformerEnginePrecision as TransformerEnginePrecision
     from drivetrain.precision import XLAPrecision as XLAPrecision
-
-_FILES = {name: "..precision" for name in precision.__all__ if name.endswith("Precision")}
-__all__ = list(_FILES)
-
-lazy(__name__, _FILES)

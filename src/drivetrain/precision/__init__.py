@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from drivetrain.base.lazy import public
 
-from drivetrain.base.lazy import lazy
-
-if TYPE_CHECKING:
+with public(__name__):
     from drivetrain.precision.bitsandbytes import BitsandbytesPrecision as BitsandbytesPrecision
     from drivetrain.precision.by_strategy import DeepSpeedPrecision as DeepSpeedPrecision
     from drivetrain.precision.by_strategy import FSDPPrecision as FSDPPrecision
@@ -18,19 +16,3 @@ if TYPE_CHECKING:
     from drivetrain.precision.precision import PrecisionRegistry as PrecisionRegistry
     from drivetrain.precision.transformer_engine import TransformerEnginePrecision as TransformerEnginePrecision
     from drivetrain.precision.xla import XLAPrecision as XLAPrecision
-_MODULES = {
-    "BitsandbytesPrecision": "bitsandbytes",
-    "DeepSpeedPrecision": "by_strategy",
-    "DoublePrecision": "double",
-    "FSDPPrecision": "by_strategy",
-    "Float8Precision": "float8",
-    "HalfPrecision": "half",
-    "MixedPrecision": "mixed",
-    "Precision": "precision",
-    "PrecisionRegistry": "precision",
-    "TransformerEnginePrecision": "transformer_engine",
-    "XLAPrecision": "xla",
-}
-__all__ = list(_MODULES)
-
-lazy(__name__, _MODULES)

@@ -21,12 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from drivetrain.base.introspect import is_own_class, positional_arity
+from drivetrain.base.introspect import is_own_class, positional_arity, reads
 from drivetrain.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from drivetrain.base.registry import Registry
-    from drivetrain.precision.precision import Precision
 
 Method = Callable[..., Any]
 
@@ -56,22 +55,16 @@ class Familiar:
     _unscaled_now: tuple[tuple[Any, Optimizer], ...] = ()
 
     @classmethod
-    def register_precisions(cls, precision_registry: Registry[Precision]) -> None:
+    def register_precisions(cls, precision_registry: Registry[Any]) -> None:
         """Give the class its names: ``precision_registry.register("name", cls, description="...")``.
 
         Python calls it once, when a subclass that defines it is defined, so no other line is needed. Further arguments
-        of
-        ``register`` are arguments of the constructor.
+        of ``register`` are arguments of the constructor.
         """
 
-    @property
-    def precision(self) -> str:
-        """An alias of ``name``; a subclass may set ``precision = "..."`` in its body."""
-        return self.name
-
-    @precision.setter
-    def precision(self, name: str) -> None:
-        self.name = name
+    precision: str = reads(
+        "name", 'An alias of ``name``; a subclass may set ``precision = "..."`` in its body.', writable=True
+    )
 
     # ---- contexts ------------------------------------------------------------------------------------------------
 
@@ -232,7 +225,7 @@ def clip_by_value(parameters: list[Tensor] | list[nn.Parameter], clip_val: float
 # ---- overrides with Lightning's signatures ---------------------------------------------------------------------------
 
 
-def adapt(cls: type[Precision]) -> None:
+def adapt(cls: type[Any]) -> None:
     """Wrap the methods that ``cls`` defines, so that drivetrain can call them."""
     own = vars(cls)
     if isinstance(name := own.get("precision"), str):
@@ -247,9 +240,9 @@ def adapt(cls: type[Precision]) -> None:
         if inspect.isfunction(method := own.get(member)) and not guards_itself:
             setattr(cls, member, _once_per_step(method))
     if "unscale_gradients" in own and "unscale" not in own:
-        cls.unscale = cls.unscale_gradients  # type: ignore[assignment]
+        cls.unscale = cls.unscale_gradients
     elif "unscale" in own and "unscale_gradients" not in own:
-        cls.unscale_gradients = cls.unscale  # type: ignore[method-assign]
+        cls.unscale_gradients = cls.unscale
     cls._unscales = cls._unscales or "unscale" in own
     cls._clips_by_members = cls._clips_by_members or not own.keys().isdisjoint(CLIPPING)
 

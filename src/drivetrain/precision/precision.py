@@ -226,9 +226,7 @@ _MEANT = {
 
 
 def precision_meant(given: object) -> str | None:
-    """Return the name of the precision for ``given``, a name in another library or in torch; ``None`` if it is
-    unknown.
-    """
+    """Return our name of the precision that another library or torch calls ``given``; ``None`` if there is none."""
     word = str(given).lower().removeprefix("torch.").replace("_", "-")
     return next((name for name, words in _MEANT.items() if word in words.split()), None)
 

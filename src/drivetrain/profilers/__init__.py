@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from drivetrain.base.lazy import public
 
-from drivetrain.base.lazy import lazy
-
-if TYPE_CHECKING:
+with public(__name__):
     from drivetrain.profilers.advanced import AdvancedProfiler as AdvancedProfiler
     from drivetrain.profilers.memory import MemoryProfiler as MemoryProfiler
     from drivetrain.profilers.passthrough import PassThroughProfiler as PassThroughProfiler
@@ -15,18 +13,3 @@ if TYPE_CHECKING:
     from drivetrain.profilers.pytorch import PyTorchProfiler as PyTorchProfiler
     from drivetrain.profilers.simple import SimpleProfiler as SimpleProfiler
     from drivetrain.profilers.xla import XLAProfiler as XLAProfiler
-
-
-_FILES = {
-    "AdvancedProfiler": "advanced",
-    "MemoryProfiler": "memory",
-    "PassThroughProfiler": "passthrough",
-    "Profiler": "profiler",
-    "ProfilerRegistry": "profiler",
-    "PyTorchProfiler": "pytorch",
-    "SimpleProfiler": "simple",
-    "XLAProfiler": "xla",
-}
-__all__ = list(_FILES)
-
-lazy(__name__, _FILES)

@@ -102,7 +102,7 @@ def find(path: str) -> tuple[str, int]:
 
 
 def _is_of_run(name: str) -> bool:
-    """Return whether only the folder of a run has a file of this name."""
+    """Return whether a file of this name means that its folder is the folder of a run."""
     return name in (run_file.NAME, _TABLE) or name.startswith(_EVENTS)
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from drivetrain.base.lazy import public
 
-from drivetrain.base.lazy import lazy
-
-if TYPE_CHECKING:
+with public(__name__):
     from drivetrain.strategies.batchnorm import TorchSyncBatchNorm as TorchSyncBatchNorm
     from drivetrain.strategies.ddp import DDPStrategy as DDPStrategy
     from drivetrain.strategies.ddp2 import DDP2Strategy as DDP2Strategy
@@ -30,31 +28,3 @@ if TYPE_CHECKING:
     from drivetrain.strategies.strategy import StrategyRegistry as StrategyRegistry
     from drivetrain.strategies.xla import XLAStrategy as XLAStrategy
     from drivetrain.strategies.xla_spmd import XLASPMDStrategy as XLASPMDStrategy
-_MODULES = {
-    "DDP2Strategy": "ddp2",
-    "DDPStrategy": "ddp",
-    "DeepSpeedStrategy": "deepspeed",
-    "DataParallelStrategy": "dp",
-    "Earlier": "facts",
-    "Facts": "facts",
-    "FSDPStrategy": "fsdp",
-    "Group": "group",
-    "HorovodStrategy": "horovod",
-    "LayerSync": "layer_sync",
-    "LayerSyncRegistry": "layer_sync",
-    "LoneGroup": "group",
-    "ModelParallelStrategy": "model_parallel",
-    "ParallelStrategy": "parallel",
-    "PipelineStrategy": "pipeline",
-    "SingleDeviceStrategy": "single_device",
-    "SingleDeviceXLAStrategy": "single_xla",
-    "Strategy": "strategy",
-    "StrategyRegistry": "strategy",
-    "TorchGroup": "group",
-    "TorchSyncBatchNorm": "batchnorm",
-    "XLASPMDStrategy": "xla_spmd",
-    "XLAStrategy": "xla",
-}
-__all__ = list(_MODULES)
-
-lazy(__name__, _MODULES)

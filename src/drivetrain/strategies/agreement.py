@@ -115,7 +115,7 @@ def _gathered(world: Group, text: str) -> list[str]:
         return world.gather_objects(text)
     peers = peers_of(_CALL, world.handle, world.device)
     assert peers is not None  # the world has several ranks
-    rows = peers.meet(text)
+    rows, _ = peers.meet(text)
     if any(row.call != _CALL for row in rows):
         peers.check(rows)  # raises, because some ranks call another operation
     return [row.text.removeprefix(f"{_CALL}(").removesuffix(")") for row in rows]

@@ -41,7 +41,8 @@ class _Shards:
         self._background, self._save_id, self._folder = background, save_id, sharded.place(path)
         self._file = f"{save_id}.rank{strategy.global_rank}.bin"
         self._list, self._processes = f"{save_id}.rank{strategy.global_rank}.parts.json", strategy.world_size
-        self._joint = JointSave(strategy.world, path, save_id) if strategy.world_size > 1 else None
+        several = strategy.world_size > 1
+        self._joint = JointSave(world := strategy.world, path, save_id, world.store.clone()) if several else None
 
     def complete(
         self, parts: list[sharded.Part], all_tensors: part_lists.Written, tree: Any, later: Mapping[str, Later]

@@ -7,7 +7,6 @@ plain objects. Tensors without dimensions and other plain values are passed unch
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from drivetrain.base.tree import Movable
+from drivetrain.base.tree import Movable, like_dataclass, like_list, like_mapping
 from drivetrain.errors import ConfigurationError, described
 
 
@@ -81,16 +80,16 @@ def _split(tree: Any, sizes: Sequence[int], devices: Sequence[torch.device]) -> 
         return [part.to(device, non_blocking=True) for part, device in zip(parts, devices, strict=True)]
     if isinstance(tree, Mapping):
         split_values = {key: _split(value, sizes, devices) for key, value in tree.items()}
-        return [_like_mapping(tree, {key: parts[i] for key, parts in split_values.items()}) for i in range(count)]
+        return [like_mapping(tree, {key: parts[i] for key, parts in split_values.items()}) for i in range(count)]
     if _is_list(tree):
         if len(tree) == samples and _is_plain_list(tree):
             starts = [sum(sizes[:index]) for index in range(count)]
-            return [_like_list(tree, tree[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
+            return [like_list(tree, tree[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
         split_items = [_split(item, sizes, devices) for item in tree]
-        return [_like_list(tree, [parts[i] for parts in split_items]) for i in range(count)]
+        return [like_list(tree, [parts[i] for parts in split_items]) for i in range(count)]
     if _is_dataclass(tree):
         fields = {field.name: _split(getattr(tree, field.name), sizes, devices) for field in dataclasses.fields(tree)}
-        return [_like_dataclass(tree, {name: parts[i] for name, parts in fields.items()}) for i in range(count)]
+        return [like_dataclass(tree, {name: parts[i] for name, parts in fields.items()}) for i in range(count)]
     if isinstance(tree, Movable) and not isinstance(tree, type):
         raise ConfigurationError(
             f"A batch is split over {count} devices, and it holds a {type(tree).__name__}, which cannot be split. Use "
@@ -147,12 +146,12 @@ class Joiner:
             return self._weighted(outputs)
         if isinstance(outputs[0], Mapping) and all(isinstance(output, Mapping) for output in outputs):
             keys = [key for key in outputs[0] if all(key in output for output in outputs)]
-            return _like_mapping(outputs[0], {key: self.joined([output[key] for output in outputs]) for key in keys})
+            return like_mapping(outputs[0], {key: self.joined([output[key] for output in outputs]) for key in keys})
         if _is_list(outputs[0]) and all(_is_list(output) for output in outputs):
             if all(_is_per_sample(output, size) for output, size in zip(outputs, self._sizes, strict=True)):
-                return _like_list(outputs[0], [item for output in outputs for item in output])
+                return like_list(outputs[0], [item for output in outputs for item in output])
             if len({len(output) for output in outputs}) == 1:
-                return _like_list(outputs[0], [self.joined(items) for items in zip(*outputs, strict=True)])
+                return like_list(outputs[0], [self.joined(items) for items in zip(*outputs, strict=True)])
         return self._join_leaves(outputs)
 
     def _join_leaves(self, leaves: Sequence[Any]) -> Any:
@@ -199,9 +198,9 @@ class Joiner:
         """Return a tree with the structure of ``trees``; each leaf is ``fn`` of the leaves at its position."""
         first = trees[0]
         if isinstance(first, Mapping) and all(isinstance(tree, Mapping) and set(tree) == set(first) for tree in trees):
-            return _like_mapping(first, {key: self._zipped([tree[key] for tree in trees], fn) for key in first})
+            return like_mapping(first, {key: self._zipped([tree[key] for tree in trees], fn) for key in first})
         if _is_list(first) and all(_is_list(tree) and len(tree) == len(first) for tree in trees):
-            return _like_list(first, [self._zipped(items, fn) for items in zip(*trees, strict=True)])
+            return like_list(first, [self._zipped(items, fn) for items in zip(*trees, strict=True)])
         return fn(trees)
 
 
@@ -233,25 +232,3 @@ def _is_per_sample(items: Any, size: int) -> bool:
 def _is_weighted(output: Any) -> bool:
     """Whether ``output`` is a ``WeightedLoss``, without importing that class from a higher layer."""
     return getattr(output, "_fields", None) == ("loss", "weight") and isinstance(output.loss, Tensor)
-
-
-def _like_list(like: Any, items: Sequence[Any]) -> Any:
-    if type(like) is list:
-        return list(items)
-    return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
-
-
-def _like_mapping(like: Any, values: Mapping[Any, Any]) -> Any:
-    if type(like) is dict:
-        return dict(values)
-    rebuilt = copy.copy(like)  # keeps a default factory, an order and other state of a mapping's subclass
-    for key, value in values.items():
-        rebuilt[key] = value
-    return rebuilt
-
-
-def _like_dataclass(like: Any, values: Mapping[str, Any]) -> Any:
-    rebuilt = copy.copy(like)
-    for name, value in values.items():
-        object.__setattr__(rebuilt, name, value)  # works for frozen dataclasses too
-    return rebuilt

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,12 +30,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.errors import ConfigurationError, UnknownNameError, described, did_you_mean, shown
-from drivetrain.strategies.peers import CURES, Checks, Peers, by_rank, dumped, loaded, nearest, peers_of, some
+from drivetrain.strategies.peers import (
+    CURES,
+    Checks,
+    Peers,
+    as_bytes,
+    differing_names,
+    dumped,
+    loaded,
+    nearest,
+    peers_of,
+)
 
 _OPERATIONS = {"avg": "mean", "prod": "product"}
 _BITWISE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor
 }  # fmt: skip
+_CONSTANTS = (type(None), bool, int, float, str)
+_SMALL = 4096  # bytes: objects up to this size are exchanged only if they differ
 _KNOWN = ["mean", "avg", "sum", "min", "max", "product", "prod"]
 _TORCHS = ["avg", "sum", "min", "max", "product", *_BITWISE]
 
@@ -106,13 +119,13 @@ def broadcast(obj: Any, src: int = 0, group: Any = None, *, device: torch.device
         plain = type(obj) is Tensor and _unsendable(obj) is None
         form = (obj.shape, obj.dtype, obj.requires_grad, obj.device.type) if plain else None
         data, problem = dumped((form, None if plain else obj))
-    sizes = peers.agree(problem or f"src={src}", len(data), failed=problem is not None)
-    packed = peers.send(_padded(data, sizes[peers.ranks.index(src)]), src)
+    [(_, size), _] = peers.agree(problem or f"src={src}", len(data), failed=problem is not None)
+    packed = peers.send(_padded(data, size), src)
     if src == peers.rank:
         if form is not None:
             peers.send(_bytes(obj.detach()), src)
         return obj
-    form, received = loaded(packed, peers.device)
+    form, received = loaded(as_bytes(packed), peers.device)
     if form is None:
         return received
     shape, dtype, requires_grad, kind = form
@@ -190,8 +203,8 @@ def reduce_boolean_decision(
     peers = peers_of("reduce_boolean_decision", group, device)
     if peers is None:
         return bool(decision)
-    votes = peers.agree(f"all={all}", int(bool(decision)))
-    return builtins.all(votes) if all else any(votes)
+    [(least, most), _] = peers.agree(f"all={all}", int(bool(decision)))
+    return bool(least if all else most)
 
 
 def gather_objects(obj: Any, group: Any = None, *, device: torch.device | None = None) -> list[Any]:
@@ -239,13 +252,33 @@ def gather_keyed(
         )
     if peers is None:
         return values.detach().unsqueeze(0)
-    rows = peers.meet(f"{len(names)} names, {_kind(values)}", failed=wrong, also="\0".join(names))
-    if len({row.digest for row in rows}) > 1 and builtins.all(row.call == "gather_keyed" for row in rows):
+    _agree_on_names(peers, names, _kind(values), wrong)
+    return _stacked(values.detach(), peers)
+
+
+def reduce_keyed(
+    names: Sequence[str], sums: Tensor, most: Tensor, group: Any = None, *, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the sums of every rank's ``sums`` and the largest of their ``most``, after a check that their names are
+    equal on all ranks. A NaN of one rank is the result on all.
+
+    What is exchanged does not grow with the number of ranks. Arguments and errors are those of :func:`gather_keyed`.
+    """
+    peers = peers_of("reduce_keyed", group, device)
+    if peers is None:
+        return sums.detach(), most.detach()
+    _agree_on_names(peers, names, f"{_kind(sums)}, {_kind(most)}", sums.ndim != 1 or most.ndim != 1)
+    largest = _reduced(most.detach(), "max", peers) if most.numel() else most.detach()
+    return _reduced(sums.detach(), "sum", peers), largest
+
+
+def _agree_on_names(peers: Peers, names: Sequence[str], kinds: str, wrong: bool) -> None:
+    rows, _ = peers.meet(f"{len(names)} names, {kinds}", failed=wrong, also="\0".join(names))
+    if len({row.digest for row in rows}) > 1 and builtins.all(row.call == peers.call for row in rows):
         each = _gathered(list(names), peers)  # all ranks have the same rows, so every rank calls this
         if any(other != each[0] for other in each):
             raise ConfigurationError(differing_names(each, peers.ranks))
     peers.check(rows)
-    return _stacked(values.detach(), peers)
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -447,26 +480,21 @@ def _extreme(values: Tensor, operation: str, peers: Peers) -> Tensor:
 
 def _gathered(obj: Any, peers: Peers) -> list[Any]:
     data, problem = dumped(obj)
-    sizes = peers.agree(problem or "", len(data), failed=problem is not None)
-    rows = peers.gather(_padded(data, max(sizes)))
-    each = zip(peers.ranks, rows, sizes, strict=True)
-    return [obj if rank == peers.rank else loaded(row[:size], peers.device) for rank, row, size in each]
+    # the same number only for equal objects: those of all ranks need no exchange
+    content = int.from_bytes(hashlib.sha256(data).digest()[:7], "big") if len(data) <= _SMALL else peers.rank
+    (least, size), (low, high) = peers.agree(problem or "", len(data), content, failed=problem is not None)
+    if least == size <= _SMALL and low == high:
+        if isinstance(obj, _CONSTANTS) or (type(obj) is tuple and builtins.all(isinstance(x, _CONSTANTS) for x in obj)):
+            return [obj] * len(peers.ranks)
+        return [obj if rank == peers.rank else loaded(data, peers.device) for rank in peers.ranks]
+    rows = peers.gather(_padded(len(data).to_bytes(8, "big") + data, 8 + size))
+    found = []
+    for rank, row in zip(peers.ranks, rows, strict=True):
+        packed = as_bytes(row) if rank != peers.rank else b""
+        end = 8 + int.from_bytes(packed[:8], "big")
+        found.append(obj if rank == peers.rank else loaded(packed[8:end], peers.device))
+    return found
 
 
 def _padded(data: bytes, size: int) -> Tensor:
     return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
-
-
-def differing_names(each: list[list[str]], ranks: Sequence[int]) -> str:
-    """Return what each rank has and others lack."""
-    common = set(each[0]).intersection(*each[1:])
-    own = [[name for name in names if name not in common] for names in each]
-    if any(own):
-        listed = by_rank([f"has {some(names)}" if names else "has none of them" for names in own], ranks, " ")
-        what = f"have different names; of those that not all have, {listed}"
-    else:
-        what = f"have the same names in different order or number: {by_rank([some(names) for names in each], ranks)}"
-    return (
-        f"The ranks of the group {what}. Log the same names in the same order on every rank, outside of conditions "
-        "that differ between ranks."
-    )

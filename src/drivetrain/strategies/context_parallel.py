@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.packages import device_mesh, ring, ring_attention
-from drivetrain.base.tree import map_leaves
+from drivetrain.base.tree import like_list, map_leaves
 from drivetrain.errors import ConfigurationError, described, did_you_mean
 from drivetrain.strategies.group import Group
 
@@ -232,8 +232,7 @@ def _split_fields(batch: Any, dims: Mapping[Any, int]) -> Any:
         found[name] = part(found[name], dim)
     if isinstance(batch, MutableMapping):
         return found
-    kind: Any = type(batch)
-    return kind(*found.values()) if hasattr(batch, "_fields") else kind(found.values())
+    return like_list(batch, list(found.values()))
 
 
 # ---- the exchange ----------------------------------------------------------------------------------------------------

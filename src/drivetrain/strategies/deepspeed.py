@@ -22,13 +22,14 @@ from torch.optim import Optimizer
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.compiled import compiled_method
+from drivetrain.base.introspect import reads
 from drivetrain.base.packages import deepspeed
 from drivetrain.base.restoring import load_states
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError, MissingPackageError
 from drivetrain.precision.precision import ClipAlgorithm, Precision
-from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_scaler, _deepspeed_state
+from drivetrain.strategies import _deepspeed_config, _deepspeed_optimizers, _deepspeed_state
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
 from drivetrain.strategies.step_parts import OwnStep, StepParts
 from drivetrain.strategies.strategy import StrategyRegistry
@@ -128,10 +129,7 @@ class DeepSpeedStrategy(ParallelStrategy):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_engine": None, "_trained": set(), "_kept": None}
 
-    @property
-    def deepspeed_engine(self) -> Any:
-        """DeepSpeed's engine of the current or last run; ``None`` before, and if none was needed."""
-        return self._engine
+    deepspeed_engine: Any = reads("_engine", "DeepSpeed's engine of the current or last run; ``None`` before.")
 
     def agreed_options(self) -> dict[str, Any]:
         return {**super().agreed_options(), "config": json.dumps({**self.config, **self._options}, default=str)}
@@ -240,7 +238,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         )
         self.model, self._trained = self._engine, set(map(id, trained))
         if fitting:
-            _deepspeed_scaler.hand_over(self.precision_plugin, self._engine.optimizer)
+            _deepspeed_optimizers.hand_over(self.precision_plugin, self._engine.optimizer)
         if fitting and optimizer is None:
             made = self._engine.basic_optimizer
             groups = [{**group, "params": trained} for group in made.param_groups]
@@ -255,7 +253,7 @@ class DeepSpeedStrategy(ParallelStrategy):
             engine.destroy()
 
     def teardown(self) -> None:
-        _deepspeed_scaler.take_back(self.precision_plugin)
+        _deepspeed_optimizers.take_back(self.precision_plugin)
         try:
             self._tear_down()
         finally:

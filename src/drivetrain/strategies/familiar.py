@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from drivetrain import parity
 from drivetrain.base import no_init
-from drivetrain.base.introspect import defined_by_user, overrides
+from drivetrain.base.introspect import defined_by_user, overrides, reads
 from drivetrain.data import samplers
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies.collectives import operation_of
@@ -43,27 +43,11 @@ COLLECTIVES = frozenset({"barrier", "broadcast", "reduce_boolean_decision"})
 class Familiar(Step, State):
     """Members with Lightning's names, which the contract defines in another form; users can call and override them."""
 
-    @property
-    def is_distributed(self) -> bool:
-        """Whether several processes train together."""
-        return self.facts.is_distributed
-
-    @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        """Whether a checkpoint is loaded after ``setup``."""
-        return self.facts.restores_after_setup
-
-    @property
-    def lightning_restore_optimizer(self) -> bool:
-        """Whether the Trainer restores optimizers."""
-        return self.facts.trainer_restores_optimizers
-
-    @property
-    def handles_gradient_accumulation(self) -> bool:
-        """Whether the strategy's optimizers add up the gradients of a window themselves."""
-        return self.facts.handles_gradient_accumulation
-
-    precision = property(lambda self: self.precision_plugin, doc="``precision_plugin`` under its name in Fabric.")
+    is_distributed: Any = reads("facts.is_distributed", "Whether several processes train together.")
+    restore_checkpoint_after_setup: Any = reads("facts.restores_after_setup", "Whether it loads after ``setup``.")
+    lightning_restore_optimizer: Any = reads("facts.trainer_restores_optimizers", "Whether the Trainer restores them.")
+    handles_gradient_accumulation: Any = reads("facts.handles_gradient_accumulation", "Whether its optimizers do it.")
+    precision: Any = reads("precision_plugin", "``precision_plugin`` under its name in Fabric.")
 
     # ---- ranks and places ----------------------------------------------------------------------------------------
 

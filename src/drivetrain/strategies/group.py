@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,8 +16,8 @@ from torch import Tensor
 from drivetrain.base.packages import c10d
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies import collectives
-from drivetrain.strategies.collectives import differing_names, operation_of, reduction_of
-from drivetrain.strategies.peers import CURES, Checks
+from drivetrain.strategies.collectives import operation_of, reduction_of
+from drivetrain.strategies.peers import CURES, Checks, differing_names
 from drivetrain.strategies.waiting import store_of_job
 
 R = TypeVar("R")
@@ -34,17 +35,24 @@ class Group(ABC):
         ranks: the members, including this process, in the order of gathered values.
         handle: the torch.distributed process group, for torch's functions; ``None``: all processes, or no group.
         checks: which tensor collectives the members compare before they run, if any.
+        machine: the members on this machine, once a save has needed that group.
     """
 
     rank: int
     ranks: Sequence[int]
     handle: Any = None
     checks: Checks | None = None
+    machine: Group | None = None
 
     @property
     def store(self) -> Any:
         """The store of the torch.distributed job; ``None`` without one."""
         return None
+
+    @property
+    def can_divide_on_host(self) -> bool:
+        """Whether groups of some of the ranks exchange objects in host memory, without the devices' memory."""
+        return False
 
     @property
     def size(self) -> int:
@@ -114,6 +122,16 @@ class Group(ABC):
                 f"gather_keyed() got values of the shapes {sorted(shapes)}. {CURES['gather_keyed']}"
             )
         return torch.stack([row.to(values.device) for _, row in everyones])
+
+    def reduce_keyed(self, names: Sequence[str], sums: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sums of every member's 1-D ``sums`` and the largest of their ``most``, after a check that all
+        members pass the same ``names``.
+
+        Raises:
+            ConfigurationError: the names differ; raised on all members.
+        """
+        rows = self.gather_keyed(names, torch.cat([sums, most]))
+        return rows[:, : len(sums)].sum(0), rows[:, len(sums) :].amax(0)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Return whether ``decision`` is true on all members, or on at least one; the same result on all."""
@@ -196,12 +214,18 @@ class TorchGroup(Group):
             ConfigurationError: the members are in different numbers of groups; raised on all of them.
         """
         store = c10d._get_default_store()
+        name = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
         # how often this rank has asked for this group in this job
-        times = store.add(f"drivetrain/group {ranks} by {self.rank}", 1)
-        key = f"drivetrain/group {ranks}/{times}"
-        store.set(f"{key}/{self.rank}", str(len(c10d._world.pg_names)))
-        counts = [int(store.get(f"{key}/{rank}")) for rank in ranks]
-        if len(set(counts)) > 1:
+        times = store.add(f"drivetrain/group {name} by {self.rank}", 1)
+        key, own = f"drivetrain/group {name}/{times}", str(len(c10d._world.pg_names))
+        store.set(f"{key}/{self.rank}", own)
+        if store.compare_set(f"{key}/first", "", own).decode() != own:
+            store.set(f"{key}/differs", "1")
+        if store.add(f"{key}/count", 1) == len(ranks):
+            store.set(f"{key}/all", "1")
+        store.wait([f"{key}/all"])
+        if store.check([f"{key}/differs"]):
+            counts = [int(store.get(f"{key}/{rank}")) for rank in ranks]
             raise ConfigurationError(
                 f"TorchGroup.new({ranks}): these ranks are in {', '.join(map(str, counts))} process groups, and torch "
                 "can only make a group of ranks that are in equally many. Make as many groups on each rank before, or "
@@ -222,8 +246,15 @@ class TorchGroup(Group):
     def gather_objects(self, obj: Any) -> list[Any]:
         return self._exchange(collectives.gather_objects, obj)
 
+    @property
+    def can_divide_on_host(self) -> bool:
+        return self.store is not None and "cpu" in dist.get_backend_config(self.handle)
+
     def gather_keyed(self, names: Sequence[str], values: Tensor) -> Tensor:
         return self._exchange(collectives.gather_keyed, names, values)
+
+    def reduce_keyed(self, names: Sequence[str], sums: Tensor, most: Tensor) -> tuple[Tensor, Tensor]:
+        return self._exchange(collectives.reduce_keyed, names, sums, most)
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         return self._exchange(collectives.reduce_boolean_decision, decision, all)

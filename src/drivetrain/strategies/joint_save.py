@@ -1,9 +1,9 @@
 """What the ranks tell each other about a checkpoint that each of them writes in the background.
 
-They use the job's store and no collectives, so their threads talk while training continues. Each rank posts once what
-it has written, or why it could not. Rank 0 collects that, writes the file that completes the checkpoint, and posts the
-outcome, which the other ranks wait for. So either all ranks have saved it or none has, and each of them raises an error
-at its next save, or at the end of the run.
+They use the job's store and no collectives, so their threads talk while training continues. A job without a store has a
+file beside the checkpoint instead. Each rank posts once what it has written, or why it could not. Rank 0 collects that,
+writes the file that completes the checkpoint, and posts the outcome, which the other ranks wait for. So either all
+ranks have saved it or none has, and each of them raises an error at its next save, or at the end of the run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.base import files
+from drivetrain.base.packages import stores
 from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints.background import AsyncCheckpointIO, Later
 from drivetrain.errors import CheckpointError, text_of
@@ -36,15 +38,18 @@ def begin(
     path: str | Path,
     storage_options: Any,
     listed: str,
+    store: Any,
 ) -> None:
-    """Begin what ``rank_files.save`` does, in the background; every rank must call it.
+    """Begin what ``rank_files.save`` does, in the background, with the result of :func:`store_for`; every rank must
+    call it.
 
     Raises:
         CheckpointError: this rank cannot begin; the others raise an error when they wait for the checkpoint.
     """
     with background.one_save():
         path, number = strategy.broadcast((path, uuid.uuid4().hex[:8]))
-        joint = JointSave(strategy.world, path, number)
+        writers, carried = rank_files.shares(strategy, part)
+        joint = JointSave(strategy.world, path, number, store, writers)
         if strategy.is_global_zero:
             entries: list[rank_files.Entry] = []
 
@@ -55,11 +60,13 @@ def begin(
             main = _begun(lambda: strategy.save_checkpoint({**state, listed: Later(collect)}, path, storage_options))
             background.begin(path, _complete, strategy, joint, main or background.written(path), path, entries)
         else:
-            file = f"{path}.{number}.rank{strategy.global_rank}"
-            own = _begun(lambda: background.save_checkpoint(part, file, storage_options))
-            background.begin(path, _post, joint, own or background.written(file), file)
+            file, own = f"{path}.{number}.rank{strategy.global_rank}", None
+            if carried:
+                content = rank_files.content_of(carried)
+                own = _begun(lambda: background.save_checkpoint(content, file, storage_options))
+                background.begin(path, _post, joint, own or background.written(file), file, list(carried))
             main = _begun(lambda: strategy.save_checkpoint(state, path, storage_options)) or own
-            background.begin(path, _follow, strategy, background, joint, path, file, listed)
+            background.begin(path, _follow, strategy, background, joint, path, file if carried else "", listed)
         if main is not None:
             raise main
 
@@ -82,41 +89,70 @@ def _complete(
     """End a save on rank 0, in the thread: remove the files that it replaces, if ``main`` is written."""
     failure = main if isinstance(main, Exception) else main.exception()
     if failure is None:
-        failure = _begun(lambda: rank_files.commit(strategy, path, entries))
+        failure = _begun(lambda: rank_files.commit(strategy, path, entries, {}))
     joint.decide(failure)
     if failure is not None:
         raise failure
 
 
-def _post(joint: JointSave, own: Exception | Future[Any], file: str) -> None:
+def _post(joint: JointSave, own: Exception | Future[Any], file: str, ranks: Sequence[int]) -> None:
     """Tell rank 0, in the thread, what this rank has written."""
     failure, entry = own if isinstance(own, Exception) else own.exception(), dict[str, Any]()
     if not isinstance(own, Exception) and failure is None:
         try:
-            entry = own.result() or rank_files.entry_of(file)
+            entry = own.result() or rank_files.entry_of(file, ranks)
         except OSError as error:
             failure = error
     sums = {key: entry[key] for key in ("size", "crc32") if key in entry}
-    joint.post({"name": os.path.basename(file), **sums}, failure)
+    joint.post({"name": os.path.basename(file), "ranks": list(ranks), **sums}, failure)
 
 
 def _follow(
     strategy: Strategy, background: AsyncCheckpointIO, joint: JointSave, path: str | Path, file: str, listed: str
 ) -> None:
-    """End a save on another rank, in the thread."""
+    """End a save on another rank, in the thread; ``file`` is "" if it has written none."""
     name = os.path.basename(file)
     try:
         joint.follow()
     except CheckpointError:
         with contextlib.suppress(Exception):  # another error is being raised
-            if not rank_files.is_listed(background, path, {"name": name}, listed):
+            if file and not rank_files.is_listed(background, path, {"name": name}, listed):
                 background.remove_checkpoint(file)
         raise
-    rank_files.remember(strategy, path, name)
+    rank_files.remember(strategy, path, name or None)
 
 
 # ---- what the ranks tell each other ----------------------------------------------------------------------------------
 
+
+def store_for(world: Group, path: str | Path) -> Any:
+    """Return the store for a save to ``path``: a connection to the job's, or a file beside the checkpoint, which the
+    last rank removes; ``None`` if not all ranks see that file. Every rank must call it.
+    """
+    if world.store is not None:
+        return world.store.clone()
+    name = world.broadcast(
+        None if files.is_remote(path) else files.temporary_beside(files.absolute(files.spelled(path)))
+    )
+    if name is None:
+        return None
+    store = None
+    with contextlib.suppress(OSError):
+        if world.index == 0:
+            name.parent.mkdir(parents=True, exist_ok=True)
+            name.touch()
+    world.barrier()
+    if name.is_file():
+        with contextlib.suppress(OSError, RuntimeError):  # a file system without locks
+            store = stores.FileStore(str(name), world.size)
+    if not world.reduce_boolean_decision(store is not None):
+        store = None
+        if world.index == 0:
+            name.unlink(missing_ok=True)
+    return store
+
+
+_BRANCHES = 8  # ranks from which one rank collects what they have written
 _decided: list[str] = []  # the keys of outcomes in the store
 
 
@@ -124,42 +160,58 @@ class JointSave:
     """One rank's side of a save by several ranks; its methods are called in the thread that writes.
 
     Args:
-        world: all ranks; it must have a store.
+        world: all ranks.
         path: the checkpoint, for messages.
         save_id: digits that are new in every save, and equal on all ranks.
+        store: the result of :func:`store_for`.
+        writers: the ranks that write a file, except rank 0; ``None``: all.
     """
 
-    def __init__(self, world: Group, path: str | Path, save_id: str) -> None:
+    def __init__(
+        self, world: Group, path: str | Path, save_id: str, store: Any, writers: Sequence[int] | None = None
+    ) -> None:
         self._path, self._rank, self._ranks = path, world.rank, world.ranks
-        self._store, self._key = world.store.clone(), f"drivetrain/save {save_id}"
+        self._tree = [*self._ranks[:1], *(self._ranks[1:] if writers is None else writers)]
+        self._store, self._key = store, f"drivetrain/save {save_id}"
 
     def post(self, written: Any, failure: BaseException | None = None) -> None:
-        """Post what this rank has written, as plain data for JSON, or its ``failure``."""
-        text = json.dumps({"written": written, "failure": failure and _text(failure)})
+        """Post what this rank has written, as plain data for JSON, or its ``failure``; and what the ranks have posted
+        that are below it in the tree.
+        """
+        found, failed = self._below()
+        found[str(self._rank)] = written
+        if failure is not None:
+            failed = f"rank {self._rank} could not write its file: {_text(failure)}"
         with contextlib.suppress(RuntimeError):  # the job's store has ended, and with it the job
-            self._store.set(self._own(self._rank), text)
+            self._store.set(self._own(self._rank), json.dumps([found, failed]))
 
     def collect(self) -> list[Any]:
-        """Return what each other rank has written, by rank; called on rank 0.
+        """Return what each other rank that writes has written, by rank; called on rank 0.
 
         Raises:
             CheckpointError: a rank could not write, or does not answer.
         """
-        others = self._ranks[1:]
-        keys = list(map(self._own, others))
-        self._wait(keys, others)
-        posts = [json.loads(self._store.get(key)) for key in keys]
-        # all ranks have read the outcome of the save before
-        for key in (*keys, *_decided):
+        found, failed = self._below()
+        if failed:
+            raise CheckpointError(f"The checkpoint {self._path} was not written, because {failed}")
+        for key in _decided:  # all ranks have read the outcome of the save before
             self._store.delete_key(key)
         _decided.clear()
-        for rank, each in zip(others, posts, strict=True):
-            if each["failure"]:
-                raise CheckpointError(
-                    f"The checkpoint {self._path} was not written, because rank {rank} could not write its file: "
-                    f"{each['failure']}"
-                )
-        return [each["written"] for each in posts]
+        return [found[str(rank)] for rank in self._tree[1:]]
+
+    def _below(self) -> tuple[dict[str, Any], str]:
+        """Return what the ranks below this one in the tree have written, by rank; and why one of them has not."""
+        first = _BRANCHES * self._tree.index(self._rank) + 1
+        ranks = self._tree[first : first + _BRANCHES]
+        keys = list(map(self._own, ranks))
+        found, failed = dict[str, Any](), ""
+        if keys and (reason := wait_for_keys(self._store, keys, ranks)):
+            return found, self._gave_up(reason)
+        for key in keys:
+            theirs, failure = json.loads(self._store.get(key))
+            self._store.delete_key(key)
+            found, failed = {**found, **theirs}, failed or failure
+        return found, failed
 
     def decide(self, failure: BaseException | None) -> None:
         """Post the outcome; called on rank 0."""
@@ -175,16 +227,13 @@ class JointSave:
             CheckpointError: the checkpoint was not written.
         """
         key = f"{self._key}/outcome"
-        self._wait([key], self._ranks[:1])
+        if reason := wait_for_keys(self._store, [key], self._ranks[:1]):
+            raise CheckpointError(f"The checkpoint {self._path} was not written, because {self._gave_up(reason)}")
         if failure := self._store.get(key).decode()[1:]:
             raise CheckpointError(failure)
 
-    def _wait(self, keys: Sequence[str], ranks: Sequence[int]) -> None:
-        if reason := wait_for_keys(self._store, keys, ranks):
-            raise CheckpointError(
-                f"The checkpoint {self._path} was not written, because rank {self._rank} waited for other ranks: "
-                f"{reason}. The checkpoints before it are unchanged."
-            )
+    def _gave_up(self, reason: str) -> str:
+        return f"rank {self._rank} waited for other ranks: {reason}. The checkpoints before it are unchanged."
 
     def _own(self, rank: int) -> str:
         return f"{self._key}/{rank}"

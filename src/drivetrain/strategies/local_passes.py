@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from drivetrain.base.introspect import reads
 from drivetrain.base.packages import fsdp
 from drivetrain.strategies.fsdp_kept import forget_iteration, groups_in
 from drivetrain.strategies.gradient_exchange import Bucket, alike
@@ -49,9 +50,7 @@ class LocalPasses:
 class DDPPasses(LocalPasses):
     """The passes of DistributedDataParallel."""
 
-    @property
-    def _model(self) -> Any:
-        return self._strategy.model  # read each time, because thawing layers replaces it
+    _model: Any = reads("_strategy.model")  # read each time, because thawing layers replaces it
 
     def begin(self) -> None:
         model = self._model

@@ -146,9 +146,8 @@ class Meeting:
             left = self._deadline - time.monotonic()
             # leaves time to find out which ranks are missing
             patience = timedelta(seconds=max(_SHORTEST_S, left - min(_PROBE_S, left / 4)))
-            store.set(f"{key}/{self.rank}", "")
-            if self.rank == 0:
-                store.wait([f"{key}/{rank}" for rank in range(self.world_size)], patience)
+            store.set(f"{key}/{self.rank}", "")  # for the error, which names the ranks that have not come
+            if store.add(f"{key}/count", 1) >= self.world_size:
                 store.set(key, "")
             store.wait([key], patience)
 

@@ -111,7 +111,7 @@ def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None
             f"DDPStrategy(model_averaging_period={shown(period)}): it is a number of optimizer steps, at least 1. "
             f"Write {_USE}."
         )
-    local = state is not None and _is_local_sgd(state)
+    local = state is not None and isinstance(state, local_sgd.PostLocalSGDState)  # a module that is slow to import
     if period is None and not local:
         return None
     if period is None:
@@ -126,7 +126,3 @@ def model_averaging(period: Any, state: Any, hook: Any) -> ModelAveraging | None
             f"and parameters never differ. Write {_USE}."
         )
     return ModelAveraging(period, state)
-
-
-def _is_local_sgd(state: Any) -> bool:
-    return isinstance(state, local_sgd.PostLocalSGDState)

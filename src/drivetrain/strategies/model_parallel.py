@@ -330,7 +330,7 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
         tensors = [each for each in (*block.parameters(), *block.buffers()) if not each.is_meta]
         self.share_from_rank_zero([each for each in tensors if not sharded.is_dtensor(each)], self.world)
         parts: list[Any] = [each for each in tensors if sharded.is_dtensor(each)]
-        split_only = [sharded.local_shard(each) for each in parts if _dimensions(each) == (TENSOR,)]
+        split_only = [sharded.local_shard(each) for each in parts if each.device_mesh.mesh_dim_names == (TENSOR,)]
         self.share_from_rank_zero(split_only)
 
     def _complete_gradients(self, module: nn.Module) -> None:
@@ -393,10 +393,6 @@ class ModelParallelStrategy(FullySharded, ParallelStrategy):
                 "use_local_output=False returns DTensors, which plain layers cannot take."
             )
         return None
-
-
-def _dimensions(parameter: Any) -> tuple[str, ...]:
-    return tuple(parameter.device_mesh.mesh_dim_names or ())
 
 
 def _placed_like(parameter: Any) -> Callable[[Any], Any]:

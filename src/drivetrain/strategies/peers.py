@@ -19,8 +19,10 @@ from drivetrain.errors import ConfigurationError, DrivetrainError
 from drivetrain.strategies import waiting
 
 _DIGEST = 16  # bytes
-# the row's number, whether the rank has failed, a digest of the text, the beginning of the text
-_HEADER = struct.Struct(f"<q?{_DIGEST}s231s")
+# whether the rank has failed, a digest of the text, the beginning of the text
+_HEADER = struct.Struct(f"<?{_DIGEST}s239s")
+_WORDS = struct.Struct("<2Q")  # the digest as two numbers
+_NUMBERS = 2  # largest count of numbers beside a call
 _LONGEST_LIST = 8  # largest number of names or ranks in a message
 _CHECKED_FIRST = 100  # number of tensor collectives that are checked per group and run, by default
 
@@ -33,6 +35,7 @@ CURES = {
     "barrier": "Pass the same barriers in the same order on every rank.",
     "reduce_boolean_decision": "Ask for all of the ranks on each of them, or for any.",
     "gather_objects": "Give what can be pickled on every rank.",
+    "reduce_keyed": "Give the same names, and as many numbers of one type, on every rank.",
     "gather_keyed": "Give the same names, and one row of as many numbers of one type, on every rank.",
 }
 
@@ -41,7 +44,6 @@ CURES = {
 class Row:
     """The call that one rank is about to make."""
 
-    number: int
     failed: bool
     digest: bytes
     text: str
@@ -129,23 +131,51 @@ class Peers:
         elif problem is not None:
             raise ConfigurationError(f"{self.call}() got {problem} on rank {self.rank}. {CURES[self.call]}")
 
-    def agree(self, text: str, number: int = 0, failed: bool = False) -> list[int]:
-        """Return every rank's ``number`` if all ranks make the same call.
+    def agree(self, text: str, *numbers: int, failed: bool = False) -> list[tuple[int, int]]:
+        """Return the smallest and the largest of each number over the ranks, if all ranks make the same call.
 
         Raises:
             ConfigurationError: on every rank, if the texts differ or a rank has failed before this call.
         """
-        rows = self.meet(text, number, failed)
+        rows, ranges = self.meet(text, *numbers, failed=failed)
         self.check(rows)
-        return [row.number for row in rows]
+        return ranges
 
-    def meet(self, text: str, number: int = 0, failed: bool = False, also: str = "") -> list[Row]:
-        """Return the call of every rank; ``also`` is compared, but messages do not show it."""
+    def meet(
+        self, text: str, *numbers: int, failed: bool = False, also: str = ""
+    ) -> tuple[list[Row], list[tuple[int, int]]]:
+        """Return the call of every rank, or of this rank alone if all are equal; and the smallest and the largest of
+        each number.
+
+        The ranks first reduce a few numbers, whose size does not depend on the number of ranks. They exchange the
+        calls themselves only if these differ.
+
+        Args:
+            text: describes this rank's call.
+            numbers: up to two integers of the call that may differ between ranks.
+            failed: this rank cannot make the call.
+            also: is compared with the call, but messages do not show it.
+        """
         text = f"{self.call}({text})"
-        digest = hashlib.sha256(f"{text}\0{also}".encode()).digest()
-        header = bytearray(_HEADER.pack(number, failed, digest[:_DIGEST], text.encode()))
+        digest = hashlib.sha256(f"{text}\0{also}".encode()).digest()[:_DIGEST]
+        own = [int(failed), *(word >> 1 for word in _WORDS.unpack(digest)), *numbers]
+        own += [0] * (_NUMBERS - len(numbers))
+        most = torch.tensor([*own, *(-value for value in own)], device="cpu")
+        most = most.to(self.wire(most.device))
         try:
-            received = self.gather(torch.frombuffer(header, dtype=torch.uint8), _shown(text)).cpu()
+            if most.device.type == "cpu":
+                work = dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group, async_op=True)
+                waiting.finish(work, self.group, self.ranks, _shown(text))
+            else:
+                dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
+            largest = most.tolist()
+            ranges = [(-low, high) for high, low in zip(largest[: len(own)], largest[len(own) :], strict=True)]
+            row = Row(failed, digest, text)
+            (_, has_failed), *words = ranges[:3]
+            if not has_failed and all(low == high for low, high in words):
+                return [row], ranges[3:]
+            header = bytearray(_HEADER.pack(failed, digest, text.encode()))
+            received = self.gather(torch.frombuffer(header, dtype=torch.uint8)).cpu()
         except RuntimeError as error:
             raise DrivetrainError(
                 f"Rank {self.rank} waited in {_shown(text)} for {_ranks(self.ranks)}, and not all came: {error}. A "
@@ -154,9 +184,9 @@ class Peers:
             ) from error
         return [
             # the text may be cut inside a character
-            Row(number, failed, digest, beginning.rstrip(b"\0").decode(errors="ignore"))
-            for number, failed, digest, beginning in _HEADER.iter_unpack(as_bytes(received))
-        ]
+            Row(failed, digest, beginning.rstrip(b"\0").decode(errors="ignore"))
+            for failed, digest, beginning in _HEADER.iter_unpack(as_bytes(received))
+        ], ranges[3:]
 
     def check(self, rows: list[Row]) -> None:
         """Raise on every rank if the rows differ."""
@@ -167,19 +197,11 @@ class Peers:
         each = by_rank([row.shown for row in rows], self.ranks)
         raise ConfigurationError(f"The ranks of the group cannot do this together: {each}. {cure}")
 
-    def gather(self, row: Tensor, waits_in: str = "") -> Tensor:
-        """Return every rank's ``row`` of bytes; all have the same length.
-
-        Args:
-            row: the bytes of this rank.
-            waits_in: the call's name, unless a check has shown that all ranks make it.
-        """
+    def gather(self, row: Tensor) -> Tensor:
+        """Return every rank's ``row`` of bytes; all have the same length."""
         row = row.to(self.wire(row.device))
         rows = row.new_empty(len(self.ranks), row.numel())
-        if waits_in and row.device.type == "cpu":
-            work = dist.all_gather(list(rows.unbind()), row, group=self.group, async_op=True)
-            waiting.finish(work, self.group, self.ranks, waits_in)
-        elif row.numel():
+        if row.numel():
             dist.all_gather(list(rows.unbind()), row, group=self.group)
         return rows
 
@@ -267,17 +289,16 @@ def dumped(obj: Any) -> tuple[bytes, str | None]:
     return buffer.getvalue(), None
 
 
-def loaded(data: Tensor, device: torch.device | None) -> Any:
+def loaded(data: bytes | bytearray, device: torch.device | None) -> Any:
     """Return an object of another rank of this job; its tensors on an accelerator are moved to this rank's device."""
 
     def here(storage: Any, location: str) -> Any:
         target = nearest(location.partition(":")[0], device)
         return storage if target.type in ("cpu", "meta") else storage.to(device=target)
 
-    packed = as_bytes(data)
-    if packed.startswith(b"\x80"):
-        return pickle.loads(packed)  # torch.save begins otherwise
-    return torch.load(io.BytesIO(packed), map_location=here, weights_only=False)
+    if data.startswith(b"\x80"):
+        return pickle.loads(data)  # torch.save begins otherwise
+    return torch.load(io.BytesIO(data), map_location=here, weights_only=False)
 
 
 def nearest(kind: str, device: torch.device | None) -> torch.device:
@@ -309,3 +330,18 @@ def some(values: Sequence[Any]) -> str:
     """Return the first of the values as text, with the number of the others."""
     more = len(values) - _LONGEST_LIST
     return ", ".join(map(repr, values[:_LONGEST_LIST])) + (f" and {more} more" if more > 0 else "")
+
+
+def differing_names(each: list[list[str]], ranks: Sequence[int]) -> str:
+    """Return what each rank has and others lack."""
+    common = set(each[0]).intersection(*each[1:])
+    own = [[name for name in names if name not in common] for names in each]
+    if any(own):
+        listed = by_rank([f"has {some(names)}" if names else "has none of them" for names in own], ranks, " ")
+        what = f"have different names; of those that not all have, {listed}"
+    else:
+        what = f"have the same names in different order or number: {by_rank([some(names) for names in each], ranks)}"
+    return (
+        f"The ranks of the group {what}. Log the same names in the same order on every rank, outside of conditions "
+        "that differ between ranks."
+    )

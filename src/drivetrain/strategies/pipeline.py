@@ -25,14 +25,16 @@ from drivetrain.strategies.gradient_exchange import Bucket, alike
 from drivetrain.strategies.group import Group
 from drivetrain.strategies.optimizer_states import parameters_of
 from drivetrain.strategies.parallel import DEFAULT_TIMEOUT, ParallelStrategy
-from drivetrain.strategies.pipeline_schedule import Schedule, microbatches, split_batch
 from drivetrain.strategies.pipeline_stages import (
+    Schedule,
     configured,
     keep,
     load_own,
+    microbatches,
     named,
     owned_by,
     place_own,
+    split_batch,
     trained_stages,
 )
 from drivetrain.strategies.sharded_gradients import clip_factor, total_norm

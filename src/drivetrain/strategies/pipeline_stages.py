@@ -1,19 +1,21 @@
-"""The stages of a model in a pipeline: which rank holds each parameter, and the state of one rank's stages."""
+"""The stages of a model in a pipeline, which rank holds each parameter, and the schedules for one shape of input."""
 
 from __future__ import annotations
 
 import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.base.packages import pipelining
+from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError, described
 from drivetrain.strategies.optimizer_states import parameters_of
-from drivetrain.strategies.pipeline_schedule import HOOK
 
 
 def configured(module: nn.Module, num_stages: int, processes: int) -> tuple[list[nn.Module], Callable[..., Any]]:
@@ -125,3 +127,167 @@ def load_own(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     elsewhere = {number for number, each in zip(numbers, parameters_of(optimizer), strict=True) if each.is_meta}
     own = {number: each for number, each in state["state"].items() if number not in elsewhere}
     optimizer.load_state_dict({**state, "state": own})
+
+
+# ---- schedules ------------------------------------------------------------------------------------------------------
+
+
+HOOK = "configure_pipeline"
+"""The method of a module that returns its stages and a loss function."""
+
+
+class Schedule:
+    """One of torch's schedules, for inputs of one shape.
+
+    Args:
+        name: "gpipe", "1f1b" or "interleaved_1f1b".
+        own: the stages of this rank, by number.
+        num_stages: the number of stages on all ranks.
+        count: the number of micro-batches.
+        loss: the user's loss function; ``None``: forward passes only.
+        device: the device of this rank.
+        group: the ranks of the pipeline; ``None``: all.
+        context: makes the context of a forward pass in the precision of the run.
+        trained: for each stage, whether gradients flow back into it; empty: forward passes only.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        own: Mapping[int, nn.Module],
+        num_stages: int,
+        count: int,
+        loss: Callable[..., Any] | None,
+        device: torch.device,
+        group: Any,
+        context: Callable[[], AbstractContextManager[Any] | None],
+        trained: Sequence[bool] = (),
+    ) -> None:
+        self.count, self.has_first, self.has_last = count, 0 in own, num_stages - 1 in own
+        self.user_loss, self.context, self.targets = loss, context, list[Any]()
+        self.weights: list[float | Tensor] = []
+        # builds from a loss and its weight the loss function's value; set by training, on the last stage
+        self.form: Callable[[Tensor, Tensor], Any] = plain_loss
+        trained = trained or [False] * num_stages
+        stages: list[Any] = [
+            pipelining.PipelineStage(_Stage(stage, context, trained[number]), number, num_stages, device, group=group)
+            for number, stage in own.items()
+        ]
+        arguments: dict[str, Any] = {"loss_fn": None if loss is None else self._loss, "scale_grads": False}
+        self.schedule: Any
+        if name == "interleaved_1f1b":
+            self.schedule = pipelining.ScheduleInterleaved1F1B(stages, count, **arguments)
+        elif name == "1f1b" and loss is not None and count >= num_stages:
+            self.schedule = pipelining.Schedule1F1B(stages[0], count, **arguments)
+        else:  # with fewer micro-batches than stages, passes cannot alternate
+            self.schedule = pipelining.ScheduleGPipe(stages[0], count, **arguments)
+
+    def train(self, inputs: tuple[Tensor, ...], target: Any) -> Tensor | None:
+        """Run forward and backward passes.
+
+        Returns:
+            On the rank that has the last stage, the sum of the losses, each multiplied by its weight, and the sum of
+            the weights, which is 1 for plain losses; ``None`` on the others.
+        """
+        losses: list[Tensor] = []
+        arguments: dict[str, Any] = {"losses": losses}
+        if self.has_last:
+            self.targets = [_part(target, number, self.count) for number in range(self.count)]
+            self.weights, self.form = [], plain_loss
+            arguments["target"] = torch.arange(self.count)  # torch splits only tensors, so it splits their indices
+        self.schedule.step(*(inputs if self.has_first else ()), **arguments)
+        if not self.has_last:
+            return None
+        total = torch.stack([each.detach() for each in losses]).sum()
+        total = total.to(torch.promote_types(total.dtype, torch.float32))
+        if self.form is plain_loss:
+            return torch.stack([total, torch.ones_like(total)])
+        counted = self.weights[-self.count :]  # torch may have called the loss function earlier, in a trial run
+        weights = [torch.as_tensor(each, dtype=total.dtype, device=total.device) for each in counted]
+        return torch.stack([total, torch.stack(weights).sum()])
+
+    def evaluate(self, inputs: tuple[Tensor, ...]) -> Any:
+        """Run forward passes; return the output on the rank that has the last stage."""
+        with torch.no_grad():
+            return self.schedule.step(*(inputs if self.has_first else ()))
+
+    def _loss(self, output: Any, number: Tensor) -> Tensor:
+        """Return the loss of one micro-batch as its share of the sum."""
+        assert self.user_loss is not None
+        target = self.targets[int(number[0])]
+        with self.context() or nullcontext():
+            value = self.user_loss(output, *target) if isinstance(target, tuple) else self.user_loss(output, target)
+        if isinstance(value, Tensor):
+            return value / self.count
+        if not isinstance(value, tuple) or getattr(value, "_fields", ()) != ("loss", "weight"):
+            raise ConfigurationError(
+                f"The loss function of {HOOK} returned {described(value)}. Return a tensor, the mean over the samples, "
+                "or a WeightedLoss."
+            )
+        loss, weight = value
+        self.weights.append(weight)
+        self.form = type(value)
+        return loss * weight
+
+
+def plain_loss(loss: Tensor, weight: Tensor) -> Tensor:
+    """Return ``loss``: the form of losses without weights."""
+    return loss
+
+
+class _Stage(nn.Module):
+    """A stage that computes its forward pass in the run's precision; the backward pass runs outside that context.
+
+    Args:
+        stage: the user's stage.
+        context: as in :class:`Schedule`.
+        trained: whether the next stage sends gradients back in each batch, even if no trained parameter took part in
+            it.
+    """
+
+    def __init__(
+        self, stage: nn.Module, context: Callable[[], AbstractContextManager[Any] | None], trained: bool
+    ) -> None:
+        super().__init__()
+        self.stage, self.context, self.trained = stage, context, trained
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with self.context() or nullcontext():
+            output = self.stage(*args, **kwargs)
+        return map_leaves(_open_to_gradients, output) if self.trained and torch.is_grad_enabled() else output
+
+
+def _open_to_gradients(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor) or leaf.requires_grad or not (leaf.is_floating_point() or leaf.is_complex()):
+        return leaf
+    return leaf.detach().requires_grad_()
+
+
+def microbatches(samples: int, wanted: int, ranks: int) -> int:
+    """Return the number of equal parts of a batch: at most ``wanted``, in rounds that torch can interleave."""
+    counts = range(1, min(wanted, max(samples, 1)) + 1)
+    return max(count for count in counts if samples % count == 0 and count % max(1, count // ranks) == 0)
+
+
+def split_batch(batch: Any) -> tuple[tuple[Tensor, ...], Any]:
+    """Return the inputs of the first stage, and the target for the loss function.
+
+    The first element of a batch is the input and the others are the target; a batch with one element is both.
+    """
+    first, rest = (batch[0], tuple(batch[1:])) if isinstance(batch, (tuple, list)) and batch else (batch, ())
+    inputs = tuple(first) if isinstance(first, (tuple, list)) else (first,)
+    if not inputs or not all(isinstance(each, Tensor) and each.ndim for each in inputs):
+        raise ConfigurationError(
+            f"PipelineStrategy got {described(batch)} as a batch. Return (input, target) from the dataset: the first "
+            "stage gets the input, a tensor or a tuple of tensors, and the loss function the rest."
+        )
+    return inputs, rest if len(rest) > 1 else rest[0] if rest else first
+
+
+def _part(target: Any, number: int, count: int) -> Any:
+    """Return the part of each tensor in ``target`` for one micro-batch."""
+
+    def part(leaf: Any) -> Any:
+        return leaf.tensor_split(count)[number] if isinstance(leaf, Tensor) and leaf.ndim else leaf
+
+    return map_leaves(part, target)

@@ -1,8 +1,9 @@
-"""The files that each rank writes beside a checkpoint: their names, checksums and removal.
+"""The files that ranks write beside a checkpoint: their names, checksums and removal.
 
-State that exists on one rank only, such as the gradients of an open window, is written by that rank. Rank 0's part is
-in the checkpoint, the main file; rank r > 0 writes ``model.ckpt.<id>.rank<r>``. The main file lists these files with
-their sizes and checksums and is written last, so a crash leaves either the old main file with its rank files or the new
+State that exists on one rank only, such as the gradients of an open window, is called its part. Rank 0's part is in the
+checkpoint, the main file. On each machine, the first rank after rank 0 writes the parts of all others to a file,
+``model.ckpt.<id>.rank<r>``; if a part is large, every rank writes its own. The main file lists these files with their
+sizes and checksums and is written last, so a crash leaves either the old main file with its rank files or the new
 one with the new ones: each save uses another id, and the rank files of earlier saves are removed when the new main file
 is durable. A link to a checkpoint has no rank files of its own; they are beside its target.
 """
@@ -16,16 +17,19 @@ import re
 import shutil
 import uuid
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from drivetrain.base import files
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.restoring import WrongForm, count, entry, expect, shown_error
+from drivetrain.base.tree import leaves
 from drivetrain.checkpoints.file import entries as entries_of
 from drivetrain.checkpoints.file import reads_files
-from drivetrain.checkpoints.io import CheckpointIO, background_of, wait_for
+from drivetrain.checkpoints.io import CheckpointIO, background_of, reading, wait_for
 from drivetrain.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -40,8 +44,12 @@ _CHUNK = 2**20  # bytes
 LISTED = "rank_files"  # the key of their list in the main file
 UNFINISHED = ".incomplete"  # suffix of a checkpoint that lacks a rank's part
 
+_PARTS = "parts_of_ranks"  # the key of the parts in a file with those of several ranks
+_LARGE = 2**20  # bytes of tensors that no rank sends to another
+
 Entry = dict[str, Any]
-"""What the main file lists of a rank file: ``name``, and where it is a local file ``size`` in bytes and ``crc32``."""
+"""What the main file lists of a rank file: ``name``, and where it is a local file ``size`` in bytes and ``crc32``;
+``ranks``, whose parts it holds, if these are several."""
 
 
 def save(
@@ -68,35 +76,37 @@ def save(
     Raises:
         CheckpointError: a rank could not write its file; raised on every rank, and the previous files are unchanged.
     """
-    entries, failure = list[Entry](), None
-    if strategy.world_size > 1 and part is not None:
+    failure, own, entries = None, Entry(), list[Entry]()
+    has_parts = strategy.world_size > 1 and part is not None
+    if has_parts and part is not None:
         background = background_of(strategy.checkpoint_io)
-        if background is not None and strategy.world.store is not None:
-            joint_save.begin(strategy, background, state, part, path, storage_options, listed)
+        if background is not None and (agreed := joint_save.store_for(strategy.world, path)) is not None:
+            joint_save.begin(strategy, background, state, part, path, storage_options, listed, agreed)
             if waits:
                 wait_for(background, path)
             return
-        path, entries = write(strategy, part, path, storage_options)
+        path, own, entries = write(strategy, part, path, storage_options)
         state = {**state, listed: entries} if entries else state
     store = strategy.checkpoint_io
     try:
         strategy.save_checkpoint(state, path, storage_options)
-        if entries or waits:
+        if has_parts or waits:
             wait_for(store, path)
     except Exception as error:
         failure = error
     refused = store.was_refused(path)
     outcome = failure and shown_error(failure), refused, store.is_durable(path)
     outcomes = strategy.world.gather_objects(outcome)  # waits for every rank
-    if all((text, refused) == (None, False) for text, refused, _ in outcomes):
+    different = set(outcomes)
+    if all((text, refused) == (None, False) for text, refused, _ in different):
         # otherwise a later save to this path removes the replaced rank files
-        if all(is_durable for *_, is_durable in outcomes):
-            commit(strategy, path, entries)
+        if all(is_durable for *_, is_durable in different):
+            commit(strategy, path, entries, own)
         return
-    if entries and strategy.global_rank:
-        taken = any(refused for _, refused, _ in outcomes)  # the file there is of another program
-        if taken or not is_listed(store, path, entries[strategy.global_rank - 1], listed):
-            discard(strategy, path, entries)
+    if own:
+        taken = any(refused for _, refused, _ in different)  # the file there is of another program
+        if taken or not is_listed(store, path, own, listed):
+            discard(strategy, path, own)
     if failure is not None:
         raise failure
     for rank, (text, *_) in enumerate(outcomes):
@@ -106,17 +116,18 @@ def save(
 
 def write(
     strategy: Strategy, part: Mapping[str, Any], path: str | Path, storage_options: Any = None
-) -> tuple[str | Path, list[Entry]]:
-    """Write ``part`` of this rank beside the checkpoint that rank 0 will write; every rank must call it.
+) -> tuple[str | Path, Entry, list[Entry]]:
+    """Write the parts beside the checkpoint that rank 0 will write; every rank must call it.
 
     Args:
         strategy: its ``checkpoint_io`` writes.
-        part: plain data and tensors; rank 0's is not written.
+        part: plain data and tensors of this rank; rank 0's is not written.
         path: of the checkpoint.
         storage_options: as for the checkpoint.
 
     Returns:
-        Rank 0's ``path``, and the entries of the ranks from 1 on, which the main file must list.
+        Rank 0's ``path``; the entry of the file that this rank has written, empty without one; and on rank 0 the
+        entries of all files, which the main file must list.
 
     Raises:
         CheckpointError: a rank could not write its file; raised on every rank.
@@ -124,27 +135,84 @@ def write(
     path, number = strategy.broadcast((path, uuid.uuid4().hex[:8]))
     own: Entry = {}
     failure: Exception | None = None
-    if strategy.global_rank > 0:
+    writers, carried = shares(strategy, part)
+    if carried:
         file = f"{path}.{number}.rank{strategy.global_rank}"
         try:
-            strategy.checkpoint_io.save_checkpoint(part, file, storage_options)
+            strategy.checkpoint_io.save_checkpoint(content_of(carried), file, storage_options)
             wait_for(strategy.checkpoint_io, file)  # the file must be durable before the main file, which lists it
-            own = entry_of(file)
+            own = entry_of(file, carried)
         except Exception as error:
             failure = error
-    outcomes = strategy.world.gather_objects((own, failure and shown_error(failure)))
-    entries = [entry for entry, _ in outcomes[1:]]
-    failed = [f"rank {rank} could not write its file: {text}" for rank, (_, text) in enumerate(outcomes) if text]
+    outcomes = strategy.world.gather_objects(failure and shown_error(failure))
+    failed = [f"rank {rank} could not write its file: {text}" for rank, text in enumerate(outcomes) if text]
     if failed:
-        discard(strategy, path, entries)
+        discard(strategy, path, own)
         if failure is not None and not isinstance(failure, OSError):
             raise failure
         raise CheckpointError(f"The checkpoint {path} was not written, because {failed[0]}.") from failure
-    return path, entries
+    return path, own, _collected(strategy, path, number, own, writers)
 
 
-def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry]) -> None:
+def _collected(strategy: Strategy, path: str | Path, number: str, own: Entry, writers: Sequence[int]) -> list[Entry]:
+    """Return on rank 0 the entries of all files."""
+    world = strategy.world
+    if world.store is None:
+        return [entry for entry in world.gather_objects(own) if entry]
+    if strategy.global_rank in (0, *writers):
+        joint = joint_save.JointSave(world, path, f"{number}, files", world.store.clone(), writers)
+        if strategy.is_global_zero:
+            return joint.collect()
+        joint.post(own)
+    return []
+
+
+def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict[int, Mapping[str, Any]]]:
+    """Return the ranks that write a file, and the parts that this rank writes, by rank; every rank must call it.
+
+    Only a group that exchanges objects in host memory takes the parts of a machine's ranks to the one that writes.
+    """
+    rank, count = strategy.global_rank, strategy.world_size
+    alone = list(range(1, count)), {rank: part} if rank else {}
+    world, here = strategy._plain_world, getattr(strategy, "num_processes", 1)
+    if count == 2 or not world.can_divide_on_host:
+        return alone
+    # random states are small, and have thousands of leaves
+    rest = {key: each for key, each in part.items() if key != "rng"}
+    size = sum(leaf.nbytes for _, leaf in leaves(rest) if isinstance(leaf, Tensor))
+    fits = here > 1 and count % here == 0 and rank % here == strategy.local_rank and size <= _LARGE
+    if set(world.gather_objects((here, fits))) != {(here, True)}:
+        return alone
+    first = rank - strategy.local_rank
+    if world.machine is None:
+        world.machine = world if here == count else world.new(range(first, first + here))
+    parts = zip(world.machine.ranks, world.machine.gather_objects(part), strict=True)
+    writers = [max(1, each) for each in range(0, count, here)]
+    return writers, {each: theirs for each, theirs in parts if each and rank in writers}
+
+
+def content_of(carried: Mapping[int, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return what a rank writes to its file, given the parts by rank."""
+    if len(carried) == 1:
+        return next(iter(carried.values()))
+    return {_PARTS: {str(rank): part for rank, part in carried.items()}}
+
+
+def saved_by(listed: Sequence[Any]) -> int:
+    """Return how many ranks have saved a checkpoint whose main file has the list ``listed``."""
+    return 1 + sum(len(_ranks_of(each, 0)) for each in listed)
+
+
+def _ranks_of(listed: Any, at: int) -> Sequence[int]:
+    """Return the ranks whose parts a file holds; one of an earlier version holds that of the rank ``at``."""
+    ranks = listed.get("ranks") if isinstance(listed, Mapping) else None
+    return ranks if isinstance(ranks, list) else [at]
+
+
+def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry], own: Entry) -> None:
     """Remove the rank files of earlier saves to ``path``, after the main file, which lists ``entries``, is durable.
+
+    Rank 0 has the ``entries`` of all files, every rank that of its ``own``.
 
     Rank 0 removes all files that it sees. The other ranks begin their next save after rank 0 has removed files, so rank
     0 removes none of their new files; each removes its own previous file, which rank 0 does not see on another
@@ -153,7 +221,7 @@ def commit(strategy: Strategy, path: str | Path, entries: Sequence[Entry]) -> No
     if strategy.is_global_zero:
         remove_others(strategy.checkpoint_io, path, {each["name"] for each in entries})
         return
-    remember(strategy, path, entries[strategy.global_rank - 1]["name"] if entries else None)
+    remember(strategy, path, own["name"] if own else None)
 
 
 def remember(strategy: Strategy, path: str | Path, name: str | None) -> None:
@@ -165,9 +233,9 @@ def remember(strategy: Strategy, path: str | Path, name: str | None) -> None:
         strategy.checkpoint_io.remove_checkpoint(_beside(path, earlier))
 
 
-def discard(strategy: Strategy, path: str | Path, entries: Sequence[Entry]) -> None:
-    """Remove the rank files of a save whose main file was not written."""
-    if strategy.global_rank > 0 and (own := entries[strategy.global_rank - 1]):
+def discard(strategy: Strategy, path: str | Path, own: Entry) -> None:
+    """Remove the file that this rank has written, ``own``, after a save whose main file was not written."""
+    if own:
         with contextlib.suppress(Exception):  # another error is being raised
             strategy.checkpoint_io.remove_checkpoint(_beside(path, own["name"]))
 
@@ -193,7 +261,7 @@ def remove(strategy: Strategy, path: str | Path) -> None:
 
     If the store cannot list its files, those of other jobs stay.
     """
-    commit(strategy, path, [])
+    commit(strategy, path, [], {})
 
 
 def copy(store: CheckpointIO, source: str, path: str, link: bool = False, replaces: bool = True) -> bool:
@@ -273,21 +341,25 @@ def place_of(name: str, path: str | Path) -> str:
     return _beside(main, name) if _is_local(path) and not os.path.exists(renamed) else renamed
 
 
-def read(strategy: Strategy, listed: Entry, path: str | Path, weights_only: bool | None) -> dict[str, Any]:
-    """Return the state that this rank wrote.
+def read(
+    strategy: Strategy, listed: Sequence[Any], rank: int, path: str | Path, weights_only: bool | None
+) -> dict[str, Any]:
+    """Return the part of ``rank``.
 
     Args:
         strategy: its ``checkpoint_io`` reads.
-        listed: the main file's entry for this rank's file.
+        listed: the main file's list of rank files; that of an earlier version has one for each rank, in their order.
+        rank: a rank from 1 on.
         path: of the main file, or of a link to it.
         weights_only: as in ``CheckpointIO.load_checkpoint``.
 
     Raises:
         CheckpointError: the file is missing or has changed since it was written; the message names it.
     """
-    file = checked(listed, path)
-    options = {} if weights_only is None else {"weights_only": weights_only}
-    return expect(strategy.checkpoint_io.load_checkpoint(file, **options), Mapping)
+    own = next((each for at, each in enumerate(listed, 1) if rank in _ranks_of(each, at)), None)
+    file = checked(expect(own, Mapping), path)
+    found = expect(strategy.checkpoint_io.load_checkpoint(file, **reading(weights_only)), Mapping)
+    return entry(entry(found, _PARTS, Mapping), str(rank), Mapping) if _PARTS in found else found
 
 
 def checked(listed: Entry, path: str | Path) -> str:
@@ -316,9 +388,9 @@ def of_other_ranks(strategy: Strategy, saved_by: int) -> str:
     )
 
 
-def entry_of(file: str) -> Entry:
-    """Return what the main file lists of the rank file ``file``, which is read for its checksum."""
-    own: Entry = {"name": os.path.basename(file)}
+def entry_of(file: str, ranks: Iterable[int]) -> Entry:
+    """Return what the main file lists of the file with the parts of ``ranks``, which is read for its checksum."""
+    own: Entry = {"name": os.path.basename(file), "ranks": list(ranks)}
     if os.path.isfile(local := os.path.expanduser(file)):
         own["size"], own["crc32"] = _measured(local)
     return own

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from drivetrain.base.compiled import own_names, plain_names
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.restoring import check_optimizer_state, load_states
-from drivetrain.checkpoints.io import wait_for
+from drivetrain.checkpoints.io import reading, wait_for
 from drivetrain.strategies.facts import Shared
 
 with on_first_use:
@@ -106,9 +106,7 @@ class State(Shared):
             into: modules, optimizers and tensors by name, for a strategy that reads directly into them. The default
                 ignores it and returns all data of the file, which the caller loads.
         """
-        if weights_only is None:
-            return self.checkpoint_io.load_checkpoint(checkpoint_path)
-        return self.checkpoint_io.load_checkpoint(checkpoint_path, weights_only=weights_only)
+        return self.checkpoint_io.load_checkpoint(checkpoint_path, **reading(weights_only))
 
     def reads_folder(self, path: str) -> bool:
         """Return whether :meth:`load_checkpoint` reads this folder, though drivetrain does not write its format."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drivetrain.base.packages import c10d
+from drivetrain.base.packages import c10d, stores
 from drivetrain.errors import DrivetrainError, PeerError, text_of
 
 _FAILED = "drivetrain/failed"  # key prefix in the store: the number of failed ranks, and below it their texts
@@ -27,6 +27,8 @@ _ASKED = "drivetrain/where"  # key prefix: the number of questions for positions
 _RUNS = "drivetrain/runs of rank"
 _FIRST_LOOK_S, _LAST_LOOK_S = 1.0, 16.0  # the pauses between two checks grow, because the wait may be long
 
+_MOST_FAILURES = 8  # the largest number of failures that a rank reads
+_FILE_LOOK_S = 0.2  # the pause between two looks at a store that is a file
 _GRACE_S = 10.0  # seconds that the threads of a failing rank still wait for other ranks
 
 _ABANDONED: list[Any] = []  # running exchanges and their groups: see _abandon
@@ -39,23 +41,23 @@ class _Here:
         run: the number of distributed runs that it has begun in this job, so that failures of earlier runs are ignored;
             0 before the processes have met.
         place: the number of batches begun and a description of the fit's position; ``None`` outside a fit.
-        told: the store in which this process has announced its failure.
+        told: the store in which this process has announced its failure, and the key.
         leaves: the time at which this process stops waiting for what others write, after an exception.
     """
 
     run = 0
     leaves = math.inf
     place: Callable[[], tuple[int, str]] | None = None
-    told: Any = None
+    told: tuple[Any, str] | None = None
 
 
 def begin_run() -> None:
     """Begin a distributed run: this rank has not failed in it, and failures of earlier runs are ignored."""
     _Here.run, _Here.leaves = 0, math.inf
     number_run()
-    if _Here.told is not None and _Here.told is store_of_job():
+    if _Here.told is not None and _Here.told[0] is store_of_job():
         with suppress(RuntimeError):
-            _Here.told.delete_key(f"{_FAILED}/{dist.get_rank()}")
+            _Here.told[0].delete_key(_Here.told[1])
     _Here.told = None
 
 
@@ -70,14 +72,13 @@ def number_run() -> int:
 
 def announce(store: Any, text: str) -> None:
     """Announce in ``store`` that this rank has failed in this run; ``text`` names it, its phase and its exception."""
-    store.set(f"{_FAILED}/{dist.get_rank()}", f"{_Here.run}\n{text}")
-    store.add(_FAILED, 1)
-    _Here.told = store
+    _Here.told = store, f"{_FAILED}/{store.add(_FAILED, 1)}"
+    store.set(_Here.told[1], f"{_Here.run}\n{dist.get_rank()}\n{text}")
 
 
 def has_announced(store: Any) -> bool:
     """Return whether this rank has announced its failure in this run in ``store``."""
-    return _Here.told is store
+    return _Here.told is not None and _Here.told[0] is store
 
 
 def hurry() -> None:
@@ -90,18 +91,21 @@ def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
 
     Args:
         store: a connection that only this thread uses.
-        keys: the keys. ranks: the ranks that set them; this rank does not count.
+        keys: the keys. ranks: the other ranks that set them.
 
     Returns:
         Why they will not come; "" if they are there.
     """
-    look_s, others = _FIRST_LOOK_S, [rank for rank in ranks if rank != dist.get_rank()]
+    look_s = _FIRST_LOOK_S
     try:
         while not store.check(list(keys)):
-            if failed := failures(store, others):
+            if failed := failures(store, ranks):
                 return failed[0]
             if time.monotonic() > _Here.leaves:
                 return "another rank does not answer"
+            if isinstance(store, stores.FileStore):  # its wait() reads the file a hundred times a second
+                time.sleep(_FILE_LOOK_S)
+                continue
             with suppress(RuntimeError):  # after the time
                 store.wait(list(keys), timedelta(seconds=look_s))
             look_s = min(2 * look_s, _LAST_LOOK_S, max(_FIRST_LOOK_S, _Here.leaves - time.monotonic()))
@@ -111,12 +115,16 @@ def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
 
 
 def failures(store: Any, ranks: Sequence[int]) -> list[str]:
-    """Return the announcements of those ``ranks`` that have failed in this run or a later one."""
+    """Return the newest announcements of those ``ranks`` that have failed in this run or a later one, by rank."""
     if not store.check([_FAILED]):
         return []
-    keys = [f"{_FAILED}/{rank}" for rank in ranks]
-    found = [store.get(key).decode().partition("\n") for key in keys if store.check([key])]
-    return [text for run, _, text in found if int(run) >= _Here.run]
+    found: dict[int, str] = {}
+    for number in range(store.add(_FAILED, 0), 0, -1):
+        if len(found) < _MOST_FAILURES and store.check([key := f"{_FAILED}/{number}"]):
+            run, rank, text = store.get(key).decode().split("\n", 2)
+            if int(run) >= _Here.run and int(rank) in ranks:
+                found[int(rank)] = text
+    return [text for _, text in sorted(found.items())]
 
 
 def store_of_job() -> Any:
@@ -226,7 +234,10 @@ def _check_places(store: Any, question: int, others: Sequence[int], what: str) -
     if _Here.place is None:
         return
     batches, words = _Here.place()
-    for rank in others:
+    ranks = sorted([*others, dist.get_rank()])
+    at = ranks.index(dist.get_rank())
+    # the neighbours: where some ranks wait and others have gone on, a waiting rank is next to one that has
+    for rank in {ranks[at - 1], ranks[(at + 1) % len(ranks)]} - {ranks[at]}:
         key = f"{_ASKED}/{rank}"
         if not store.check([key]):
             continue

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +15,111 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import HOST, Accelerator
-from drivetrain.base.packages import torch_xla, xla_multiprocessing
+from drivetrain.base.packages import torch_xla, xla_model, xla_multiprocessing, xla_parallel_loader, xla_runtime
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.clusters.xla import XLAEnvironment
+from drivetrain.data.combined import without_restart
 from drivetrain.errors import ConfigurationError
 from drivetrain.precision.precision import Precision
 from drivetrain.strategies import rank_files
 from drivetrain.strategies._xla import XLAExecution, checked, run_recorded
-from drivetrain.strategies._xla_group import XLAGroup
-from drivetrain.strategies._xla_loader import on_device
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.familiar import Familiar
 from drivetrain.strategies.gradient_exchange import GradientExchanges
-from drivetrain.strategies.group import Group, LoneGroup
+from drivetrain.strategies.group import Group, LoneGroup, all_or_alone
 from drivetrain.strategies.parallel import until_thawed
+from drivetrain.strategies.peers import CURES, as_bytes, dumped, loaded
 from drivetrain.strategies.strategy import Strategy, StrategyRegistry
+
+
+class XLAGroup(Group):
+    """All replicas of a job that ``xmp.spawn`` has started; a single replica is also a group.
+
+    Tensors are exchanged on the device, as recorded operations; objects are pickled, which waits for the device. A
+    replica unpickles only objects that another replica of the same job has pickled.
+
+    Args:
+        device: the device of this replica.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.rank = int(xla_runtime.global_ordinal())
+        self.ranks = range(int(xla_runtime.world_size()))
+
+    def gather_objects(self, obj: Any) -> list[Any]:
+        data, problem = dumped(obj)
+        if problem is not None:
+            raise ConfigurationError(f"gather_objects() got {problem}. {CURES['gather_objects']}")
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        with torch.inference_mode(False):
+            sizes = self._stacked(torch.tensor(len(mine), device=self.device)).tolist()
+            padded = torch.nn.functional.pad(mine, (0, max(sizes) - len(mine)))
+            rows = self._stacked(padded.to(self.device)).cpu()
+        each = zip(self.ranks, rows, sizes, strict=True)
+        return [obj if rank == self.rank else loaded(as_bytes(row[:size]), self.device) for rank, row, size in each]
+
+    def all_gather(self, tensor: Tensor, sync_grads: bool = False) -> Tensor:
+        if sync_grads and tensor.requires_grad and torch.is_grad_enabled():
+            return _Gather.apply(tensor, self)  # type: ignore[no-untyped-call]
+        return self._stacked(tensor.detach())
+
+    def _stacked(self, tensor: Tensor) -> Tensor:
+        """Return every replica's tensor, stacked, on the device of this replica's tensor."""
+        if tensor.is_complex():
+            return torch.view_as_complex(self._stacked(torch.view_as_real(tensor)))
+        # torch_xla gathers by summation, which booleans do not support
+        numbers = tensor.to(torch.uint8) if tensor.dtype is torch.bool else tensor
+        gathered: Tensor = xla_model.all_gather(numbers.to(self.device).unsqueeze(0), dim=0)
+        return gathered.to(dtype=tensor.dtype, device=tensor.device)
+
+    def total(self, tensor: Tensor) -> None:
+        """Sum every replica's ``tensor``, which is on the device, in place."""
+        xla_model.all_reduce(xla_model.REDUCE_SUM, [tensor])
+
+    def broadcast(self, obj: Any, src: int | None = None) -> Any:
+        src = 0 if src is None else src
+        form = (obj.shape, obj.dtype) if isinstance(obj, Tensor) else None
+        forms = self.gather_objects(form if self.rank == src else None)
+        if (theirs := forms[src]) is None:
+            return self.gather_objects(obj if self.rank == src else None)[src]
+
+        shape, dtype = theirs
+        like = obj if isinstance(obj, Tensor) else torch.empty(0, device=self.device)
+        # Other replicas send zeros instead of their values: torch_xla sums, and NaN times 0 is NaN.
+        mine = like.detach() if self.rank == src else torch.zeros(shape, dtype=dtype)
+        summed = torch.uint8 if dtype is torch.bool else dtype  # torch_xla does not sum booleans
+        sent = mine.to(device=self.device, dtype=summed, copy=True)
+        xla_model.collective_broadcast([sent], root_ordinal=src)
+        return sent.to(device=like.device, dtype=dtype)
+
+    def barrier(self, name: str | None = None) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # xm.rendezvous itself calls a deprecated function
+            xla_model.rendezvous("" if name is None else name)
+
+    def new(self, ranks: Sequence[int]) -> Group:
+        why = "the replicas of torch_xla exchange all together. Use the group of all ranks."
+        return all_or_alone(self, ranks, why)
+
+
+class _Gather(torch.autograd.Function):
+    """Every replica's tensor, stacked; the gradient of this replica's tensor is the sum of all gradients of its
+    slice.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: XLAGroup) -> Tensor:
+        ctx.group = group
+        return group._stacked(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        home = gradients[0].device
+        stack = gradients[0].to(device=ctx.group.device, copy=True).contiguous()
+        ctx.group.total(stack)
+        return stack[ctx.group.rank].to(home), None
 
 
 @StrategyRegistry.register("xla")
@@ -240,3 +332,66 @@ class XLAStrategy(XLAExecution, DDPStrategy):
 
 def _nothing(index: int) -> None:
     """Do nothing."""
+
+
+# ---- loaders --------------------------------------------------------------------------------------------------------
+
+
+_KEPT = ("dataset", "batch_sampler", "sampler", "generator", "num_workers", "batch_size", "drop_last")
+
+
+def on_device(loader: Any, device: torch.device) -> Any:
+    """Return ``loader`` as a torch_xla ``MpDeviceLoader``; an ``MpDeviceLoader`` is returned unchanged.
+
+    It has the attributes of a DataLoader that describe the position of a pass. Each request for a batch executes the
+    operations recorded before. With workers, torch_xla's threads upload batches ahead. Without workers, each batch is
+    fetched when it is requested, because fetching may draw from this process's random generators.
+    """
+    kind = _device_loader()
+    if isinstance(loader, kind.__mro__[1]):
+        return loader
+    wrapped = kind(loader, device)
+    for name in _KEPT:
+        if hasattr(loader, name):
+            setattr(wrapped, name, getattr(loader, name))
+    return wrapped
+
+
+@functools.cache
+def _device_loader() -> Any:
+    class DeviceLoader(xla_parallel_loader.MpDeviceLoader):  # type: ignore[misc]  # torch_xla has no types
+        """Batches of a loader on an XLA device."""
+
+        def __iter__(self) -> Iterator[Any]:
+            self.close()
+            if getattr(self._loader, "num_workers", 0) > 0:
+                return self._uploaded_ahead()
+            return self._one_by_one()
+
+        def _one_by_one(self) -> Iterator[Any]:
+            for batch in self._loader:
+                torch_xla.sync(reset_scope=False)
+                yield xla_model.send_cpu_data_to_device([batch], self._device)[0]
+            torch_xla.sync(reset_scope=False)
+
+        def _uploaded_ahead(self) -> Iterator[Any]:
+            source = without_restart(iter(self._loader))
+            # first fetched in this thread: samplers draw random numbers and call collectives
+            first = next(source, _END)
+            if first is _END:
+                return iter(())
+            self._parallel_loader = xla_parallel_loader.ParallelLoader(
+                chain([first], source), [self._device], **self._parallel_loader_kwargs
+            )
+            return self._parallel_loader.per_device_loader(self._device)
+
+        def close(self) -> None:
+            """Stop the upload threads if the loop left a pass early."""
+            if self._parallel_loader is not None:
+                self._parallel_loader.close()
+                self._parallel_loader = None
+
+    return DeviceLoader
+
+
+_END = object()

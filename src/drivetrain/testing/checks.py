@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from drivetrain.base.registry import load
 from drivetrain.cli import class_files
@@ -121,6 +121,9 @@ class Part:
         return cls(**{**{name: more[name] for name in more if name in _parameters(cls)}, **given})
 
 
+Check: TypeAlias = Callable[[Part], None]
+
+
 def _parameters(cls: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(cls).parameters
@@ -171,10 +174,8 @@ def run_checks(part: Part, only: str | None = None) -> Iterator[Outcome]:
         try:
             with sandbox(Path(folder, "try_it")) as own:
                 kit.try_it(dataclasses.replace(part, folder=own))
-                checks: dict[str, Callable[[Part], None]] = {
-                    check.__name__.removeprefix("test_"): check
-                    for check in (kit.checks(part, stack) if hasattr(kit, "checks") else kit.CHECKS)
-                }
+                found = kit.checks(part, stack) if hasattr(kit, "checks") else _checks_of(kit)
+                checks: dict[str, Check] = {check.__name__.removeprefix("test_"): check for check in found}
         except CannotTryError:
             raise
         except Exception as error:
@@ -189,7 +190,14 @@ def run_checks(part: Part, only: str | None = None) -> Iterator[Outcome]:
             yield outcome
 
 
-def _run(name: str, check: Callable[[Part], None], part: Part) -> Outcome:
+def _checks_of(kit: Any) -> list[Check]:
+    """Return the checks of a kit: the public functions of its file that take only the part, except ``try_it``."""
+    own = [each for each in vars(kit).values() if inspect.isfunction(each) and each.__module__ == kit.__name__]
+    own = [each for each in own if each is not kit.try_it and not each.__name__.startswith("_")]
+    return [each for each in own if list(inspect.signature(each).parameters) == ["part"]]
+
+
+def _run(name: str, check: Check, part: Part) -> Outcome:
     begin, result, seen = time.monotonic(), "ok", ""
     try:
         check(part)

@@ -231,7 +231,7 @@ def _hooks_seen_by(calls: CallMode, push: Callable[..., None], *hooks: Callable[
 
 
 def _grouped(group: Callable[..., Any], lists: Any, with_indices: bool = False) -> Any:
-    """Group tensors by device, which optimizers and clipping request in a function that no mode can intercept."""
+    """Group tensors by device; it replaces a function of torch that optimizers and clipping call, and no mode sees."""
     first: Sequence[Any] = next((column for column in lists if column), [])
     members: dict[Place, list[int]] = {}
     for position, tensor in enumerate(first):

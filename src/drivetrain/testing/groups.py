@@ -33,6 +33,8 @@ def check_group(group: Group) -> None:
     _expect(f"broadcast(obj, {last})", group.broadcast(f"of {rank}", last), f"of {last}")
     rows = group.gather_keyed(["a", "b"], row)
     _expect("gather_keyed(names, values)", rows.tolist(), [[float(each), -1.0] for each in ranks])
+    sums, most = group.reduce_keyed(["a", "b"], row, row[:1])
+    _expect("reduce_keyed(names, sums, most)", [*sums.tolist(), *most.tolist()], [sum(ranks), -len(ranks), max(ranks)])
     _expect("reduce_boolean_decision(decision)", group.reduce_boolean_decision(rank == first), len(ranks) == 1)
     _expect(
         "reduce_boolean_decision(decision, all=False)", group.reduce_boolean_decision(rank == first, all=False), True

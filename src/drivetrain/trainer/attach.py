@@ -12,7 +12,7 @@ import torch
 
 from drivetrain.advice import overlooked
 from drivetrain.base import configs
-from drivetrain.base.compat_door import field_members
+from drivetrain.base.compat_door import check_part, field_members, former_hooks
 from drivetrain.base.introspect import (
     check_base_init,
     defined_by_user,
@@ -22,7 +22,6 @@ from drivetrain.base.introspect import (
     overrides,
     positional_arity,
     signature_of,
-    takes,
     takes_iterator,
     uncalled_hooks,
 )
@@ -34,7 +33,6 @@ from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import arranged
 from drivetrain.errors import (
     ConfigurationError,
-    HookError,
     RunError,
     SignatureError,
     WrongTypeError,
@@ -45,7 +43,6 @@ from drivetrain.loops import step_checks
 from drivetrain.loops.loaders import LOADER_HOOKS, Loaders
 from drivetrain.loops.progress import TrainerFn
 from drivetrain.module.datamodule import LightningDataModule
-from drivetrain.module.hooks import serves_former_hook
 from drivetrain.module.module import LightningModule
 from drivetrain.plan import Plan
 from drivetrain.settings import Settings
@@ -145,7 +142,7 @@ def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
     found = [named(each, root_dir) if isinstance(each, str) and each in registry else each for each in found]
     for logger in found:
         if isinstance(logger, contract) and not is_own_class(type(logger)):
-            load("drivetrain.base.members:check_members")(type(logger))
+            check_part(type(logger))
             check_base_init(logger)
         if not isinstance(logger, contract):
             cure = "Pass a drivetrain.loggers.Logger, a list of them, True or False."
@@ -156,36 +153,6 @@ def loggers_of(settings: Settings, plan: Plan, root_dir: str) -> list[Logger]:
         return [load(f"drivetrain.loggers:{plan.default_logger}")(root_dir)]
     return found
 
-
-_RENAMED = {
-    "training_epoch_end": ("on_train_epoch_end", 1),
-    "validation_epoch_end": ("on_validation_epoch_end", 1),
-    "test_epoch_end": ("on_test_epoch_end", 1),
-    "on_epoch_start": ("on_train_epoch_start", 0),
-    "on_epoch_end": ("on_train_epoch_end", 0),
-    "on_pretrain_routine_start": ("on_fit_start", 0),
-    "on_pretrain_routine_end": ("on_fit_start", 0),
-    "on_hpc_save": ("on_save_checkpoint", 1),
-    "on_hpc_load": ("on_load_checkpoint", 1),
-    "get_progress_bar_dict": ("log", 0),
-    "configure_sharded_model": ("configure_model", 0),
-    "tbptt_split_batch": ("training_step", 2),
-}
-"""Hooks that are called no longer: what does their work, and how many arguments they were called with."""
-
-_STEP_END = ("training_step_end", "validation_step_end", "test_step_end")
-"""Hooks that only strategies with ``calls_step_end`` call, with one argument; elsewhere the step does their work."""
-
-
-_GONE_FROM_CALLBACKS = {
-    "on_batch_start": "on_train_batch_start",
-    "on_batch_end": "on_train_batch_end",
-    **{name: instead for name, (instead, arguments) in _RENAMED.items() if arguments == 0 and name.startswith("on_")},
-    "on_init_start": "setup",
-    "on_init_end": "setup",
-    "on_keyboard_interrupt": "on_exception",
-}
-"""The same for callbacks; these are warned of, because a callback may be written for several libraries."""
 
 _STEPS = {
     TrainerFn.FITTING: ("training_step", "validation_step"),
@@ -254,23 +221,7 @@ def check_module(module: LightningModule, fn: TrainerFn, settings: Settings, str
     name = type(module).__name__
     if "_book" not in module.__dict__:
         raise ConfigurationError(f"{name}.__init__ has not called its base class's. Begin it with super().__init__().")
-    for removed, (instead, arguments) in _RENAMED.items():
-        if removed in strategy.facts.earlier.hooks or not defined_by_user(module, removed):
-            continue
-        if removed == "configure_sharded_model" and serves_former_hook(module):
-            continue
-        # with other arguments, the method is the user's own of the same name
-        if takes(getattr(module, removed, None), arguments):
-            raise HookError(
-                f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
-                "steps' outputs on self if you need them. [DT1015]"
-            )
-    for hook in () if strategy.facts.earlier.step_ends else _STEP_END:
-        if defined_by_user(module, hook) and takes(getattr(module, hook), 1):
-            raise ConfigurationError(
-                f"{name}.{hook} is never called by {type(strategy).__name__}, which does not split batches. Do its "
-                f'work in {hook.removesuffix("_end")}, or write strategy="dp".'
-            )
+    former_hooks().check_not_defined(module, strategy)
     needed = [] if fn is TrainerFn.PREDICTING else [_STEPS[fn][0]]  # predict_step has a default
     needed += ["configure_optimizers"] if fn is TrainerFn.FITTING else []
     for method in needed:
@@ -346,9 +297,11 @@ def check_hooks(parties: Iterable[Any], called: frozenset[str] = frozenset()) ->
 
 def _uncalled(party: Any, base: type, hooks: set[str], called: frozenset[str]) -> Iterator[tuple[str, str]]:
     """Yield each method of ``party`` that looks like a hook but is not called, with the rest of the warning."""
-    told = {*_RENAMED, *(_GONE_FROM_CALLBACKS if base is Callback else ())}
+    former = former_hooks()
+    gone_from = former.GONE_FROM_CALLBACKS if base is Callback else {}
+    told = {*former.RENAMED, *gone_from}
     for method, hook in near_misses(type(party), base, hooks):
-        if method not in _RENAMED:  # check_module has refused it, or the strategy calls it
+        if method not in former.RENAMED:  # check_module has refused it, or the strategy calls it
             told.add(method)
             yield method, f". Did you mean {hook}? If the name is meant, nothing is wrong."
     looks_like = _LIKE_A_HOOK_OF_A_CALLBACK if base is Callback else _LIKE_A_HOOK
@@ -356,7 +309,7 @@ def _uncalled(party: Any, base: type, hooks: set[str], called: frozenset[str]) -
         if method not in told:
             likely = f"Did you mean {meant}? " if meant else ""
             yield method, f", which has no hook of this name. {likely}If other code calls it, nothing is wrong."
-    for gone, instead in _GONE_FROM_CALLBACKS.items() if base is Callback else ():
+    for gone, instead in gone_from.items():
         if gone not in called and defined_by_user(party, gone) and callable(getattr(party, gone)):
             yield gone, f": this hook no longer exists. Do its work in {instead}."
 

@@ -42,7 +42,7 @@ from drivetrain.module.loading import (
     raw_hparams,
 )
 from drivetrain.strategies import optimizer_states
-from drivetrain.trainer import callback_states, last, other_ranks, rank_parts, resume_line, telling, weights
+from drivetrain.trainer import last, other_ranks, rank_parts, resume_line, telling, weights
 
 if TYPE_CHECKING:
     from drivetrain.trainer.trainer import Trainer
@@ -401,11 +401,11 @@ def restore_parts(trainer: Trainer, checkpoint: dict[str, Any], fitting: bool) -
             with restoring(f"the datamodule {type(datamodule).__name__}"):
                 datamodule.load_state_dict(state)
     if not fitting:
-        callback_states.restore_outside_of_fit(trainer, checkpoint)
+        weights.restore_outside_of_fit(trainer, checkpoint)
         return
     trainer.hooks.call_callbacks("on_load_checkpoint", checkpoint)
     with naming(path):
-        callback_states.restore(trainer, expect_states(checkpoint))
+        weights.restore_callbacks(trainer, expect_states(checkpoint))
 
 
 def restore_training(trainer: Trainer, checkpoint: dict[str, Any]) -> None:

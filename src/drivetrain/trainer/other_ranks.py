@@ -32,7 +32,7 @@ _OF_WINDOW = ("window", "gradients", "shards")
 
 def saved_by(checkpoint: Mapping[str, Any]) -> int:
     """Return how many ranks have saved ``checkpoint``."""
-    return len(checkpoint["ranks"]) if "ranks" in checkpoint else 1 + len(checkpoint.get("rank_files", ()))
+    return len(checkpoint["ranks"]) if "ranks" in checkpoint else rank_files.saved_by(checkpoint.get("rank_files", ()))
 
 
 def read_by(checkpoint: Mapping[str, Any], rank: int, ranks: int) -> Iterable[int]:

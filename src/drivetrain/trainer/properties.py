@@ -21,7 +21,7 @@ from drivetrain.callback import Callback, Checkpoint, connect_module
 from drivetrain.engine.engine import Engine
 from drivetrain.engine.ranks import RankFacts
 from drivetrain.engine.wrappers import unwrapped
-from drivetrain.logbook.history import History
+from drivetrain.logbook.history import History, figure_of
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions, validation_follows
 from drivetrain.loops.progress import Phase, Progress, RunningStage, TrainerFn, TrainerStatus
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from drivetrain.loggers.logger import Logger
 
 with on_first_use:
-    from drivetrain.logbook import curves
     from drivetrain.trainer import telling
 
 
@@ -265,8 +264,8 @@ class TrainerView(LimitsView, RankFacts):
 
     @property
     def time_spent(self) -> TimeSpent | None:
-        """Where the wall time of the fit that runs, or else of the last one, went, and why it was slow; ``None`` before
-        the first fit, and with ``barebones=True``. On each rank it is that rank's time; rank 0 compares the ranks. The
+        """How the running fit, or else the last one, has spent its wall time, and why it was slow; ``None`` before the
+        first fit, and with ``barebones=True``. On each rank it is that rank's time; rank 0 compares the ranks. The
         processes that a strategy such as "ddp_fork" starts return it, and :attr:`history`, only if all of them finish.
         """
         return self._time_spent if self._sampler is None else self._sampler.time_spent()
@@ -303,7 +302,7 @@ class TrainerView(LimitsView, RankFacts):
             MissingPackageError: the package matplotlib is not installed.
             UnknownNameError: no value was logged under a name.
         """
-        return curves.figure_of(self.history, names)
+        return figure_of(self.history, names)
 
     progress_bar_metrics: dict[str, float] = reads(
         "logbook.bar_metrics", "Values logged with ``prog_bar=True``, from the last flush."

@@ -118,7 +118,7 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
             raised on every rank.
     """
     strategy, listed = trainer.strategy, checkpoint["rank_files"]
-    parts: list[State] = [{} for _ in range(len(listed) + 1)]
+    parts: list[State] = [{} for _ in range(rank_files.saved_by(listed))]
     as_many, failure = len(parts) == strategy.world_size, None
     main = {key: checkpoint[key] for key in _OWN if key in checkpoint}
     for rank in (
@@ -129,7 +129,7 @@ def read(trainer: Trainer, checkpoint: Mapping[str, Any], path: str, weights_onl
             continue
         try:
             with restoring(f"the file of rank {rank}"):
-                part = rank_files.read(strategy, expect(listed[rank - 1], Mapping), path, weights_only)
+                part = rank_files.read(strategy, listed, rank, path, weights_only)
                 parts[rank] = _joined(main, decode_parts(part))
         except Exception as error:
             parts[rank], failure = _replaced(main) if as_many else {}, shown_error(error)

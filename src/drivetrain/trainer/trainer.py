@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import signal
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 import torch
 
 from drivetrain.accelerators.accelerator import Accelerator
+from drivetrain.base.compat_door import translated
 from drivetrain.base.compiled import compiled_in_place, context_of
 from drivetrain.base.files import spelled
 from drivetrain.base.introspect import is_own_class, overrides
@@ -61,7 +61,7 @@ with on_first_use:
     from drivetrain.advice import error_notes, overlooked
     from drivetrain.base import configs, notebook
     from drivetrain.loops import stop
-    from drivetrain.trainer import attach, checkpoint, compiling, foreign, last, life, precision_checks, switches
+    from drivetrain.trainer import attach, checkpoint, compiling, last, life, precision_checks, switches
     from drivetrain.trainer import job as jobs
     from drivetrain.trainer import shown as told
 
@@ -82,7 +82,7 @@ def _completed(init: Callable[P, None]) -> Callable[P, None]:
         arguments: Any = complete(kwargs)
         values = (arguments.get("accelerator"), arguments.get("strategy"), *_listed(arguments.get("plugins")))
         if any(hasattr(value, "as_settings") for value in values):
-            arguments = foreign.translated(arguments)
+            arguments = translated(arguments)
         init(*args, **arguments)
 
     return complete_and_init
@@ -175,7 +175,7 @@ class Trainer(TrainerView):
         replay_every: int | None = None,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name != "self"}
-        self.settings = Settings(**_without_configs(arguments))
+        self.settings = Settings(**configs.without_configs(arguments))
         plan = resolve(self.settings)
         if (verbs := plan.strategy_class.facts.engine_verbs) is not None:
             verbs.refuse_trainer(plan.strategy_class)
@@ -481,11 +481,3 @@ class Trainer(TrainerView):
     def __getstate__(self) -> dict[str, Any]:
         # a pickled Trainer begins a run of its own in the other process
         return {**self.__dict__, "_run_parts": None, "_hooks": None}
-
-
-def _without_configs(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return ``arguments`` with OmegaConf's configurations converted to plain data."""
-    if "omegaconf" not in sys.modules:
-        return arguments
-
-    return configs.without_configs(arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 from torch import Tensor
@@ -20,14 +20,12 @@ from torch.utils.data import (
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.digest import digest, leaves
+from drivetrain.callback import Trainer
 from drivetrain.data.batched import reason_for_samples
 from drivetrain.data.resample import draws_samples, replaced
 from drivetrain.loops import kernels
 from drivetrain.strategies.fsdp_blocks import find_blocks
 from drivetrain.trials import NAMES
-
-if TYPE_CHECKING:
-    from drivetrain.trainer.trainer import Trainer
 
 _WORKERS = (0, 1, 2, 4)
 _COMPARED = 4  # samples that are fetched twice, to see whether they are the same each time

@@ -15,7 +15,7 @@ from typing import Any
 from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end
 from drivetrain.trials import VARIABLE
 
-WARMUP = 4  # steps before those that are measured; as many as the most workers, whose batches arrive together
+WARMUP = 4  # unmeasured steps at the start: up to four workers deliver their first batches at the same time
 _LEAST_GAIN = 1.05  # a smaller gain is not worth a changed program
 _LONGER = 10.0  # a trial may take this many times as long as the first one, which compiled nothing,
 _GRACE_S = 120.0  # and so many seconds more

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from drivetrain.base.lazy import public
 
-from drivetrain.base.lazy import lazy
-
-if TYPE_CHECKING:
+with public(__name__):
     from drivetrain.tuner.tuning import Tuner as Tuner
-
-__all__ = ["Tuner"]
-
-lazy(__name__, {"Tuner": "tuning"})

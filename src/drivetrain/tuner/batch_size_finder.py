@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base.memory import free_memory, is_out_of_memory
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.data.feed import sized_length
 from drivetrain.errors import ConfigurationError, check_choice, check_count, is_number, wrong_value
 from drivetrain.loops.evaluate import Predictions, evaluate
 from drivetrain.loops.fit import fit
 from drivetrain.loops.run import ENDLESS
-from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
 from drivetrain.tuner.trial import trial
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
+from drivetrain.tuner.tuned_attribute import set_tuned, tuned_name
 
 _STAGES = {"fit": "fit", "validate": "val", "test": "test", "predict": "predict"}
 

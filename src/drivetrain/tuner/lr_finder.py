@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from drivetrain import parity
+from drivetrain.base.packages import pyplot
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.callback import Callback
-from drivetrain.errors import ConfigurationError, MissingPackageError, check_choice, check_count, is_number
+from drivetrain.callback import Callback, LightningModule, Trainer
+from drivetrain.errors import ConfigurationError, check_choice, check_count, check_installed, is_number
 from drivetrain.loops.fit import fit
 from drivetrain.loops.run import ENDLESS
-from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
 from drivetrain.tuner.trial import trial
-
-if TYPE_CHECKING:
-    from drivetrain.module.module import LightningModule
-    from drivetrain.trainer.trainer import Trainer
+from drivetrain.tuner.tuned_attribute import set_tuned, tuned_name
 
 _SMOOTHING = 0.98
 
@@ -85,12 +82,9 @@ class LRSweep:
             ConfigurationError: matplotlib is not installed.
         """
         if ax is None or show:
-            try:
-                import matplotlib.pyplot as plt
-            except ImportError as error:
-                raise MissingPackageError("LRSweep.plot draws with matplotlib. pip install matplotlib.") from error
+            check_installed("LRSweep.plot()", "matplotlib", "LRSweep.results")
         if ax is None:
-            _, ax = plt.subplots()
+            _, ax = pyplot.subplots()
         rates, losses = self.results["lr"], self.results["loss"]
         ax.plot(rates, losses)
         if self.mode == "exponential":
@@ -100,7 +94,7 @@ class LRSweep:
         if suggest and self.suggestion() is not None and self._optimal_idx is not None:
             ax.plot(rates[self._optimal_idx], losses[self._optimal_idx], markersize=10, marker="o", color="red")
         if show:
-            plt.show()
+            pyplot.show()
         return ax.get_figure()
 
 

@@ -38,8 +38,9 @@ def trial(trainer: Any, callbacks: Sequence[Callback], **limits: Any) -> Iterato
 
     The restored state includes weights, buffers, gradients, optimizers, schedulers, the loss scale, random states,
     metric objects, plain attributes of the module, the datamodule, loaders with their samplers and data sets, counters
-    and logged values. During the trial, the Trainer shows the counters of the trial, and has ``callbacks`` and a logger
-    that writes nothing. Other effects of the module's hooks and steps, such as written files, cannot be undone.
+    and logged values. Other effects of the module's hooks and steps, such as written files, cannot be undone. Until the
+    trial ends, the Trainer's counters are those of the trial, its callbacks are ``callbacks``, and its logger writes
+    nothing.
 
     Args:
         trainer: a Trainer with a running run, in a hook outside a step.

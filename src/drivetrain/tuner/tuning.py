@@ -6,22 +6,19 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from drivetrain.base.seed import isolate_rng
-from drivetrain.callback import Callback
+from drivetrain.callback import Callback, LightningModule
 from drivetrain.errors import ConfigurationError, WrongTypeError, check_choice, described
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.progress import Progress
+from drivetrain.module.datamodule import LightningDataModule
 from drivetrain.trainer.trainer import Trainer
-from drivetrain.tuner._tuned_attribute import set_tuned, tuned_name
 from drivetrain.tuner.batch_size_finder import BatchSizeFinder
 from drivetrain.tuner.lr_finder import LearningRateFinder, LRSweep
 from drivetrain.tuner.trial import OF_RUN
-
-if TYPE_CHECKING:
-    from drivetrain.module.datamodule import LightningDataModule
-    from drivetrain.module.module import LightningModule
+from drivetrain.tuner.tuned_attribute import set_tuned, tuned_name
 
 Method = Literal["fit", "validate", "test", "predict"]
 

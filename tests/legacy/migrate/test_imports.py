@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from drivetrain.base.missing import MISSING
+from drivetrain.compat.missing import MISSING
 from drivetrain.legacy.migrate.program import migrate
 
 

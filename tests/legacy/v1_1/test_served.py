@@ -12,8 +12,7 @@ import pytest
 
 from drivetrain import compat
 from drivetrain.clusters import ClusterEnvironment
-from drivetrain.compat import command, finder
-from drivetrain.legacy.v1_1.served import SERVED
+from drivetrain.compat import command, finder, table
 
 PROGRAM = """
 import os
@@ -150,7 +149,7 @@ def test_e3_2_a_program_of_that_time_runs_unchanged(
     assert "trained with 1.1.0 for 2 epochs" in printed
 
 
-@pytest.mark.parametrize("path", SERVED, ids=lambda path: path or "pytorch_lightning")
+@pytest.mark.parametrize("path", table.GENERATIONS["1.1"].served, ids=lambda path: path or "pytorch_lightning")
 def test_every_name_of_the_table_exists(served: None, path: str) -> None:
     for _, home, name in finder.offers(path):
         assert getattr(importlib.import_module(home), name) is not None

@@ -15,7 +15,6 @@ import pytest
 from drivetrain import compat
 from drivetrain.compat import children, command, finder, table
 from drivetrain.errors import ConfigurationError, NotSupportedError
-from drivetrain.legacy.v1_3.served import SERVED
 
 PROGRAM = """
 from argparse import ArgumentParser
@@ -107,7 +106,7 @@ def test_a_program_of_that_time_runs_unchanged(
     assert "trained with 1.3.8 for 2 epochs" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("path", SERVED, ids=lambda path: path or "pytorch_lightning")
+@pytest.mark.parametrize("path", table.GENERATIONS["1.3"].served, ids=lambda path: path or "pytorch_lightning")
 def test_every_name_of_the_table_exists(served: None, path: str) -> None:
     for _, home, name in finder.offers(path):
         assert getattr(importlib.import_module(home), name) is not None
@@ -153,4 +152,4 @@ def test_started_processes_inherit_the_generation(served: None, tmp_path: Path) 
 
 
 def test_the_combined_loader_is_where_it_was() -> None:
-    assert SERVED["trainer.supporters"] == ("drivetrain.data.combined: CombinedLoader",)
+    assert table.GENERATIONS["1.3"].served["trainer.supporters"] == ("drivetrain.data.combined: CombinedLoader",)

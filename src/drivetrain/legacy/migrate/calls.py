@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 
+from drivetrain.legacy.deprecated import TODAY
 from drivetrain.legacy.migrate.bindings import Bindings
 from drivetrain.legacy.migrate.flags import rewrite_trainer
 from drivetrain.legacy.migrate.hyperparameters import report_hyperparameters
@@ -28,22 +29,7 @@ _OF_CLASSES = {
 }
 """The same for constructors."""
 
-GONE = {
-    "add_argparse_args": "LightningCLI, or an argument of the parser for each flag",
-    "distributed_backend": "trainer.strategy",
-    "from_argparse_args": "Trainer(max_epochs=args.max_epochs, ...), or LightningCLI",
-    "get_model": "trainer.lightning_module",
-    "gpus": "trainer.num_devices",
-    "num_gpus": "trainer.num_devices",
-    "on_gpu": 'trainer.strategy.root_device.type == "cuda"',
-    "parse_argparser": "parser.parse_args()",
-    "progress_bar_dict": "trainer.progress_bar_metrics",
-    "resume_from_checkpoint": "trainer.fit(model, ckpt_path=...)",
-    "root_gpu": "trainer.strategy.root_device.index",
-    "tpu_cores": "trainer.num_devices",
-    "training_type_plugin": "trainer.strategy",
-    "tune": "Tuner(trainer) of drivetrain.tuner",
-}
+GONE = TODAY["members"]
 """Members that the Trainer had, and what to write today."""
 
 _OF_STEPS = {

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import drivetrain
+from drivetrain.base.lazy import public_modules
 from drivetrain.legacy.migrate.bindings import Bindings, Bound, Chain
 from drivetrain.legacy.migrate.names import Today
 
@@ -229,7 +230,7 @@ def _reaches(module: str | None, today: Today) -> bool:
         return False
     if today.home == module:
         return True
-    is_package = today.home.rpartition(".")[2] in drivetrain._MODULES and today.home.count(".") == 1
+    is_package = today.home.rpartition(".")[2] in public_modules("drivetrain") and today.home.count(".") == 1
     return module == "drivetrain" and is_package
 
 

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import drivetrain
-from drivetrain.base.missing import MISSING, why_missing
+from drivetrain.base.lazy import public_modules
 from drivetrain.compat import finder, table
+from drivetrain.compat.missing import MISSING, why_missing
 from drivetrain.compat.table import LATEST, Table
 
 _LEGACY = "drivetrain.legacy."
@@ -100,7 +100,7 @@ class Names:
             rest = path.removeprefix("pytorch").removeprefix("fabric").strip(".")
             if not rest:
                 return "drivetrain"
-            if rest in drivetrain._MODULES:
+            if rest in public_modules("drivetrain"):
                 return f"drivetrain.{rest}"
             homes = {today.home for today in self.all_of(module).values()}
             return homes.pop() if len(homes) == 1 and not next(iter(homes)).startswith(_LEGACY) else None

@@ -21,4 +21,4 @@ _FILES = {
     "Trainer": "trainer",
 }
 __all__ = sorted(_FILES)
-lazy(__name__, _FILES)
+lazy(__name__, {name: f"{__name__}.{file}" for name, file in _FILES.items()})

@@ -12,7 +12,7 @@ from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.callback import Callback
 from drivetrain.callbacks import DeviceStatsMonitor, GradientAccumulationScheduler, ModelSummary
 from drivetrain.errors import ConfigurationError, shown, unknown_value
-from drivetrain.legacy.deprecated import warn_deprecated
+from drivetrain.legacy.deprecated import TODAY, warn_deprecated
 from drivetrain.legacy.v1_3._callbacks import StochasticWeightAveraging
 from drivetrain.legacy.v1_3.accelerators import Accelerator, CPUAccelerator, GPUAccelerator, TPUAccelerator
 from drivetrain.legacy.v1_3.checks import GradientNorms, StopsOnNaN
@@ -50,33 +50,7 @@ _CONVERTED = frozenset({
 })  # fmt: skip
 """Flags with the name of a present argument, but another meaning, default or type of value."""
 
-NEW_SPELLING: dict[str, str] = {
-    "gpus": 'accelerator="gpu", devices={value}',
-    "tpu_cores": 'accelerator="tpu", devices={value}',
-    "num_processes": 'accelerator="cpu", devices={value}',
-    "auto_select_gpus": 'devices="auto"',
-    "distributed_backend": "strategy={value}",
-    "accelerator": "strategy={value}",
-    "amp_backend": 'precision="16-mixed"',
-    "amp_level": 'precision="16-mixed"',
-    "checkpoint_callback": "enable_checkpointing={value}",
-    "resume_from_checkpoint": "trainer.fit(model, ckpt_path={value})",
-    "weights_summary": "callbacks=[ModelSummary(max_depth=-1)]",
-    "weights_save_path": "callbacks=[ModelCheckpoint(dirpath={value})]",
-    "reload_dataloaders_every_epoch": "reload_dataloaders_every_n_epochs=1",
-    "replace_sampler_ddp": "use_distributed_sampler={value}",
-    "log_gpu_memory": "callbacks=[DeviceStatsMonitor()]",
-    "track_grad_norm": "self.log in on_before_optimizer_step",
-    "terminate_on_nan": "detect_anomaly=True, or callbacks=[EarlyStopping(..., check_finite=True)]",
-    "truncated_bptt_steps": "self.truncated_bptt_steps = {value} in the LightningModule",
-    "prepare_data_per_node": "self.prepare_data_per_node = {value} in the LightningModule",
-    "auto_lr_find": "Tuner(trainer).lr_find(model), or callbacks=[LearningRateFinder()]",
-    "auto_scale_batch_size": "Tuner(trainer).scale_batch_size(model), or callbacks=[BatchSizeFinder()]",
-    "stochastic_weight_avg": "callbacks=[StochasticWeightAveraging(swa_lrs=...)]",
-    "multiple_trainloader_mode": "CombinedLoader(loaders, mode={value})",
-    "progress_bar_refresh_rate": "callbacks=[RichProgressBar(refresh_rate={value})]",
-    "process_position": "callbacks=[TQDMProgressBar(process_position=...)]",
-}
+NEW_SPELLING = TODAY["flags"]
 """What a message says to write in place of a flag."""
 
 NO_EFFECT = {"flush_logs_every_n_steps": "the loggers flush by themselves", "move_metrics_to_cpu": "they always are"}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from drivetrain.base.introspect import positional_arity
+from drivetrain.legacy.deprecated import TODAY
 
 OF_MODULES: dict[str, tuple[str, str]] = {
     "optimizer_step": (
@@ -37,23 +38,7 @@ OF_CALLBACKS: dict[str, tuple[str, str]] = {
 }
 """The same for callbacks."""
 
-GONE = {
-    "training_epoch_end": "on_train_epoch_end(self), and keep what training_step returns in a list yourself",
-    "validation_epoch_end": "on_validation_epoch_end(self), and keep what validation_step returns in a list yourself",
-    "test_epoch_end": "on_test_epoch_end(self), and keep what test_step returns in a list yourself",
-    "on_epoch_start": "on_train_epoch_start, on_validation_epoch_start or on_test_epoch_start",
-    "on_epoch_end": "on_train_epoch_end, on_validation_epoch_end or on_test_epoch_end",
-    "on_pretrain_routine_start": "on_fit_start",
-    "on_pretrain_routine_end": "on_fit_start",
-    "configure_sharded_model": "configure_model",
-    "get_progress_bar_dict": "self.log(..., prog_bar=True)",
-    "on_batch_start": "on_train_batch_start",
-    "on_batch_end": "on_train_batch_end",
-    "on_init_start": "setup",
-    "on_init_end": "setup",
-    "on_keyboard_interrupt": "on_exception",
-    "tbptt_split_batch": "a loop over the parts of the batch in training_step, with manual optimization",
-}
+GONE = TODAY["hooks"]
 """Hooks of modules and callbacks that are not called any more, and what to write."""
 
 GONE_FROM_CALLBACKS = (

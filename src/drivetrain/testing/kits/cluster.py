@@ -10,55 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from drivetrain.base.ini import tables
 from drivetrain.errors import ConfigurationError
 from drivetrain.testing.checks import CannotTryError, Part, Skipped, is_true, raises, same
 
 SETTINGS = ("ranks",)
 
 _KEPT = ("PATH", "HOME", "TMPDIR", "PYTHONPATH", "LANG", "SYSTEMROOT")
-_MEETING = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
-_TORCHRUN = {
-    **_MEETING, "WORLD_SIZE": "2", "RANK": "{rank}", "LOCAL_RANK": "{rank}", "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2",
-    "TORCHELASTIC_RUN_ID": "7",
-}  # fmt: skip
-_ALONE = {**_MEETING, "WORLD_SIZE": "2", "RANK": "{rank}", "LOCAL_RANK": "0"}
-_OF_CLUSTERS = {
-    "slurm": {
-        "SLURM_NTASKS": "2", "SLURM_PROCID": "{rank}", "SLURM_LOCALID": "{rank}", "SLURM_NODEID": "0",
-        "SLURM_NNODES": "1", "SLURM_NTASKS_PER_NODE": "2", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7",
-        "SLURM_STEP_NODELIST": "localhost",
-    },
-    "lsf": {
-        "LSB_JOBID": "7", "LSB_DJOB_RANKFILE": "{folder}/hosts", "JSM_NAMESPACE_LOCAL_RANK": "{rank}",
-        "JSM_NAMESPACE_RANK": "{rank}", "JSM_NAMESPACE_SIZE": "2",
-    },
-    "horovod": {
-        "HOROVOD_RANK": "{rank}", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "{rank}", "HOROVOD_LOCAL_SIZE": "2",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": "29512",
-    },
-    "htcondor": {**_MEETING, "_CONDOR_PROCNO": "{rank}", "_CONDOR_NPROCS": "2"},
-    "skypilot": {**_ALONE, "SKYPILOT_NODE_IPS": "127.0.0.1\n127.0.0.1", "SKYPILOT_NODE_RANK": "{rank}"},
-    "dstack": {
-        **_ALONE, "DSTACK_NODES_NUM": "2", "DSTACK_NODE_RANK": "{rank}", "DSTACK_MASTER_NODE_IP": "127.0.0.1",
-    },
-    "aws_batch": {
-        **_ALONE, "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0", "AWS_BATCH_JOB_NODE_INDEX": "{rank}",
-        "AWS_BATCH_JOB_NUM_NODES": "2", "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "127.0.0.1",
-    },
-    "sagemaker": {**_ALONE, "SM_HOSTS": '["algo-0", "algo-1"]', "SM_CURRENT_HOST": "algo-{rank}"},
-    "vertex": {
-        **_ALONE, "CLUSTER_SPEC": '{{"cluster": {{"workerpool0": ["a:1", "b:1"]}}, '
-        '"task": {{"type": "workerpool0", "index": {rank}}}}}',
-    },
-    "ray_train": {
-        **_MEETING, "WORLD_SIZE": "2", "RANK": "{rank}", "LOCAL_RANK": "{rank}", "NODE_RANK": "0",
-        "LOCAL_WORLD_SIZE": "2",
-    },
-    "kubernetes": {**_ALONE, "JOB_COMPLETION_INDEX": "{rank}", "DRIVETRAIN_JOB_NODES": "2"},
-}  # fmt: skip
-"""By registered name, what the cluster sets for two processes on one machine, or for the only process of each of two;
-other classes get torchrun's.
-"""
+_CLUSTERS = tables(__file__, "clusters.ini")
+
+
+def _known(name: str) -> dict[str, str]:
+    """Return what the cluster of a registered name sets for each of two processes; for other classes torchrun."""
+    own = dict(_CLUSTERS.get(name, _CLUSTERS["torchrun"]))
+    return {**(_known(own.pop("with")) if "with" in own else {}), **own}
 
 
 def _variables(part: Part) -> list[dict[str, str]]:
@@ -66,8 +31,8 @@ def _variables(part: Part) -> list[dict[str, str]]:
     if "ranks" in part.settings:
         return [{name: str(value) for name, value in each.items()} for each in part.settings["ranks"]]
     Path(part.folder, "hosts").write_text(f"launch\n{platform.node()}\n")
-    known = _OF_CLUSTERS.get(part.path, _TORCHRUN)
-    return [{name: value.format(rank=rank, folder=part.folder) for name, value in known.items()} for rank in range(2)]
+    known = _known(part.path).items()
+    return [{name: value.format(rank=rank, folder=part.folder) for name, value in known} for rank in range(2)]
 
 
 @contextmanager
@@ -188,10 +153,3 @@ def it_can_be_torn_down(part: Part) -> None:
         _answers(environment)
         environment.teardown()
         environment.teardown()
-
-
-CHECKS = (
-    answers_have_their_types, each_rank_is_there_once, local_ranks_count_from_zero, all_ranks_meet_at_one_place,
-    answers_stay_the_same, the_numbers_of_the_first_process_are_kept, other_settings_are_refused,
-    it_is_detected_only_where_it_is, it_can_be_torn_down,
-)  # fmt: skip

@@ -154,6 +154,14 @@ def try_it(part: Part) -> None:
     _ended(part, "reports")
 
 
+def it_declares_itself(part: Part) -> None:
+    """is_external, is_interactive_compatible, reruns_program and leaves_one_here are bools."""
+    found: Any = part.found
+    launcher = found[0].for_job(detect()[0], _SIZE, 1, [HOST] * _SIZE, **found[1], **part.arguments)
+    for name in ("is_external", "is_interactive_compatible", "reruns_program", "leaves_one_here"):
+        same(type(getattr(launcher, name)), bool, f"type of {name}")
+
+
 def each_process_runs_the_function_once(part: Part) -> None:
     """With two processes, the function runs once in each of them, and in no other."""
     ended = _well(part)
@@ -211,17 +219,3 @@ def _failed(ended: _Ended) -> None:
     for each in alive:
         each.kill()
     same(len(alive), 0, "processes that are left")
-
-
-def it_declares_itself(part: Part) -> None:
-    """is_external, is_interactive_compatible, reruns_program and leaves_one_here are bools."""
-    found: Any = part.found
-    launcher = found[0].for_job(detect()[0], _SIZE, 1, [HOST] * _SIZE, **found[1], **part.arguments)
-    for name in ("is_external", "is_interactive_compatible", "reruns_program", "leaves_one_here"):
-        same(type(getattr(launcher, name)), bool, f"type of {name}")
-
-
-CHECKS = (
-    it_declares_itself, each_process_runs_the_function_once, each_process_knows_its_rank, the_processes_can_meet,
-    the_first_process_s_result_comes_back, an_exception_in_a_rank_ends_the_job, a_killed_rank_ends_the_job,
-)  # fmt: skip

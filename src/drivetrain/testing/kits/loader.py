@@ -185,10 +185,3 @@ class _Saves(Callback):
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         if trainer.global_step == self.at:
             trainer.save_checkpoint(self.file)
-
-
-CHECKS = (
-    every_pass_is_complete, its_length_is_right, a_pass_that_is_left_does_not_shorten_the_next,
-    reading_the_state_changes_nothing, a_state_continues_its_pass, a_state_is_a_snapshot,
-    a_stopped_fit_sees_the_remaining_batches,
-)  # fmt: skip

@@ -204,10 +204,3 @@ class _Logs(Small):
         loss = super().training_step(batch, batch_idx)
         self.log("train/loss", loss)
         return loss
-
-
-CHECKS = (
-    a_run_has_a_name_and_a_version, the_name_stays_the_same, what_was_logged_is_written, any_number_can_be_logged,
-    hyperparameters_can_be_logged, another_run_may_follow, runs_do_not_mix, all_ranks_have_one_run,
-    a_resumed_fit_continues_the_run, a_copy_in_another_process_is_the_same, a_fit_logs_with_it,
-)  # fmt: skip

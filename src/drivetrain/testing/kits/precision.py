@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -242,10 +241,3 @@ def a_loop_of_ones_own_trains_with_it(part: Part) -> None:
     expected = _plain(clip=("norm", 0.05))["weights"]
     for name, value in whole(dict(module.named_parameters())).items():
         _near(value, expected[name], _tolerance(part, precision), f"weights of {name}")
-
-
-CHECKS: tuple[Callable[[Part], None], ...] = (
-    it_declares_itself, it_trains_near_64_bits, it_accumulates, it_clips_unscaled_gradients, it_evaluates_near_64_bits,
-    it_converts_only_floats, a_module_keeps_its_parameters, its_contexts_leave_nothing, it_leaves_torch_as_it_was,
-    a_second_run_has_the_same_numbers, it_resumes_exactly, a_loop_of_ones_own_trains_with_it,
-)  # fmt: skip

@@ -214,11 +214,3 @@ class _Runs:
 
     def __reduce__(self) -> Any:
         return os.mkdir, ("ran",)
-
-
-CHECKS = (
-    what_is_saved_is_loaded, tensors_may_change_after_a_save, a_saved_checkpoint_is_there,
-    a_missing_checkpoint_is_an_error, a_save_replaces_the_previous_one, a_removed_checkpoint_is_gone,
-    checkpoints_are_found_by_pattern, the_newest_checkpoint_is_known, a_copy_is_a_checkpoint_of_its_own,
-    a_failed_save_leaves_the_previous_one, loading_runs_no_code, it_works_again_after_teardown, a_fit_resumes_exactly,
-)  # fmt: skip

@@ -22,7 +22,7 @@ def tuned_name(trainer: Any, module: Any, names: tuple[str, ...], owner: str, ar
         ConfigurationError: no object has one of these names.
     """
     for name in names:
-        if next(_holders(trainer, module, name), None) is not None:
+        if next(holders(trainer, module, name), None) is not None:
             return name
     kind = type(module).__name__
     raise MissingAttributeError(
@@ -33,19 +33,21 @@ def tuned_name(trainer: Any, module: Any, names: tuple[str, ...], owner: str, ar
 
 def set_tuned(trainer: Any, module: Any, name: str, value: Any) -> None:
     """Set the attribute ``name`` on every object that has it."""
-    for holder in list(_holders(trainer, module, name)):
+    write(list(holders(trainer, module, name)), name, value)
+
+
+def holders(trainer: Any, module: Any, name: str) -> Iterator[Any]:
+    """Yield the module, its hyperparameters, the datamodule and its hyperparameters, those that have ``name``."""
+    for owner in (module, getattr(trainer, "datamodule", None)):
+        for holder in (owner, getattr(owner, "hparams", None)):
+            if name in holder if isinstance(holder, MutableMapping) else hasattr(holder, name):
+                yield holder
+
+
+def write(to: list[Any], name: str, value: Any) -> None:
+    """Set ``name`` on each object in ``to``."""
+    for holder in to:
         if isinstance(holder, MutableMapping):
             holder[name] = value
         else:
             setattr(holder, name, value)
-
-
-def _holders(trainer: Any, module: Any, name: str) -> Iterator[Any]:
-    for owner in (module, getattr(trainer, "datamodule", None)):
-        if owner is None:
-            continue
-        if hasattr(owner, name):
-            yield owner
-        hparams = getattr(owner, "hparams", None)
-        if isinstance(hparams, MutableMapping) and name in hparams:
-            yield hparams

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.loops.results import number_text, results_html, results_table
+from drivetrain.trainer.telling import number_text, results_html, results_table
 
 NAN = float("nan")
 

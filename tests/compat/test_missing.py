@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import drivetrain
-from drivetrain.base.missing import ARGUMENTS, ENGINE, MISSING
+from drivetrain.compat.missing import ARGUMENTS, ENGINE, MISSING
 from drivetrain.settings import Settings
 
-ORIGINAL = json.loads((Path(__file__).parents[1] / "compat" / "public_names.json").read_text(encoding="utf-8"))
+ORIGINAL = json.loads((Path(__file__).parent / "public_names.json").read_text(encoding="utf-8"))
 COUNTERPARTS = {
     "drivetrain": "lightning.pytorch",
     **{

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from drivetrain.data.uneven import KeptTogether, PaddedBatches
 from drivetrain.errors import ConfigurationError
+from drivetrain.loops.uneven import KeptTogether, PaddedBatches
 
 
 def given(own: int, other: int) -> list[tuple[Any, bool, float]]:

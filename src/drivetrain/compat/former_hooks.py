@@ -1,0 +1,84 @@
+"""Hooks of earlier versions of Lightning, which are called no longer: what does their work now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from drivetrain.base.introspect import defined_by_user, is_own_class, takes
+from drivetrain.base.rank_zero import lightning_deprecation
+from drivetrain.errors import ConfigurationError, HookError, RunError
+
+if TYPE_CHECKING:
+    from drivetrain.module.module import LightningModule
+    from drivetrain.strategies.strategy import Strategy
+
+RENAMED = {
+    "training_epoch_end": ("on_train_epoch_end", 1),
+    "validation_epoch_end": ("on_validation_epoch_end", 1),
+    "test_epoch_end": ("on_test_epoch_end", 1),
+    "on_epoch_start": ("on_train_epoch_start", 0),
+    "on_epoch_end": ("on_train_epoch_end", 0),
+    "on_pretrain_routine_start": ("on_fit_start", 0),
+    "on_pretrain_routine_end": ("on_fit_start", 0),
+    "on_hpc_save": ("on_save_checkpoint", 1),
+    "on_hpc_load": ("on_load_checkpoint", 1),
+    "get_progress_bar_dict": ("log", 0),
+    "configure_sharded_model": ("configure_model", 0),
+    "tbptt_split_batch": ("training_step", 2),
+}
+"""Hooks that are called no longer: what does their work, and how many arguments they were called with."""
+
+_STEP_END = ("training_step_end", "validation_step_end", "test_step_end")
+"""Hooks that only strategies with ``facts.earlier.step_ends`` call, with one argument; elsewhere the step does this."""
+
+GONE_FROM_CALLBACKS = {
+    "on_batch_start": "on_train_batch_start",
+    "on_batch_end": "on_train_batch_end",
+    **{name: instead for name, (instead, arguments) in RENAMED.items() if arguments == 0 and name.startswith("on_")},
+    "on_init_start": "setup",
+    "on_init_end": "setup",
+    "on_keyboard_interrupt": "on_exception",
+}
+"""The same for callbacks; these are warned of, because a callback may be written for several libraries."""
+
+
+def check_not_defined(module: LightningModule, strategy: Strategy) -> None:
+    """Check that ``module`` defines no hook that is called no longer; let a former name replace the new one.
+
+    Raises:
+        HookError: it defines one.
+        ConfigurationError: it defines a hook that only strategies that split batches call.
+    """
+    name = type(module).__name__
+    for removed, (instead, arguments) in RENAMED.items():
+        if removed in strategy.facts.earlier.hooks or not defined_by_user(module, removed):
+            continue
+        if removed == "configure_sharded_model" and _serves(module):
+            continue
+        # with other arguments, the method is the user's own of the same name
+        if takes(getattr(module, removed, None), arguments):
+            raise HookError(
+                f"{name}.{removed} is never called: this hook no longer exists. Do its work in {instead}, and keep the "
+                "steps' outputs on self if you need them. [DT1015]"
+            )
+    for hook in () if strategy.facts.earlier.step_ends else _STEP_END:
+        if defined_by_user(module, hook) and takes(getattr(module, hook), 1):
+            raise ConfigurationError(
+                f"{name}.{hook} is never called by {type(strategy).__name__}, which does not split batches. Do its "
+                f'work in {hook.removesuffix("_end")}, or write strategy="dp".'
+            )
+
+
+def _serves(module: Any) -> bool:
+    """Make ``configure_sharded_model`` replace ``configure_model`` in a program written for Lightning; return whether
+    it does.
+    """
+    name = type(module).__name__
+    served = lightning_deprecation(
+        f"{name}.configure_sharded_model is the former name of the hook configure_model. Rename it."
+    )
+    if served and any("configure_model" in vars(cls) for cls in type(module).__mro__ if not is_own_class(cls)):
+        raise RunError(f"{name} defines configure_sharded_model and configure_model. Keep configure_model alone.")
+    if served:
+        module.configure_model = module.configure_sharded_model
+    return served
