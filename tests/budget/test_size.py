@@ -26,8 +26,8 @@ from drivetrain.strategies.strategy import Strategy
 
 PACKAGE = Path(drivetrain.__file__).parent
 LEAVES = {
-    "cli", "compat", "doctor", "forecast", "integrations", "legacy", "loggers", "profilers", "proof", "report", "testing", "trials",
-    "tuner",
+    "cli", "compat", "doctor", "forecast", "integrations", "legacy", "loggers", "profilers", "proof", "report",
+    "testing", "trials", "tuner",
 }  # fmt: skip
 """Folders that are no part of the core, which trains without them."""
 

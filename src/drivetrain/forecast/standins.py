@@ -53,7 +53,7 @@ class Job:
 class PlannedAccelerator(CPUAccelerator):
     """Devices that this machine may not have; the fake tensors on them are of the type "cpu"."""
 
-    auto_priority = None
+    auto_priority: int | None = None  # type: ignore[assignment]
 
     @classmethod
     def joins_auto(cls) -> bool:
@@ -98,9 +98,9 @@ def planned(job: Job) -> Callable[[Settings], Plan]:
             strategy.own_parts = replace(strategy.own_parts, accelerator=None, environment=None, devices=())
             strategy.parallel_devices = ()
         given = settings.plugins if isinstance(settings.plugins, (list, tuple)) else [settings.plugins]
-        kept = [each for each in given if each is not None and not isinstance(each, ClusterEnvironment)]
+        kept: list[Any] = [each for each in given if each is not None and not isinstance(each, ClusterEnvironment)]
         environment: Any = PlannedEnvironment(job)
-        several = {"strategy": "ddp"} if strategy == "auto" and job.devices > 1 else {}
+        several: dict[str, Any] = {"strategy": "ddp"} if strategy == "auto" and job.devices > 1 else {}
         changed = replace(
             settings, accelerator=PlannedAccelerator(), devices=job.per_node, num_nodes=job.nodes,
             plugins=[*kept, environment] if job.devices > 1 else kept, **several,
@@ -181,7 +181,7 @@ ARRIVED: list[int] = []
 one bucket there, and divides them by this order afterwards; a plan wraps the model again to do the same."""
 
 
-def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
     buffer, done = bucket.buffer(), torch.futures.Future[Tensor]()
     dist.all_reduce(buffer, group=group.handle)
     done.set_result(buffer)
@@ -216,14 +216,10 @@ def _exchange(group: Any, function: Callable[..., Any], *args: Any, **options: A
     if name == "gather_objects":
         return [first] * size
     if name == "all_gather":
-        return torch.stack([first] * min(size, 2)) if size < 2 else _tiled(cast("Tensor", first), size)
+        return cast("Tensor", first).unsqueeze(0).expand(size, *args[0].shape).contiguous()
     if name == "gather_keyed":
         return args[1].detach().unsqueeze(0).expand(size, -1)
     return first  # reduce, broadcast, reduce_boolean_decision; barrier returns nothing
-
-
-def _tiled(tensor: Tensor, size: int) -> Tensor:
-    return tensor.unsqueeze(0).expand(size, *tensor.shape).contiguous()
 
 
 def parameters_become_fake(mode: Any) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from drivetrain.base.packages import fake_collectives, fake_store, fake_tensors,
 
 def fake_mode() -> AbstractContextManager[Any]:
     """Return the context in which operations compute shapes only; real tensors are accepted beside fake ones."""
-    return fake_tensors.FakeTensorMode(allow_non_fake_inputs=True)  # type: ignore[no-any-return]
+    return fake_tensors.FakeTensorMode(allow_non_fake_inputs=True)
 
 
 def is_fake(tensor: Any) -> bool:
@@ -43,7 +43,7 @@ def dynamic_errors() -> tuple[type[BaseException], ...]:
 
 def real() -> AbstractContextManager[Any]:
     """Return a context in which no mode is active: tensors are real, and nothing is recorded."""
-    return modes._disable_current_modes()  # type: ignore[no-any-return]
+    return modes._disable_current_modes()
 
 
 def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
@@ -83,7 +83,7 @@ _WIDE = (
 
 def autocast_as_devices_do() -> Any:
     """Change autocast on the host, until the returned object is freed: it then widens what a device's does."""
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = cast("Any", torch.library).Library("aten", "IMPL")
     for name in _WIDE.split():
         packet, _, overload = name.partition(".")
         operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
