@@ -40,7 +40,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_package_and_its_types(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {"drivetrain/__init__.py", "drivetrain/py.typed", "drivetrain/loops/fit.py"} <= names
+    files = ("__init__.py", "__init__.pyi", "py.typed", "loops/fit.py")
+    assert {f"drivetrain/{each}" for each in files} <= names
     assert not any(name.startswith(("tests", "examples", "benchmarks")) for name in names)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
+import ast
 import copy
 import importlib
 import importlib.util
-import math
 import pickle
 import subprocess
 import sys
@@ -16,7 +15,10 @@ from types import ModuleType
 import pytest
 
 import drivetrain
-from drivetrain.base.lazy import Later, UnknownNames, public
+from drivetrain.base.lazy import Later, UnknownNames, public_modules
+
+FOLDER = Path(drivetrain.__file__).parent
+STUBS = sorted(FOLDER.rglob("*.pyi"))
 
 MODULES = [
     "accelerators", "callbacks", "checkpoints", "cli", "clusters", "compat", "data", "engine", "errors", "launchers",
@@ -155,35 +157,15 @@ def test_a_name_that_waits_for_its_module_can_be_copied_and_pickled() -> None:
         assert other.floor(2.5) == 2
 
 
-def test_a_block_of_public_names_imports_nothing_until_a_name_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "lists").mkdir()
-    (tmp_path / "lists" / "__init__.py").write_text(
-        "import sys\nfrom drivetrain.base.lazy import public\n"
-        "with public(__name__):\n"
-        "    from lists.file import first as first\n"
-        "    from lists import file as file\n"
-        "loaded = 'lists.file' in sys.modules\n"
-    )
-    (tmp_path / "lists" / "file.py").write_text("first = 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    lists = importlib.import_module("lists")
-    assert (lists.loaded, lists.__all__, lists.first) == (False, ["first"], 1)
-    assert lists.file is sys.modules["lists.file"]
-
-
-def test_other_files_import_while_a_block_of_public_names_runs() -> None:
-    """As in a signal's handler or in another thread."""
-    package = ModuleType("a_package")
-    sys.modules["a_package"] = package
-    before = builtins.__import__
-    try:
-        with public("a_package"):
-            exec("from math import pi as pi", vars(package))
-            own: dict[str, object] = {}
-            exec("from math import pi", own)
-            assert (own["pi"], package.pi) == (math.pi, None)
-        assert (builtins.__import__, package.pi) == (before, math.pi)
-    finally:
-        del sys.modules["a_package"]
+@pytest.mark.parametrize("stub", STUBS, ids=lambda path: str(path.relative_to(FOLDER)))
+def test_each_statement_of_a_stub_names_one_public_name(stub: Path) -> None:
+    """They are read as text, so another form would be read wrongly."""
+    tree = ast.parse(stub.read_text(encoding="utf-8"))
+    found = [(each.module, alias) for each in tree.body if isinstance(each, ast.ImportFrom) for alias in each.names]
+    assert all(alias.asname == alias.name for _, alias in found)
+    assert {type(each) for each in tree.body} <= {ast.ImportFrom, ast.AnnAssign}
+    package = "drivetrain." + ".".join(stub.relative_to(FOLDER).with_suffix("").parts)
+    package = package.removesuffix("__init__").removesuffix(".")
+    module = importlib.import_module(package)
+    assert module.__all__ == sorted(alias.name for source, alias in found if source != package)
+    assert public_modules(package) == [alias.name for source, alias in found if source == package]

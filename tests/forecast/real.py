@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from drivetrain import Callback
+from drivetrain.strategies import fsdp_kept
 
 _WITH_WORKSPACE = ("aten::convolution", "aten::convolution_backward")
 """Operations whose kernels allocate and free memory of their own, which a plan has in its allowance."""
@@ -25,7 +26,12 @@ _WITH_WORKSPACE = ("aten::convolution", "aten::convolution_backward")
 
 def live_tensors(model: Any = None) -> int:
     """Return the bytes of the storages of all tensors that Python knows, the gradients of ``model`` among them."""
-    known = [each.grad for each in model.parameters()] if model is not None else []
+    known: list[Any] = []
+    if model is not None:
+        known += [each.grad for each in model.parameters()]
+        held = [each for _, each in fsdp_kept.parameters_in(model)]
+        known += [each._unsharded_param.grad for each in held if hasattr(each, "_unsharded_param")]
+        known += [each.unsharded_accumulated_grad for each in held]
     gc.collect()
     found = {}
     for each in gc.get_objects():
@@ -49,12 +55,13 @@ class Windows(Callback):
     def __init__(self, window: int, walks: bool) -> None:
         self.window, self.walks, self.start, self.found = window, walks, 0, dict[str, int]()
         self.saving: Any = None
+        self.buckets = 0
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 2 * self.window:
-            self.start = live_tensors(pl_module)
             if isinstance(trainer.strategy.model, DistributedDataParallel):
-                self.start += sum(each.numel() * each.element_size() for each in pl_module.parameters())
+                self.buckets = sum(each.numel() * each.element_size() for each in pl_module.parameters())
+            self.start = live_tensors(pl_module) + self.buckets
             with record_function("third window"):
                 pass
         if batch_idx == 3 * self.window - 1 and self.walks:
@@ -65,11 +72,11 @@ class Windows(Callback):
         if self.saving is not None:
             self.saving.__exit__()
             self.saving = None
-            self.found["before backward"] = live_tensors(pl_module)
+            self.found["before backward"] = live_tensors(pl_module) + self.buckets
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         if self.found:
-            self.found["after backward"] = live_tensors(pl_module)
+            self.found["after backward"] = live_tensors(pl_module) + self.buckets
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx + 1 == 3 * self.window:

@@ -39,7 +39,7 @@ def repository(tmp_path: Path) -> Path:
         "docs/a.md": "# Begin\n\n```text\n[no link](gone.md)\n```\n\nSee [the example](../examples/a.py#L3).\n",
         "docs/site.css": "",
         "examples/a.py": "",
-        "src/drivetrain/__init__.py": "from drivetrain.trainer import Trainer as Trainer\n",
+        "src/drivetrain/__init__.pyi": "from drivetrain.trainer import Trainer as Trainer\n",
     }
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def test_a_page_that_is_gone_and_a_link_to_nothing_are_refused(tools: Any, repos
 
 
 def test_a_public_module_without_a_page_is_refused(tools: Any, repository: Path) -> None:
-    (repository / "src" / "drivetrain" / "__init__.py").write_text("from drivetrain import data as data\n")
+    (repository / "src" / "drivetrain" / "__init__.pyi").write_text("from drivetrain import data as data\n")
     (repository / "src" / "drivetrain" / "data.py").write_text("class Loader: ...\n")
     with pytest.raises(tools.pages.Failed, match=r"reference/data.md"):
         tools.pages.stage(repository / "out", repository)

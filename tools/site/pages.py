@@ -78,20 +78,20 @@ def full(module: str) -> str:
 
 
 def modules(root: Path = ROOT) -> list[str]:
-    """Return the public modules of the package, which its `__init__.py` imports; "" is the package itself."""
-    tree = ast.parse((root / "src" / PACKAGE / "__init__.py").read_text(encoding="utf-8"))
-    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == PACKAGE]
-    return ["", *(each.name for node in froms for each in node.names)]
+    """Return the public modules of the package, by its stub, `__init__.pyi`; "" is the package itself."""
+    stub = ast.parse((root / "src" / PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom) and node.module == PACKAGE]
+    return ["", *(alias.name for node in imports for alias in node.names)]
 
 
 def public(module: str, root: Path = ROOT) -> list[Public]:
     """Return the public names of a module, read from its text: the environment of the site has no torch.
 
-    They are its imports of the form ``from x import Y as Y``. For a file, they are its classes and functions; the
-    functions in errors.py are the package's own.
+    For a package, they are the imports of its stub, of the form ``from x import Y as Y``. For a file, they are its
+    classes and functions; the functions in errors.py are the package's own.
     """
     path = root / "src" / PACKAGE / module
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    path = path / "__init__.pyi" if path.is_dir() else path.with_suffix(".py")
     kinds = (ast.ClassDef, ast.FunctionDef) if path.stem not in ("__init__", "errors") else ()
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found = [

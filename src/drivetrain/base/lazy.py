@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import builtins
 import gc
 import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from threading import RLock, get_ident
-from types import MappingProxyType, ModuleType, SimpleNamespace
+from threading import get_ident
+from types import MappingProxyType, ModuleType
 from typing import Any
+
+IMPORTED_IN = os.getpid()
+"""The process that has imported drivetrain; a copy that is forked from it has another number."""
 
 _offered: dict[str, tuple[str, ...]] = {}  # the public names, by package
 _files: dict[str, Mapping[str, str]] = {}  # the file of each public name, by package
@@ -53,38 +55,19 @@ class OnFirstUse:
 on_first_use = OnFirstUse()
 
 
-class public:
-    """A ``with`` block in a package's ``__init__.py``, with one import statement for each public name.
+def public(package: str) -> list[str]:
+    """Set the ``__getattr__`` and ``__dir__`` of a package with public names, and return the names.
 
-    The block has only lines of the form ``from module import name as name``. To a type checker and to import-linter
-    they are plain imports. When they run, they import nothing: the block keeps the names, and each is imported when it
-    is first used. A name from the package itself is a module of the package.
+    Each is written once, for programs and for type checkers: in the package's stub, ``__init__.pyi``, whose statements
+    have the form ``from module import Name as Name``. Those that import from the package itself name public modules.
     """
-
-    _running = RLock()  # a block of another thread may not end while this one replaces Python's import function
-
-    def __init__(self, package: str) -> None:
-        self._package, self._members = package, vars(sys.modules[package])
-        self._found: dict[str, str] = {}
-
-    def __enter__(self) -> None:
-        self._running.acquire()
-        self._import, builtins.__import__ = builtins.__import__, self._keep
-
-    def _keep(self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-        if globals is not self._members:  # a statement of another file: of another thread, or of a signal's handler
-            return self._import(name, globals, locals, fromlist, level)
-        self._found |= dict.fromkeys(fromlist, name)
-        return SimpleNamespace(**dict.fromkeys(fromlist))
-
-    def __exit__(self, *_: object) -> None:
-        builtins.__import__ = self._import
-        self._running.release()
-        for name in self._found:
-            del self._members[name]
-        files = {name: module for name, module in self._found.items() if module != self._package}
-        self._members["__all__"] = list(files)
-        lazy(self._package, files, [name for name in self._found if name not in files])
+    module: Any = sys.modules[package]
+    stub = module.__loader__.get_data(f"{os.path.splitext(module.__file__)[0]}.pyi").decode()
+    statements = (each.replace("(", "").split() for each in stub.split("\nfrom ")[1:])
+    found = {words[2]: words[0] for words in statements}
+    names = sorted(name for name, source in found.items() if source != package)
+    lazy(package, {name: found[name] for name in names}, [name for name in found if found[name] == package])
+    return names
 
 
 def lazy(package: str, files: Mapping[str, str] = MappingProxyType({}), modules: Sequence[str] = ()) -> None:

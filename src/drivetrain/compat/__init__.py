@@ -8,10 +8,6 @@ inherit it.
 See docs/compat.md for the names that are available, and :mod:`drivetrain.parity` for the switches.
 """
 
-from __future__ import annotations
-
 from drivetrain.base.lazy import public
 
-with public(__name__):
-    from drivetrain.compat.installing import install as install
-    from drivetrain.compat.installing import uninstall as uninstall
+__all__ = public(__name__)

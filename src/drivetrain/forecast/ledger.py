@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -105,7 +105,7 @@ class Lines:
         return "", mark, apart
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A torch dispatch mode that sees every operation on plain tensors; enter it above the fake mode.
 
     Args:
@@ -115,7 +115,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, ledger: Ledger, lines: Lines, values: Iterable[tuple[str, Any]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ledger, self.lines, self.known = ledger, lines, list(values)
         self.phase: Phase = "forward"
         self.stack: list[str] = []
@@ -350,9 +350,6 @@ def finished(ledger: Ledger, first: int) -> tuple[Operation | Exchange, ...]:
             waits = next(later, len(steps))
             if each.phase in ("backward", "recompute") and "reduce" in each.name and waits < after:
                 waits = after if each.name == "reduce_scatter" else waits
-            each = Exchange(*[getattr(each, name) for name in _FIELDS], waited_on_at=waits)
+            each = replace(each, waited_on_at=waits)
         found.append(each)
     return tuple(found)
-
-
-_FIELDS = ("name", "group_ranks", "bytes", "dtype", "phase", "block")

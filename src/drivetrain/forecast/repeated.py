@@ -43,6 +43,11 @@ def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[St
         if place is None and len(old) == len(new):
             new = [_grown(one, other, length - 3) for one, other in zip(old, new, strict=True)]
         order = [*range(start), *(length - 2) * [*range(start, start + size)], *range(start + size, len(new))]
+        if place is None and len(old) < len(new):  # steps of buckets lie between those of the blocks
+            middle = [index for index, each in enumerate(new) if each.block.rpartition(".")[2] == "1"]
+            rest = [index for index in range(len(new)) if index not in set(middle)]
+            cut = next((at for at, index in enumerate(rest) if middle and index > middle[0]), len(rest))
+            order = [*rest[:cut], *(length - 2) * middle, *rest[cut:]]
         first = len(found)
         for index in order:
             step = new[index]

@@ -209,7 +209,7 @@ class Windows:
                 if each.requires_grad:
                     self._arrivals.append(each.register_post_accumulate_grad_hook(self._arrived))
         before, after = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
-        self._handles = [before(self._before_step), after(self._after_step)]  # type: ignore[arg-type]
+        self._handles = [before(self._before_step), after(self._after_step)]
 
     def _fake(self, batch: Any) -> Any:
         def fake(tensor: Any) -> Any:

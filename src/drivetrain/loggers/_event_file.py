@@ -9,10 +9,7 @@ import time
 from typing import Any, cast
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog, SourceMetadata  # type: ignore[import-untyped]
-from tensorboard.summary.writer.event_file_writer import (  # type: ignore[import-untyped]
-    EventFileWriter,
-    _AsyncWriter,
-)
+from tensorboard.summary.writer.event_file_writer import EventFileWriter, _AsyncWriter  # type: ignore[import-untyped]
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 from torch.utils.tensorboard import FileWriter, SummaryWriter
 

@@ -1,17 +1,5 @@
 """``drivetrain.plugins.precision``: see :mod:`drivetrain.precision`."""
 
-from __future__ import annotations
-
 from drivetrain.base.lazy import public
 
-with public(__name__):
-    from drivetrain.precision import BitsandbytesPrecision as BitsandbytesPrecision
-    from drivetrain.precision import DeepSpeedPrecision as DeepSpeedPrecision
-    from drivetrain.precision import DoublePrecision as DoublePrecision
-    from drivetrain.precision import Float8Precision as Float8Precision
-    from drivetrain.precision import FSDPPrecision as FSDPPrecision
-    from drivetrain.precision import HalfPrecision as HalfPrecision
-    from drivetrain.precision import MixedPrecision as MixedPrecision
-    from drivetrain.precision import Precision as Precision
-    from drivetrain.precision import TransformerEnginePrecision as TransformerEnginePrecision
-    from drivetrain.precision import XLAPrecision as XLAPrecision
+__all__ = public(__name__)

@@ -1,18 +1,5 @@
 """Simulated devices, comparison of the Trainer with a plain loop, and test suites for accelerators and strategies."""
 
-from __future__ import annotations
-
 from drivetrain.base.lazy import public
 
-with public(__name__):
-    from drivetrain.testing.checks import check_part as check_part
-    from drivetrain.testing.equivalence import check_against_plain_loop as check_against_plain_loop
-    from drivetrain.testing.fake import FakeAccelerator as FakeAccelerator
-    from drivetrain.testing.fake import fake_devices as fake_devices
-    from drivetrain.testing.groups import check_group as check_group
-    from drivetrain.testing.programs import Program as Program
-    from drivetrain.testing.programs import random_program as random_program
-    from drivetrain.testing.record import Move as Move
-    from drivetrain.testing.record import Record as Record
-    from drivetrain.testing.record import Step as Step
-    from drivetrain.testing.record import Sync as Sync
+__all__ = public(__name__)

@@ -1,8 +1,5 @@
 """The Trainer."""
 
-from __future__ import annotations
-
 from drivetrain.base.lazy import public
 
-with public(__name__):
-    from drivetrain.trainer.trainer import Trainer as Trainer
+__all__ = public(__name__)

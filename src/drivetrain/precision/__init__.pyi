@@ -1,0 +1,13 @@
+# The public names, for type checkers and for base/lazy.py.
+
+from drivetrain.precision.bitsandbytes import BitsandbytesPrecision as BitsandbytesPrecision
+from drivetrain.precision.by_strategy import DeepSpeedPrecision as DeepSpeedPrecision
+from drivetrain.precision.by_strategy import FSDPPrecision as FSDPPrecision
+from drivetrain.precision.double import DoublePrecision as DoublePrecision
+from drivetrain.precision.float8 import Float8Precision as Float8Precision
+from drivetrain.precision.half import HalfPrecision as HalfPrecision
+from drivetrain.precision.mixed import MixedPrecision as MixedPrecision
+from drivetrain.precision.precision import Precision as Precision
+from drivetrain.precision.precision import PrecisionRegistry as PrecisionRegistry
+from drivetrain.precision.transformer_engine import TransformerEnginePrecision as TransformerEnginePrecision
+from drivetrain.precision.xla import XLAPrecision as XLAPrecision
