@@ -112,7 +112,8 @@ ATTRIBUTES = {
     "torch.distributed.fsdp.wrap.ModuleWrapPolicy": "_module_classes",
     "torch.distributed.optim.ZeroRedundancyOptimizer": "_optim_constructor",
     "torch.nn.Module": (
-        "_apply _backward_pre_hooks _buffers _modules _parameters _call_impl _compiled_call_impl _forward_hooks _forward_pre_hooks "
+        "_apply _buffers _modules _parameters "
+        "_backward_pre_hooks _call_impl _compiled_call_impl _forward_hooks _forward_pre_hooks "
         "_is_full_backward_hook _load_state_dict_pre_hooks _non_persistent_buffers_set "
         "_replicate_for_data_parallel"
     ),
