@@ -80,6 +80,5 @@ def test_two_and_three_blocks_predict_eight(tmp_path: Path, monkeypatch: pytest.
     assert every.lists == ()
     assert abs(few.peak.total - every.peak.total) <= 0.001 * every.peak.total
     assert few.peak.phase == every.peak.phase
-    assert len(few.recorded.steps) == len(every.recorded.steps)
-    of_blocks = [[each.block for each in plan.recorded.steps].count("") for plan in (few, every)]
-    assert of_blocks[0] == of_blocks[1]
+    flops = [sum(getattr(each, "flops", 0) for each in plan.recorded.steps) for plan in (few, every)]
+    assert abs(flops[0] - flops[1]) <= 0.01 * flops[1]
