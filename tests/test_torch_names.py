@@ -112,7 +112,6 @@ ATTRIBUTES = {
     "torch.distributed.fsdp.wrap.ModuleWrapPolicy": "_module_classes",
     "torch.distributed.optim.ZeroRedundancyOptimizer": "_optim_constructor",
     "torch.nn.Module": (
-        "_apply _buffers _modules _parameters "
         "_backward_pre_hooks _call_impl _compiled_call_impl _forward_hooks _forward_pre_hooks "
         "_is_full_backward_hook _load_state_dict_pre_hooks _non_persistent_buffers_set "
         "_replicate_for_data_parallel"
@@ -161,14 +160,14 @@ callbacks/model_summary.py callbacks/replica_check.py callbacks/stochastic_weigh
 callbacks/weight_averaging.py checkpoints/arena.py checkpoints/container.py checkpoints/foreign.py
 checkpoints/references.py checkpoints/unread.py cli/checkpoint_dcp.py compat/collectives.py compat/samplers.py
 data/batched.py data/combined.py data/kept.py data/sampled_passes.py doctor/optimizers.py engine/snapshots.py
-engine/wrappers.py forecast/blocks.py forecast/ledger.py forecast/standins.py forecast/torch_tools.py
+engine/wrappers.py forecast/ledger.py forecast/standins.py forecast/torch_tools.py
 launchers/child.py launchers/flight.py launchers/script.py
 legacy/v1_3/training_type_plugins.py logbook/entry.py loops/direct.py loops/graph_parts.py loops/graphs.py
 loops/loaders.py loops/replay.py loops/step_checks.py loops/stop.py precision/_layers.py
 precision/bitsandbytes.py precision/mixed.py proof/operations.py proof/recorder.py
 strategies/_deepspeed_optimizers.py strategies/agreement.py strategies/batchnorm.py strategies/context_parallel.py
 strategies/ddp.py strategies/deepspeed.py strategies/fsdp_blocks.py strategies/fsdp_kept.py
-strategies/fully_sharded.py strategies/gradient_exchange.py strategies/group.py strategies/horovod.py
+strategies/fully_sharded.py strategies/gradient_exchange.py strategies/joint_save.py strategies/group.py strategies/horovod.py
 strategies/local_passes.py strategies/meeting.py strategies/model_parallel.py
 strategies/optimizer_states.py strategies/replicas.py strategies/sharded_gradients.py strategies/waiting.py
 testing/_machine.py testing/_modes.py testing/_places.py testing/_ranks.py testing/fake.py testing/plain_loop.py

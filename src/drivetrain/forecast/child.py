@@ -11,6 +11,14 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+import torch
+
+from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.forecast import standins, torch_tools
+from drivetrain.forecast.allowance import needed
+from drivetrain.forecast.tries import Planner, cause
+from drivetrain.trainer import trainer as entrance
+
 VARIABLE = "DRIVETRAIN_PLAN"
 """The environment variable with the JSON of what is asked."""
 
@@ -18,8 +26,6 @@ VARIABLE = "DRIVETRAIN_PLAN"
 def main() -> int:
     """Run the program on the command line, with the plan that :data:`VARIABLE` asks for."""
     os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # what a step calls beside its operations is no part of a plan
-    from drivetrain.cli.program import add_program_arguments, run_program
-
     parser = argparse.ArgumentParser("drivetrain plan")
     add_program_arguments(parser)
     given = parser.parse_args()
@@ -38,10 +44,6 @@ def main() -> int:
 
 def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
     """Change torch and drivetrain, in this process, for what is asked."""
-    import torch
-
-    from drivetrain.trainer import trainer as entrance
-
     torch.set_num_threads(1)  # nothing is computed, and threads would not survive a copy of the process
     trainers = cast("Any", entrance.Trainer)
     if asked["devices"] is None:
@@ -54,10 +56,6 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
 
         trainers.__init__ = shown
         return
-
-    from drivetrain.forecast import standins, torch_tools
-    from drivetrain.forecast.allowance import needed
-    from drivetrain.forecast.tries import Planner
 
     def fits(found: Any) -> bool:
         return asked["memory"] is None or needed(found, asked["devices"]) <= asked["memory"]
@@ -95,12 +93,6 @@ def _end(result: Path, found: dict[str, Any]) -> None:
 def write(path: Path, found: dict[str, Any]) -> None:
     """Write a result for the command."""
     path.write_bytes(pickle.dumps({**found, "seconds": time.process_time()}))
-
-
-def cause(error: BaseException) -> str:
-    """Return an exception as one line."""
-    lines = str(error).strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
 
 
 if __name__ == "__main__":

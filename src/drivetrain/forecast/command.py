@@ -18,6 +18,8 @@ from typing import Any
 from drivetrain.cli.program import add_program_arguments, command_of, program_parser, say
 from drivetrain.errors import ConfigurationError, number_of
 from drivetrain.forecast.allowance import GIB, allowance, needed
+from drivetrain.forecast.devices import device_of
+from drivetrain.forecast.exchange import fastest_first, of_window
 from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end, signals_as_interrupts
 
 VARIABLE = "DRIVETRAIN_PLAN"
@@ -112,8 +114,6 @@ def _asked(given: argparse.Namespace, made: argparse.ArgumentParser) -> tuple[An
         made.error('--devices needs --device, the kind of device: --device "H100 80GB".')
     device: Any = None
     if given.device.lower() != "cpu":
-        from drivetrain.forecast.devices import device_of
-
         try:
             device = device_of(given.device)
         except ConfigurationError as error:
@@ -169,7 +169,6 @@ def _time(base: Any, device: Any, per_node: int) -> dict[str, Any]:
     """Return the forecast of the step, or why there is none."""
     if device is None:
         return {}
-    from drivetrain.forecast.exchange import of_window
 
     try:
         told = of_window(base.recorded, base.batches, device, per_node)
@@ -242,8 +241,6 @@ def _changes(result: dict[str, Any]) -> list[str]:
     fit = [each for each in result["changes"] if each.get("fits") and "seconds" in each]
     fitting = {each["change"]: each["seconds"] for each in fit}
     if len(fitting) > 1:
-        from drivetrain.forecast.exchange import fastest_first
-
         order = ", ".join(f"{name} ({times:.2f})" for name, times in fastest_first(fitting))
         found.append(f"  those that fit, the fastest first, with multiples of its time: {order}")
     largest = result["largest_micro_batch"]

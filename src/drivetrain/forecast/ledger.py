@@ -212,7 +212,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(getattr(each, "__torch_dispatch__", None) is not None and not _is_plain(each) for each in types):
-            return NotImplemented  # a DTensor's own operations come here as those of its local part
+            return NotImplemented  # operations on shards come here as those on their local part
         kwargs = kwargs or {}
         place = self._last = self._place()
         if func in _reads():

@@ -272,3 +272,13 @@ _STAND_IN = "_drivetrain_stand_in"
 def device_numbers(ranks: Sequence[int]) -> tuple[int, int]:
     """Return how many ranks a group has and how far apart their numbers are."""
     return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1
+
+
+def wrap_again(owner: Any, module: nn.Module) -> None:
+    """Let a DDPStrategy wrap its module again."""
+    owner.model = owner._wrapped(module)
+
+
+def sharding_options(owner: Any) -> Any:
+    """Return the options of a strategy that shards with FSDP2; ``None`` for others."""
+    return owner.options if isinstance(owner, FullySharded) else None

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from drivetrain.forecast import blocks
-from drivetrain.forecast.child import cause
 from drivetrain.forecast.memory import Measured, multiplied
-from drivetrain.forecast.standins import Job
+from drivetrain.forecast.standins import Job, sharding_options
 from drivetrain.forecast.windows import Case, Windows
 from drivetrain.strategies.ddp import DDPStrategy
 from drivetrain.strategies.fsdp import FSDPStrategy
@@ -122,7 +121,7 @@ class Planner:
         """Yield the changes that this program has not made yet, the cheapest first."""
         trainer = self._trainer
         strategy, model = trainer.strategy, self._started.model
-        options = getattr(strategy, "options", None)
+        options = sharding_options(strategy)
         if trainer.plan.precision.name == "32-true":
             for name in ("bf16-mixed", "bf16-true"):
                 yield Change(name, f'Trainer(precision="{name}")', {"precision": name})
@@ -260,3 +259,9 @@ def _outcome(function: Callable[[], Measured]) -> Measured | TryError:
     except BaseException as error:
         traceback.print_exc()
         return TryError(cause(error))
+
+
+def cause(error: BaseException) -> str:
+    """Return an exception as one line."""
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"

@@ -38,11 +38,11 @@ from drivetrain.forecast.ledger import (
     finished,
 )
 from drivetrain.forecast.memory import Measured, measured
-from drivetrain.forecast.standins import ARRIVED, Job, refused_strategy
+from drivetrain.forecast.standins import ARRIVED, Job, refused_strategy, sharding_options, wrap_again
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.run import ENDLESS
 from drivetrain.strategies.sharded_state import local_shard
-from drivetrain.trials.child import _LEFT_OUT
+from drivetrain.trials.child import LEFT_OUT
 
 WINDOWS = 2
 """The first is not reported: its sharding propagation makes tensors of global size, and it creates the state of the
@@ -280,7 +280,7 @@ class Windows:
             handle.remove()
         strategy = self.trainer.strategy
         self.recorder.forget(EXCHANGED)  # the loop still holds the first wrapper, and DDP has no second one
-        strategy.model = strategy._wrapped(self.module)
+        wrap_again(strategy, self.module)
         strategy.driver.rebind()
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
@@ -302,7 +302,7 @@ class Windows:
 
 def _on_host(strategy: Any) -> tuple[str, ...]:
     """Return the kinds that the strategy keeps in the host's memory."""
-    options = getattr(strategy, "options", None)
+    options = sharding_options(strategy)
     return (PARAMETERS, GRADIENTS, OPTIMIZER) if options is not None and options.offloads else ()
 
 
@@ -311,7 +311,7 @@ def _listed(callbacks: Any) -> list[Any]:
 
 
 def _without_traces(callbacks: Any) -> list[Any]:
-    return [each for each in callbacks if not isinstance(each, _LEFT_OUT)]
+    return [each for each in callbacks if not isinstance(each, LEFT_OUT)]
 
 
 def _program_files(program: str) -> Callable[[str], bool]:
