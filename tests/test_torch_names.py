@@ -167,7 +167,8 @@ loops/loaders.py loops/replay.py loops/step_checks.py loops/stop.py precision/_l
 precision/bitsandbytes.py precision/mixed.py proof/operations.py proof/recorder.py
 strategies/_deepspeed_optimizers.py strategies/agreement.py strategies/batchnorm.py strategies/context_parallel.py
 strategies/ddp.py strategies/deepspeed.py strategies/fsdp_blocks.py strategies/fsdp_kept.py
-strategies/fully_sharded.py strategies/gradient_exchange.py strategies/joint_save.py strategies/group.py strategies/horovod.py
+strategies/fully_sharded.py strategies/gradient_exchange.py strategies/group.py strategies/horovod.py
+strategies/joint_save.py
 strategies/local_passes.py strategies/meeting.py strategies/model_parallel.py
 strategies/optimizer_states.py strategies/replicas.py strategies/sharded_gradients.py strategies/waiting.py
 testing/_machine.py testing/_modes.py testing/_places.py testing/_ranks.py testing/fake.py testing/plain_loop.py
