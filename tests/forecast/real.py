@@ -107,12 +107,7 @@ def main(path: str, name: str, words: list[str], walks: bool = False) -> None:
             peak = max(peak, live) if is_third and each.start_ns() > kernel_ends else peak
         elif text in _WITH_WORKSPACE:
             kernel_ends = max(kernel_ends, each.start_ns() + each.duration_ns())
-        elif (
-            is_third
-            and text.startswith(("c10d::", "_c10d_functional::"))
-            and "wait" not in text
-            and "barrier" not in text
-        ):
+        elif is_third and text.startswith("c10d::") and "wait" not in text and "barrier" not in text:
             collectives.append(text)
     lives = {hook: size - before for hook, size in {**watch.found, "start": watch.start}.items()}
     result = {"peak": peak, "collectives": collectives, "live": lives}
