@@ -44,7 +44,7 @@ PATHS = {  # where in torch, and the names there
         "_current_autograd_node _get_privateuse1_backend_name _group_tensors_by_device_and_dtype "
         "_len_torch_dispatch_stack _len_torch_function_stack _nn _set_grad_enabled"
     ),
-    "torch._C._autograd": "_top_saved_tensors_default_hooks",
+    "torch._C._autograd": "_get_sequence_nr _top_saved_tensors_default_hooks",
     "torch._C._distributed_c10d": "PrefixStore TCPStore _dump_fr_trace_json _dump_nccl_trace_json",
     "torch._C._dynamo.eval_frame": "_FrameExecStrategy set_code_exec_strategy",
     "torch._C._dynamo.eval_frame._FrameAction": "SKIP",
@@ -56,10 +56,13 @@ PATHS = {  # where in torch, and the names there
     "torch._inductor": "list_mode_options",
     "torch._inductor.cpp_builder": "get_cpp_compiler",
     "torch._inductor.exc": "InvalidCxxCompiler",
+    "torch._subclasses.fake_tensor": "FakeTensor FakeTensorMode",
     "torch._weights_only_unpickler": "_get_allowed_globals _get_user_allowed_globals",
     "torch.autograd": "_engine_run_backward _profiler_enabled",
     "torch.autograd.Variable._execution_engine": "queue_callback",
     "torch.cuda.memory": "_dump_snapshot _record_memory_history",
+    "torch.distributed._tools.fake_collectives": "collective_ops",
+    "torch.distributed._tools.fake_collectives.CollectiveOp": "get_process_group",
     "torch.distributed.checkpoint.filesystem": "_StorageInfo",
     "torch.distributed.checkpoint.metadata": "_MEM_FORMAT_ENCODING",
     "torch.distributed.distributed_c10d": "_get_default_store",
@@ -72,9 +75,11 @@ PATHS = {  # where in torch, and the names there
     "torch.nn.SyncBatchNorm": "_check_input_dim",
     "torch.nn.modules.batchnorm": "_BatchNorm",
     "torch.nn.modules.module": "_has_any_global_hook",
+    "torch.ops.aten._local_scalar_dense": "default",
     "torch.ops.aten._to_copy": "default",
     "torch.optim.optimizer": "_global_optimizer_post_hooks _global_optimizer_pre_hooks",
-    "torch.utils._python_dispatch": "TorchDispatchMode",
+    "torch.testing._internal.distributed.fake_pg": "FakeStore",
+    "torch.utils._python_dispatch": "TorchDispatchMode _disable_current_modes",
     "torch.utils._pytree": "tree_map",
     "torch.utils.data.DataLoader": "_get_iterator",
     "torch.utils.data._utils.collate.default_collate_fn_map": "values",
@@ -89,10 +94,13 @@ ATTRIBUTES = {
     "torch.UntypedStorage": "_cdata",
     "torch._dynamo.decorators": "_torchdynamo_disable",
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "torch._ops.OpOverload": "_opname _overloadpacket",
     "torch.amp.GradScaler": "_growth_tracker _per_optimizer_states",
     "torch.amp.grad_scaler": "_step_supports_amp_scaling",
     "torch.autograd": "_engine_run_backward _profiler_enabled",
     "torch.autograd.Variable": "_execution_engine",
+    "torch.autograd.graph.Node": "_sequence_nr",
+    "torch.distributed": "_compute_bucket_assignment_by_size _DEFAULT_FIRST_BUCKET_BYTES",
     "torch.distributed.Reducer": "_delay_all_reduce _rebuild_buckets",
     "torch.distributed.fsdp.FSDPModule": "_get_fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam": "_module_info _orig_size _unsharded_param",
@@ -114,7 +122,9 @@ ATTRIBUTES = {
     "torch.nn.parallel.DistributedDataParallel": (
         "_set_static_graph _static_graph_delay_allreduce_enqueued _sync_buffers"
     ),
-    "torch.nn.parallel.distributed": "_ddp_params_and_buffers_to_ignore",
+    "torch.nn.parallel.distributed": (
+        "_ddp_params_and_buffers_to_ignore _sync_module_states _verify_param_shape_across_processes"
+    ),
     "torch.ops.aten.add.Tensor": "_schema",
     "torch.optim.Optimizer": "_optimizer_step_post_hooks _optimizer_step_pre_hooks",
     "torch.optim.lr_scheduler": "_opt_called _wrapped_by_lr_sched",
@@ -150,7 +160,8 @@ accelerators/cuda.py accelerators/graphs.py accelerators/torch_device.py base/co
 base/compiled.py base/packages.py base/torch_private.py callbacks/model_summary.py checkpoints/container.py
 checkpoints/foreign.py checkpoints/references.py checkpoints/unread.py cli/checkpoint_dcp.py
 compat/collectives.py data/batched.py data/combined.py data/sampled_passes.py doctor/optimizers.py
-engine/snapshots.py engine/wrappers.py launchers/flight.py legacy/v1_3/training_type_plugins.py logbook/entry.py
+engine/snapshots.py engine/wrappers.py forecast/ledger.py forecast/standins.py forecast/torch_tools.py
+launchers/flight.py legacy/v1_3/training_type_plugins.py logbook/entry.py
 loops/direct.py loops/graph_parts.py loops/replay.py loops/step_checks.py precision/_layers.py
 precision/bitsandbytes.py proof/recorder.py strategies/_deepspeed_optimizers.py strategies/batchnorm.py
 strategies/context_parallel.py strategies/ddp.py strategies/fsdp_blocks.py strategies/fsdp_kept.py
@@ -166,13 +177,17 @@ SHARED = {
         "_wrapped_by_lr_sched"
     ),
     "modules, whose names base/packages.py holds so that they are imported late": (
-        "_attention _distributed_c10d _dynamo _fsdp_common _inductor cpp_builder exc"
+        "_attention _distributed_c10d _dynamo _fsdp_common _inductor _python_dispatch cpp_builder exc fake_collectives "
+        "fake_pg fake_tensor"
     ),
     "torch._C itself, with names that are put together": "_C",
     "the parts of FSDP, in strategies/fsdp_*.py and what is built on them": (
         "_get_fsdp_state _training_state _unsharded_param"
     ),
     "a file that may not import torch": "pg_names",
+    "what plans on fake tensors read of each operation, or replace": (
+        "_autograd _cdata _current_autograd_node _opname _rebuild_buckets"
+    ),
     "a class that is patched, and asked for in a loader's pass": "_BaseDataLoaderIter",
     "an attribute of a module, in two files of one feature": "_compiled_call_impl",
 }

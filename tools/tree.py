@@ -16,7 +16,7 @@ LAYERS = (
     ("the front", "__init__.py trainer"),
     (
         "leaves",
-        "callbacks integrations loggers plugins profilers tuner cli compat testing proof doctor trials report "
+        "callbacks integrations loggers plugins profilers tuner cli compat testing proof doctor trials forecast report "
         "__main__.py",
     ),
     ("earlier generations", "legacy"),
