@@ -60,6 +60,7 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
     def fits(found: Any) -> bool:
         return asked["memory"] is None or needed(found, asked["devices"]) <= asked["memory"]
 
+    torch_tools.hide_devices()
     job = standins.Job(asked["devices"], asked["per_node"], asked["rank"], asked["on_host"])
     mode: Any = torch_tools.fake_mode()
     if not job.on_host:

@@ -25,6 +25,15 @@ def is_fake(tensor: Any) -> bool:
     return isinstance(tensor, fake_tensors.FakeTensor)
 
 
+def hide_devices() -> None:
+    """Let torch see no accelerator in this process: a plan uses none, and a copy of the process may not use it."""
+    accelerators = cast("Any", torch.accelerator)
+    if (found := accelerators.current_accelerator()) is not None:
+        module: Any = torch.get_device_module(found)
+        module.is_available, module.device_count = lambda: False, lambda: 0
+    accelerators.is_available = lambda: False
+
+
 def alike(mode: Any, tensor: Tensor) -> Tensor:
     """Return a new fake tensor, or parameter, with the shape of ``tensor``; nothing refers to it weakly.
 
