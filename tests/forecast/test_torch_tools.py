@@ -9,7 +9,7 @@ from drivetrain.forecast import torch_tools
 
 
 def test_a_plan_sees_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's optimizers ask an accelerator that is there whether it records a graph, which fails in a forked process."""
+    """Optimizers ask an accelerator that is there whether it records a graph, which fails in a forked process."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
