@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests.forecast import real
 
 from drivetrain.forecast import child
-from tests.forecast import real
 
 HERE = Path(__file__).parent
 CONSTANT = 24_000

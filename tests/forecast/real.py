@@ -23,13 +23,15 @@ _WITH_WORKSPACE = ("aten::convolution", "aten::convolution_backward")
 """Operations whose kernels allocate and free memory of their own, which a plan has in its allowance."""
 
 
-def live_tensors() -> int:
-    """Return the bytes of the storages of all tensors that Python knows."""
+def live_tensors(model: Any = None) -> int:
+    """Return the bytes of the storages of all tensors that Python knows, the gradients of ``model`` among them."""
+    known = [each.grad for each in model.parameters()] if model is not None else []
     gc.collect()
     found = {}
     for each in gc.get_objects():
         if type(each) in (torch.Tensor, torch.nn.Parameter):
             found[each.untyped_storage()._cdata] = each.untyped_storage().nbytes()
+    del known
     return sum(found.values())
 
 
@@ -50,7 +52,7 @@ class Windows(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 2 * self.window:
-            self.start = live_tensors()
+            self.start = live_tensors(pl_module)
             if isinstance(trainer.strategy.model, DistributedDataParallel):
                 self.start += sum(each.numel() * each.element_size() for each in pl_module.parameters())
             with record_function("third window"):
@@ -63,11 +65,16 @@ class Windows(Callback):
         if self.saving is not None:
             self.saving.__exit__()
             self.saving = None
-            self.found["before backward"] = live_tensors()
+            self.found["before backward"] = live_tensors(pl_module)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         if self.found:
-            self.found["after backward"] = live_tensors()
+            self.found["after backward"] = live_tensors(pl_module)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx + 1 == 3 * self.window:
+            with record_function("end"):
+                pass
 
 
 def main(path: str, name: str, words: list[str], walks: bool = False) -> None:
@@ -86,12 +93,19 @@ def main(path: str, name: str, words: list[str], walks: bool = False) -> None:
         text = each.name()
         if text == "third window":
             is_third, live = True, watch.start - before
+        elif text == "end":
+            is_third = False
         elif text == "[memory]":
             live += each.nbytes()
             peak = max(peak, live) if is_third and each.start_ns() > kernel_ends else peak
         elif text in _WITH_WORKSPACE:
             kernel_ends = max(kernel_ends, each.start_ns() + each.duration_ns())
-        elif is_third and text.startswith(("c10d::", "_c10d_functional::")) and "wait" not in text and "barrier" not in text:
+        elif (
+            is_third
+            and text.startswith(("c10d::", "_c10d_functional::"))
+            and "wait" not in text
+            and "barrier" not in text
+        ):
             collectives.append(text)
     lives = {hook: size - before for hook, size in {**watch.found, "start": watch.start}.items()}
     result = {"peak": peak, "collectives": collectives, "live": lives}

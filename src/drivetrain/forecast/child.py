@@ -56,9 +56,8 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
         return
 
     from drivetrain.forecast import standins, torch_tools
-    from drivetrain.forecast.tries import Planner
-
     from drivetrain.forecast.allowance import needed
+    from drivetrain.forecast.tries import Planner
 
     def fits(found: Any) -> bool:
         return asked["memory"] is None or needed(found, asked["devices"]) <= asked["memory"]

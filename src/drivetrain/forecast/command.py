@@ -258,7 +258,8 @@ def _place(at: dict[str, str]) -> str:
         "forward": "in the forward pass", "backward": "in the backward pass", "recompute": "where activations are recomputed",
         "clip": "between the backward pass and the optimizer's step", "optimizer": "in the optimizer's step",
     }[at["phase"]]  # fmt: skip
-    return phase + (f" at {at['line']}" if at["line"] else "") + (f" ({at['block']})" if at["block"] else "")
+    line = f" at {at['line']}" if at["line"] else ""
+    return phase + line + (f" ({at['block']})" if at["block"] else "")
 
 
 def _short(line: str) -> str:

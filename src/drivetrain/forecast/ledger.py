@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from drivetrain.base.packages import flop_counter, modes
+from drivetrain.base.packages import flop_counter
 from drivetrain.forecast import torch_tools
 from drivetrain.forecast.operations import Exchange, Operation, Phase, Ranks
 from drivetrain.forecast.standins import device_numbers
@@ -104,177 +105,169 @@ class Lines:
         return "", mark, apart
 
 
-def recorder(ledger: Ledger, lines: Lines, values: Iterable[tuple[str, Any]], begins: int = 0) -> Any:
-    """Return a torch dispatch mode that writes to ``ledger``; enter it above the fake mode.
+class Recorder(TorchDispatchMode):
+    """A torch dispatch mode that sees every operation on plain tensors; enter it above the fake mode.
 
     Args:
         ledger: what it fills.
         lines: finds lines of the program.
         values: what the program reads from tensors, in order, with the lines that read.
-        begins: unused numbers of storages begin here.
     """
-    known = list(values)
 
-    class Recorder(modes.TorchDispatchMode):  # type: ignore[misc, name-defined]
-        """Sees every operation on plain tensors."""
+    def __init__(self, ledger: Ledger, lines: Lines, values: Iterable[tuple[str, Any]]) -> None:
+        super().__init__()
+        self.ledger, self.lines, self.known = ledger, lines, list(values)
+        self.phase: Phase = "forward"
+        self.stack: list[str] = []
+        self.modules: dict[int, str] = {}
+        self.numbers: dict[int, int] = {}  # the number of each live storage, by the address of its C++ object
+        self.sizes: dict[int, int] = {}
+        self.next = 0
+        self.nodes: dict[int, tuple[str, str]] = {}
+        self._node = ("", "")
+        self.handles: list[Any] = []
+        self.reads: dict[str, int] = defaultdict(int)
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.phase: Phase = "forward"
-            self.stack: list[str] = []
-            self.modules: dict[int, str] = {}
-            self.numbers: dict[int, int] = {}  # the number of each live storage, by the address of its C++ object
-            self.sizes: dict[int, int] = {}
-            self.next = begins
-            self.nodes: dict[int, tuple[str, str]] = {}
-            self._node = ("", "")
-            self.handles: list[Any] = []
-            self.reads: dict[str, int] = defaultdict(int)
+    # ---- where the program is --------------------------------------------------------------------------------
 
-        # ---- where the program is --------------------------------------------------------------------------------
+    def watch(self, root: nn.Module, blocks: dict[str, nn.Module]) -> None:
+        """Know in which block a module of ``root`` is."""
+        for path, block in blocks.items():
+            for each in block.modules():
+                self.modules.setdefault(id(each), path)
+        self.handles += [
+            hooks.register_module_forward_pre_hook(self._enter),
+            hooks.register_module_forward_hook(self._leave, always_call=True),
+        ]
 
-        def watch(self, root: nn.Module, blocks: dict[str, nn.Module]) -> None:
-            """Know in which block a module of ``root`` is."""
-            for path, block in blocks.items():
-                for each in block.modules():
-                    self.modules.setdefault(id(each), path)
-            self.handles += [
-                hooks.register_module_forward_pre_hook(self._enter),
-                hooks.register_module_forward_hook(self._leave, always_call=True),
-            ]
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self.stack.append(self.modules.get(id(module), self.stack[-1] if self.stack else ""))
 
-        def _enter(self, module: nn.Module, args: Any) -> None:
-            self.stack.append(self.modules.get(id(module), self.stack[-1] if self.stack else ""))
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.stack:
+            self.stack.pop()
 
-        def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-            if self.stack:
-                self.stack.pop()
+    def _place(self) -> tuple[Phase, str, str, str, bool]:
+        line, mark, apart = self.lines.here()
+        node = torch_tools.running_node()
+        if node is None:
+            return self.phase, self.stack[-1] if self.stack else "", line, mark, apart
+        if self.stack and line:
+            return "recompute", self.stack[-1], line, mark, apart
+        # a node that accumulates a gradient belongs to no operation; it runs after the one that made the gradient
+        at, block = self._node = self.nodes.get(node, self._node)
+        return "backward", block or (self.stack[-1] if self.stack else ""), at or line, mark, apart
 
-        def _place(self) -> tuple[Phase, str, str, str, bool]:
-            line, mark, apart = lines.here()
-            node = torch_tools.running_node()
-            if node is None:
-                return self.phase, self.stack[-1] if self.stack else "", line, mark, apart
-            if self.stack and line:
-                return "recompute", self.stack[-1], line, mark, apart
-            # a node that accumulates a gradient belongs to no operation; it runs after the one that made the gradient
-            at, block = self._node = self.nodes.get(node, self._node)
-            return "backward", block or (self.stack[-1] if self.stack else ""), at or line, mark, apart
+    # ---- storages --------------------------------------------------------------------------------------------
 
-        # ---- storages --------------------------------------------------------------------------------------------
+    def number(self, tensor: Tensor) -> int | None:
+        """Return the number of a tensor's storage, if it was seen."""
+        return self.numbers.get(tensor.untyped_storage()._cdata)
 
-        def number(self, tensor: Tensor) -> int | None:
-            """Return the number of a tensor's storage, if it was seen."""
-            return self.numbers.get(tensor.untyped_storage()._cdata)
+    def hold(self, tensor: Tensor, kind: str, place: Any) -> None:
+        """Count the storage of ``tensor``, until it is freed."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.numbers:
+            return
+        number, self.next = self.next, self.next + 1
+        self.numbers[key], self.sizes[number] = number, 0
+        self.ledger.kinds[number], self.ledger.blocks[number] = kind, place[1]
+        self._grow(number, storage.nbytes(), place)
+        weakref.finalize(storage, self._free, key, number).atexit = False
 
-        def hold(self, tensor: Tensor, kind: str, place: Any) -> None:
-            """Count the storage of ``tensor``, until it is freed."""
-            storage = tensor.untyped_storage()
-            key = storage._cdata
-            if key in self.numbers:
-                return
-            number, self.next = self.next, self.next + 1
-            self.numbers[key], self.sizes[number] = number, 0
-            ledger.kinds[number], ledger.blocks[number] = kind, place[1]
-            self._grow(number, storage.nbytes(), place)
-            weakref.finalize(storage, self._free, key, number).atexit = False
+    def _grow(self, number: int, size: int, place: Any) -> None:
+        if size:
+            self.sizes[number] += size
+            self.ledger.events.append(Event(len(self.ledger.steps), number, size, place[0], place[1], place[2]))
 
-        def _grow(self, number: int, size: int, place: Any) -> None:
-            if size:
-                self.sizes[number] += size
-                ledger.events.append(Event(len(ledger.steps), number, size, place[0], place[1], place[2]))
+    def _free(self, key: int, number: int) -> None:
+        if self.numbers.get(key) == number:
+            del self.numbers[key]
+        phase, block, line, _, _ = self._last
+        self._grow(number, -self.sizes[number], (phase, block, line))
 
-        def _free(self, key: int, number: int) -> None:
-            if self.numbers.get(key) == number:
-                del self.numbers[key]
-            phase, block, line, _, _ = self._last
-            self._grow(number, -self.sizes[number], (phase, block, line))
+    _last: Any = ("forward", "", "", "", False)
 
-        _last: Any = ("forward", "", "", "", False)
-
-        def resized(self, storage: Any, before: int, after: int) -> None:
-            """Count a storage that was resized in place."""
-            if (number := self.numbers.get(storage._cdata)) is not None:
-                place = self._last = self._place()
-                self._grow(number, after - before, place)
-
-        def mark(self, tensors: Iterable[Tensor], kind: str) -> None:
-            """Give the storages of ``tensors`` a kind, and count those that were not seen."""
-            for tensor in tensors:
-                self.hold(tensor, kind, self._last)
-                if (number := self.number(tensor)) is not None:
-                    ledger.kinds[number] = kind
-
-        def forget(self, kind: str) -> None:
-            """Count the storages of a kind as freed."""
-            for number in self.numbers.values():
-                if ledger.kinds[number] == kind:
-                    self._grow(number, -self.sizes[number], self._last)
-
-        # ---- operations ------------------------------------------------------------------------------------------
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if any(getattr(each, "__torch_dispatch__", None) is not None and not _is_plain(each) for each in types):
-                return NotImplemented  # a DTensor's own operations come here as those of its local part
-            kwargs = kwargs or {}
+    def resized(self, storage: Any, before: int, after: int) -> None:
+        """Count a storage that was resized in place."""
+        if (number := self.numbers.get(storage._cdata)) is not None:
             place = self._last = self._place()
-            if func in _reads():
-                return self._read(func, args, place)
-            try:
-                result = func(*args, **kwargs)
-            except torch_tools.dynamic_errors() as error:
-                where = place[2] or place[1] or "an operation of the program"
-                raise UnreadableError(where, str(func)) from error
-            outputs, inputs = _tensors(result), _tensors((args, kwargs))
-            if torch_tools.running_node() is None or place[0] == "recompute":
-                self.nodes[torch_tools.newest_node()] = place[2], place[1]
-            kind = place[3] or (ACTIVATIONS if place[0] in ("forward", "recompute") else OTHER)
-            for each in outputs:
-                self.hold(each, kind, place)
-            self._write(func, args, place, inputs, outputs)
-            return result
+            self._grow(number, after - before, place)
 
-        def _write(self, func: Any, args: Any, place: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-            phase, block, line, _, apart = place
-            used = {number for each in (*inputs, *outputs) if (number := self.number(each)) is not None}
-            if (name := torch_tools.collective_name(func)) is not None:
-                whole = torch_tools.largest([*inputs, *outputs])
-                ranks = Ranks(*device_numbers(torch_tools.ranks_of(func, args)))
-                size = 0 if whole is None else whole.numel() * whole.element_size()
-                dtype = "" if whole is None else str(whole.dtype).removeprefix("torch.")
-                ledger.steps.append([Exchange(name, ranks, size, dtype, phase, block, -1), used])
-                if "reduce" in name:
-                    self.mark(
-                        [each for each in inputs if ledger.kinds.get(self.number(each) or -1) == OTHER], EXCHANGED
-                    )
-                return
-            if func._opname in _FREE or func.namespace in ("prim", "profiler"):  # no kernels
-                return
-            if func._opname == "chunk_cat":  # FSDP's gradients before the reduce-scatter
-                self.mark([each for each in inputs if each.numel()], GRADIENTS)
-            bytes_moved = sum(each.numel() * each.element_size() for each in (*inputs, *outputs))
-            dtype = next((str(each.dtype).removeprefix("torch.") for each in inputs if each.is_floating_point()), "")
-            name = f"{func.namespace}.{func._opname}"
-            flops = _flops(func, args, outputs)
-            ledger.steps.append(
-                [Operation(name, dtype, flops, bytes_moved, phase, block, line), set() if apart else used]
-            )
+    def mark(self, tensors: Iterable[Tensor], kind: str) -> None:
+        """Give the storages of ``tensors`` a kind, and count those that were not seen."""
+        for tensor in tensors:
+            self.hold(tensor, kind, self._last)
+            if (number := self.number(tensor)) is not None:
+                self.ledger.kinds[number] = kind
 
-        def _read(self, func: Any, args: Any, place: Any) -> Any:
-            """Return the value of a tensor: the program's own, if it is known, else zero."""
-            tensor, line = args[0], place[2]
-            if not line:  # drivetrain or torch itself reads, such as a value for a logger
-                counts = any(
-                    each == "_get_value" for each in _callers()
-                )  # the step of an optimizer, which divides by it
-                return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
-            at = next((index for index, (where, _) in enumerate(known) if where == line), None)
-            if at is not None:
-                return known.pop(at)[1]
-            ledger.unreadable[line] = ledger.unreadable.get(line, 0) + 1
-            return False if tensor.dtype is torch.bool else 0.0 if tensor.dtype.is_floating_point else 0
+    def forget(self, kind: str) -> None:
+        """Count the storages of a kind as freed."""
+        for number in self.numbers.values():
+            if self.ledger.kinds[number] == kind:
+                self._grow(number, -self.sizes[number], self._last)
 
-    return Recorder()
+    # ---- operations ------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(getattr(each, "__torch_dispatch__", None) is not None and not _is_plain(each) for each in types):
+            return NotImplemented  # a DTensor's own operations come here as those of its local part
+        kwargs = kwargs or {}
+        place = self._last = self._place()
+        if func in _reads():
+            return self._read(func, args, place)
+        try:
+            result = func(*args, **kwargs)
+        except torch_tools.dynamic_errors() as error:
+            where = place[2] or place[1] or "an operation of the program"
+            raise UnreadableError(where, str(func)) from error
+        outputs, inputs = _tensors(result), _tensors((args, kwargs))
+        if torch_tools.running_node() is None or place[0] == "recompute":
+            self.nodes[torch_tools.newest_node()] = place[2], place[1]
+        kind = place[3] or (ACTIVATIONS if place[0] in ("forward", "recompute") else OTHER)
+        for each in outputs:
+            self.hold(each, kind, place)
+        self._write(func, args, place, inputs, outputs)
+        return result
+
+    def _write(self, func: Any, args: Any, place: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        phase, block, line, _, apart = place
+        used = {number for each in (*inputs, *outputs) if (number := self.number(each)) is not None}
+        if (name := torch_tools.collective_name(func)) is not None:
+            whole = torch_tools.largest([*inputs, *outputs])
+            ranks = Ranks(*device_numbers(torch_tools.ranks_of(func, args)))
+            size = 0 if whole is None else whole.numel() * whole.element_size()
+            dtype = "" if whole is None else str(whole.dtype).removeprefix("torch.")
+            self.ledger.steps.append([Exchange(name, ranks, size, dtype, phase, block, -1), used])
+            if "reduce" in name:
+                self.mark(
+                    [each for each in inputs if self.ledger.kinds.get(self.number(each) or -1) == OTHER], EXCHANGED
+                )
+            return
+        if func._opname in _FREE or func.namespace in ("prim", "profiler"):  # no kernels
+            return
+        if func._opname == "chunk_cat":  # FSDP's gradients before the reduce-scatter
+            self.mark([each for each in inputs if each.numel()], GRADIENTS)
+        bytes_moved = sum(each.numel() * each.element_size() for each in (*inputs, *outputs))
+        dtype = next((str(each.dtype).removeprefix("torch.") for each in inputs if each.is_floating_point()), "")
+        name = f"{func.namespace}.{func._opname}"
+        flops = _flops(func, args, outputs)
+        self.ledger.steps.append(
+            [Operation(name, dtype, flops, bytes_moved, phase, block, line), set() if apart else used]
+        )
+
+    def _read(self, func: Any, args: Any, place: Any) -> Any:
+        """Return the value of a tensor: the program's own, if it is known, else zero."""
+        tensor, line = args[0], place[2]
+        if not line:  # drivetrain or torch itself reads, such as a value for a logger
+            counts = any(each == "_get_value" for each in _callers())  # the step of an optimizer, which divides by it
+            return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
+        at = next((index for index, (where, _) in enumerate(self.known) if where == line), None)
+        if at is not None:
+            return self.known.pop(at)[1]
+        self.ledger.unreadable[line] = self.ledger.unreadable.get(line, 0) + 1
+        return False if tensor.dtype is torch.bool else 0.0 if tensor.dtype.is_floating_point else 0
 
 
 class UnreadableError(Exception):

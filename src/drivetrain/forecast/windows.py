@@ -33,9 +33,9 @@ from drivetrain.forecast.ledger import (
     PARAMETERS,
     Ledger,
     Lines,
+    Recorder,
     _tensors,
     finished,
-    recorder,
 )
 from drivetrain.forecast.memory import Measured, measured
 from drivetrain.forecast.standins import ARRIVED, Job, refused_strategy
@@ -133,7 +133,7 @@ class Windows:
     def __init__(self, job: Job, case: Case, mode: Any, program: str, values: list[tuple[str, Any]]) -> None:
         self.job, self.case, self.mode = job, case, mode
         self.ledger = Ledger()
-        self.recorder = recorder(self.ledger, Lines(_program_files(program)), values)
+        self.recorder = Recorder(self.ledger, Lines(_program_files(program)), values)
         self.recorder.phase = "optimizer"  # what is made before the first batch belongs to no forward pass
         self._optimizers: list[Any] = []
         self._arrivals: list[Any] = []
