@@ -43,7 +43,7 @@ PATHS = {  # where in torch, and the names there
         "_len_torch_dispatch_stack _len_torch_function_stack _nn _set_grad_enabled"
     ),
     "torch._C._autograd": "_get_sequence_nr _top_saved_tensors_default_hooks",
-    "torch._C._distributed_c10d": "PrefixStore TCPStore _dump_fr_trace_json _dump_nccl_trace_json",
+    "torch._C._distributed_c10d": "FileStore PrefixStore TCPStore _dump_fr_trace_json _dump_nccl_trace_json",
     "torch._C._dynamo.eval_frame": "_FrameExecStrategy set_code_exec_strategy",
     "torch._C._dynamo.eval_frame._FrameAction": "SKIP",
     "torch._dynamo": "eval_frame list_backends",

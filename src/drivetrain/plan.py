@@ -41,8 +41,7 @@ from drivetrain.base.compat_door import check_part
 from drivetrain.base.lazy import on_first_use
 from drivetrain.base.registry import Entry, Registry
 from drivetrain.checkpoints.io import CheckpointIO, CheckpointRegistry
-from drivetrain.clusters.environment import ClusterEnvironment, ClusterRegistry
-from drivetrain.clusters.environment import detect as detect_cluster
+from drivetrain.clusters.environment import ClusterEnvironment, ClusterRegistry, detect
 from drivetrain.clusters.local import LocalEnvironment
 from drivetrain.errors import (
     ConfigurationError,
@@ -97,7 +96,7 @@ class Machine:
     def detect(cls, environ: MutableMapping[str, str] = os.environ) -> Machine:
         """Return the facts about this machine and process."""
         return cls(
-            environment=detect_cluster(environ),
+            environment=detect(environ),
             has_tensorboard=find_spec("tensorboard") is not None,
             is_notebook=in_notebook(),
             is_rank_of_program=was_started(),

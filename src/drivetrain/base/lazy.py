@@ -12,6 +12,9 @@ from threading import RLock, get_ident
 from types import MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
+IMPORTED_IN = os.getpid()
+"""The process that has imported drivetrain; a copy that is forked from it has another number."""
+
 _offered: dict[str, tuple[str, ...]] = {}  # the public names, by package
 _files: dict[str, Mapping[str, str]] = {}  # the file of each public name, by package
 _in_block: set[int] = set()  # the threads that are in a ``with on_first_use`` block

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
-from drivetrain.base import packages
-from drivetrain.base.rank_zero import IMPORTED_IN
+from drivetrain.base.lazy import IMPORTED_IN
+from drivetrain.base.packages import ipython_display
 
 _CELL = 'style="text-align:left;vertical-align:top;overflow-wrap:break-word"'
 _HEAD = 'style="text-align:left;white-space:nowrap"'
@@ -23,7 +23,7 @@ def can_display() -> bool:
 
 def display(html: str, text: str) -> Any:
     """Show an output in the running cell; return IPython's handle of it, for :func:`update`."""
-    return packages.ipython_display.display({"text/html": html, "text/plain": text}, raw=True, display_id=True)
+    return ipython_display.display({"text/html": html, "text/plain": text}, raw=True, display_id=True)
 
 
 def update(handle: Any, html: str, text: str) -> None:

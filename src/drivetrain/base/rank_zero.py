@@ -22,9 +22,6 @@ R = TypeVar("R")
 
 log = logging.getLogger("drivetrain")
 
-IMPORTED_IN = os.getpid()
-"""The process that has imported drivetrain; a copy that is forked from it has another number."""
-
 # A launcher exports one of these variables before the first line of user code runs, so the rank is known before a
 # cluster environment is chosen.
 _RANK_VARIABLES = (

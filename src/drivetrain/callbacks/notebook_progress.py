@@ -79,7 +79,7 @@ class NotebookProgressBar(PlainProgressBar):
             self._thread.show_now(stage is RunningStage.TRAINING)
 
     def _send(self) -> None:
-        now = [*self._now.values()]  # of several bars, the newest shows the metrics
+        now = [*self._now.values()]  # only the newest bar shows the metrics
         rows = [*self._left, *(replace(each, metrics={}) for each in now[:-1]), *now[-1:]]
         if not rows:
             return

@@ -11,7 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from drivetrain.compat.rows import Sources, table_of
+from drivetrain.base.lazy import on_first_use
+
+with on_first_use:
+    from drivetrain.compat import rows
 
 
 class Table(NamedTuple):
@@ -32,15 +35,15 @@ class Table(NamedTuple):
     later: str = ""
 
     @property
-    def served(self) -> Mapping[str, Sources]:
+    def served(self) -> Mapping[str, rows.Sources]:
         """The sources of each module, by path."""
         return _read(self.folder, self.later)
 
 
 @functools.cache
-def _read(folder: str, later: str = "") -> Mapping[str, Sources]:
+def _read(folder: str, later: str = "") -> Mapping[str, rows.Sources]:
     text = (Path(__file__).parents[1] / folder / "served.txt").read_text(encoding="utf-8")
-    return table_of(text, _read(later) if later else MappingProxyType({}))
+    return rows.table_of(text, _read(later) if later else MappingProxyType({}))
 
 
 LATEST = Table(

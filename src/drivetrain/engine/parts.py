@@ -105,7 +105,8 @@ def check_parts(plan: Plan) -> None:
         cls.facts.engine_verbs.check(cls)
     store = plan.checkpoint_io or (given.checkpoint_io if isinstance(given, Strategy) else None)
     for part in (plan.accelerator, plan.precision, plan.environment, store, plan.layer_sync):
-        check_part(type(part))
+        if part is not None:
+            check_part(type(part))
 
 
 def check_pair(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:

@@ -10,9 +10,11 @@ import copy
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
@@ -21,10 +23,6 @@ from drivetrain.errors import HookError, SignatureError
 from drivetrain.logbook.entry import LogRule
 from drivetrain.logbook.logbook import Logbook, Scope
 from drivetrain.strategies.strategy import Strategy
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.optim import Optimizer
 
 Call = Callable[..., Any]
 

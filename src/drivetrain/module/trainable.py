@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from drivetrain.engine.wrappers import unwrapped
 from drivetrain.errors import ConfigurationError
 from drivetrain.module.hooks import DataHooks, ModelHooks
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
 
 
 class TrainableModule(DataHooks, ModelHooks, nn.Module):

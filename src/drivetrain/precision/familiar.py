@@ -15,17 +15,15 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.introspect import is_own_class, positional_arity, reads
+from drivetrain.base.registry import Registry
 from drivetrain.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from drivetrain.base.registry import Registry
 
 Method = Callable[..., Any]
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from drivetrain.base.compiled import plain_names
 from drivetrain.strategies.sharded_state import is_dtensor
-
-if TYPE_CHECKING:
-    from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import Strategy
 
 
 def ranks_with_copies(strategy: Strategy, tensor: Tensor) -> tuple[int, ...]:

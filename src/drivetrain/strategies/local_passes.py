@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.base.introspect import reads
 from drivetrain.base.packages import fsdp
 from drivetrain.strategies.fsdp_kept import forget_iteration, groups_in
 from drivetrain.strategies.gradient_exchange import Bucket, alike
-
-if TYPE_CHECKING:
-    from drivetrain.strategies.strategy import Strategy
+from drivetrain.strategies.strategy import Strategy
 
 
 class LocalPasses:

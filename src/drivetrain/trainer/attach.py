@@ -31,14 +31,7 @@ from drivetrain.base.tree import leaves
 from drivetrain.callback import Callback
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.data.combined import arranged
-from drivetrain.errors import (
-    ConfigurationError,
-    RunError,
-    SignatureError,
-    WrongTypeError,
-    closest,
-    described,
-)
+from drivetrain.errors import ConfigurationError, RunError, SignatureError, WrongTypeError, closest, described
 from drivetrain.loops import step_checks
 from drivetrain.loops.loaders import LOADER_HOOKS, Loaders
 from drivetrain.loops.progress import TrainerFn
