@@ -315,16 +315,19 @@ class _StoreOfThread:
         self.current = threading.local()
 
     def __enter__(self) -> None:
+        from drivetrain.base import torch_private
         from drivetrain.strategies import group
 
-        self._before, group.c10d = group.c10d, SimpleNamespace(
+        self._before = [(module, module.c10d) for module in (group, torch_private)]
+        stand_in = SimpleNamespace(
             _get_default_store=lambda: self.current.store, _world=SimpleNamespace(pg_names={})
         )  # fmt: skip
+        for module, _ in self._before:
+            module.c10d = stand_in  # type: ignore[attr-defined]  # in place of torch's module
 
     def __exit__(self, *exception: object) -> None:
-        from drivetrain.strategies import group
-
-        group.c10d = self._before
+        for module, own in self._before:
+            module.c10d = own  # type: ignore[attr-defined]  # as above
 
 
 def _in_threads(world_size: int, function: Callable[[CountingStore, int], None]) -> list[tuple[int, int]]:

@@ -117,7 +117,8 @@ class TQDMProgressBar(ProgressBar):
     def _set_postfix(self, bar: Any, snapshot: Snapshot) -> None:
         """Show as many metrics as there is room for behind a bar of 10 columns, and how many are left out."""
         bar.set_postfix(snapshot.metrics, refresh=False)
-        fit = snapshot.left_text.rpartition(", ")[2]  # tqdm shows the rest of the epoch itself
+        # tqdm shows the rest of the epoch itself
+        fit = snapshot.left_text.rpartition(", ")[2].removesuffix(" left")
         first = [each for each in (fit if fit.startswith("fit") else "", snapshot.waiting_text) if each]
         texts = [*first, *filter(None, str(bar.postfix).split(", "))]
         bar.postfix = ""
