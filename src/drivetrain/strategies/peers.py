@@ -9,6 +9,7 @@ import pickle
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -163,11 +164,7 @@ class Peers:
         most = torch.tensor([*own, *(-value for value in own)], device="cpu")
         most = most.to(self.wire(most.device))
         try:
-            if most.device.type == "cpu":
-                work = dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group, async_op=True)
-                waiting.finish(work, self.group, self.ranks, _shown(text))
-            else:
-                dist.all_reduce(most, dist.ReduceOp.MAX, group=self.group)
+            self._spread_largest(most, _shown(text))
             largest = most.tolist()
             ranges = [(-low, high) for high, low in zip(largest[: len(own)], largest[len(own) :], strict=True)]
             row = Row(failed, digest, text)
@@ -187,6 +184,19 @@ class Peers:
             Row(failed, digest, beginning.rstrip(b"\0").decode(errors="ignore"))
             for failed, digest, beginning in _HEADER.iter_unpack(as_bytes(received))
         ], ranges[3:]
+
+    def _spread_largest(self, values: Tensor, waits_in: str) -> None:
+        """Set each of ``values`` to its largest on any rank, with a size that does not depend on the number of ranks.
+
+        A reduction and a broadcast, and no all_reduce: a rank that has gone on without this call all-reduces its
+        gradients, and Gloo takes two all_reduces of one group for the same, whatever they are about.
+        """
+        first = self.ranks[0]
+        for exchange in (partial(dist.reduce, dst=first, op=dist.ReduceOp.MAX), partial(dist.broadcast, src=first)):
+            if values.device.type == "cpu":
+                waiting.finish(exchange(values, group=self.group, async_op=True), self.group, self.ranks, waits_in)
+            else:
+                exchange(values, group=self.group)
 
     def check(self, rows: list[Row]) -> None:
         """Raise on every rank if the rows differ."""
