@@ -402,9 +402,11 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
             if has_rank_state:  # of gradients that the window exchanges, for example
                 start["rank_state"] = copy.deepcopy(strategy.rank_state(run.module))
         versions = _versions(parameters)
-        kept.window_start = start
+        kept.window_start, kept.unchanged = start, unchanged
 
-    kept.unchanged = lambda: _versions(parameters) == versions and _same(parameters, run.module.parameters())
+    def unchanged() -> bool:
+        return _versions(parameters) == versions and _same(parameters, run.module.parameters())
+
     return keep
 
 
