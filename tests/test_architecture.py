@@ -376,7 +376,7 @@ WRITERS = {
         "loops/step.py": {"global_step"},
         "loops/evaluate.py": {"eval_batch_idx"},
     },
-    "book": {},
+    "book": {"loops/epoch.py": {"batch", "size", "scope", "copies"}},
     "logbook": {},
 }
 

@@ -4,6 +4,8 @@ Any release of torch may rename or remove a private name. ``test_this_torch_has_
 have vanished. A private name that is new in the source, or no longer used there, fails
 ``test_the_tables_name_what_the_source_uses`` until the tables below are right again.
 
+A name that several files need stands in base/torch_private.py, with what it is for; SHARED lists the exceptions.
+
 The test reads the source, so it misses two kinds of names: an attribute of torch that has the name of one of our own,
 and a name that is put together at run time.
 """
@@ -42,8 +44,8 @@ PATHS = {  # where in torch, and the names there
         "_current_autograd_node _get_privateuse1_backend_name _group_tensors_by_device_and_dtype "
         "_len_torch_dispatch_stack _len_torch_function_stack _nn _set_grad_enabled"
     ),
-    "torch._C._autograd": "_top_saved_tensors_default_hooks",
-    "torch._C._distributed_c10d": "FileStore PrefixStore TCPStore _dump_fr_trace_json _dump_nccl_trace_json",
+    "torch._C._autograd": "_get_sequence_nr _top_saved_tensors_default_hooks",
+    "torch._C._distributed_c10d": "PrefixStore TCPStore _dump_fr_trace_json _dump_nccl_trace_json",
     "torch._C._dynamo.eval_frame": "_FrameExecStrategy set_code_exec_strategy",
     "torch._C._dynamo.eval_frame._FrameAction": "SKIP",
     "torch._dynamo": "eval_frame list_backends",
@@ -54,10 +56,13 @@ PATHS = {  # where in torch, and the names there
     "torch._inductor": "list_mode_options",
     "torch._inductor.cpp_builder": "get_cpp_compiler",
     "torch._inductor.exc": "InvalidCxxCompiler",
+    "torch._subclasses.fake_tensor": "FakeTensor FakeTensorMode",
     "torch._weights_only_unpickler": "_get_allowed_globals _get_user_allowed_globals",
     "torch.autograd": "_engine_run_backward _profiler_enabled",
     "torch.autograd.Variable._execution_engine": "queue_callback",
     "torch.cuda.memory": "_dump_snapshot _record_memory_history",
+    "torch.distributed._tools.fake_collectives": "collective_ops",
+    "torch.distributed._tools.fake_collectives.CollectiveOp": "get_process_group",
     "torch.distributed.checkpoint.filesystem": "_StorageInfo",
     "torch.distributed.checkpoint.metadata": "_MEM_FORMAT_ENCODING",
     "torch.distributed.distributed_c10d": "_get_default_store",
@@ -68,11 +73,13 @@ PATHS = {  # where in torch, and the names there
     "torch.multiprocessing": "_prctl_pr_set_pdeathsig",
     "torch.nn.Module": "_load_from_state_dict",
     "torch.nn.SyncBatchNorm": "_check_input_dim",
-    "torch.nn.modules.batchnorm._BatchNorm": "forward",
+    "torch.nn.modules.batchnorm": "_BatchNorm",
     "torch.nn.modules.module": "_has_any_global_hook",
+    "torch.ops.aten._local_scalar_dense": "default",
     "torch.ops.aten._to_copy": "default",
     "torch.optim.optimizer": "_global_optimizer_post_hooks _global_optimizer_pre_hooks",
-    "torch.utils._python_dispatch": "TorchDispatchMode",
+    "torch.testing._internal.distributed.fake_pg": "FakeStore",
+    "torch.utils._python_dispatch": "TorchDispatchMode _disable_current_modes",
     "torch.utils._pytree": "tree_map",
     "torch.utils.data.DataLoader": "_get_iterator",
     "torch.utils.data._utils.collate.default_collate_fn_map": "values",
@@ -87,10 +94,13 @@ ATTRIBUTES = {
     "torch.UntypedStorage": "_cdata",
     "torch._dynamo.decorators": "_torchdynamo_disable",
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "torch._ops.OpOverload": "_opname _overloadpacket",
     "torch.amp.GradScaler": "_growth_tracker _per_optimizer_states",
     "torch.amp.grad_scaler": "_step_supports_amp_scaling",
     "torch.autograd": "_engine_run_backward _profiler_enabled",
     "torch.autograd.Variable": "_execution_engine",
+    "torch.autograd.graph.Node": "_sequence_nr",
+    "torch.distributed": "_compute_bucket_assignment_by_size _DEFAULT_FIRST_BUCKET_BYTES",
     "torch.distributed.Reducer": "_delay_all_reduce _rebuild_buckets",
     "torch.distributed.fsdp.FSDPModule": "_get_fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam": "_module_info _orig_size _unsharded_param",
@@ -112,7 +122,9 @@ ATTRIBUTES = {
     "torch.nn.parallel.DistributedDataParallel": (
         "_set_static_graph _static_graph_delay_allreduce_enqueued _sync_buffers"
     ),
-    "torch.nn.parallel.distributed": "_ddp_params_and_buffers_to_ignore",
+    "torch.nn.parallel.distributed": (
+        "_ddp_params_and_buffers_to_ignore _sync_module_states _verify_param_shape_across_processes"
+    ),
     "torch.ops.aten.add.Tensor": "_schema",
     "torch.optim.Optimizer": "_optimizer_step_post_hooks _optimizer_step_pre_hooks",
     "torch.optim.lr_scheduler": "_opt_called _wrapped_by_lr_sched",
@@ -145,25 +157,41 @@ OF_OTHERS = {
 
 FILES = """
 accelerators/cuda.py accelerators/graphs.py accelerators/torch_device.py base/compile_options.py
-base/compiled.py base/operations.py base/packages.py base/restoring.py callbacks/finetuning.py
-callbacks/model_summary.py callbacks/replica_check.py callbacks/stochastic_weight_avg.py
-callbacks/weight_averaging.py checkpoints/arena.py checkpoints/container.py checkpoints/foreign.py
-checkpoints/references.py checkpoints/unread.py cli/checkpoint_dcp.py compat/collectives.py compat/samplers.py
-data/batched.py data/combined.py data/kept.py data/sampled_passes.py doctor/optimizers.py engine/snapshots.py
-engine/wrappers.py launchers/child.py launchers/flight.py launchers/script.py
-legacy/v1_3/training_type_plugins.py logbook/entry.py loops/direct.py loops/graph_parts.py loops/graphs.py
-loops/loaders.py loops/replay.py loops/step_checks.py loops/stop.py precision/_layers.py
-precision/bitsandbytes.py precision/mixed.py proof/operations.py proof/recorder.py
-strategies/_deepspeed_optimizers.py strategies/agreement.py strategies/batchnorm.py strategies/context_parallel.py
-strategies/ddp.py strategies/deepspeed.py strategies/fsdp_blocks.py strategies/fsdp_kept.py
-strategies/fully_sharded.py strategies/gradient_exchange.py strategies/group.py
-strategies/horovod.py strategies/joint_save.py
-strategies/local_passes.py strategies/meeting.py strategies/model_parallel.py
-strategies/optimizer_states.py strategies/replicas.py strategies/sharded_gradients.py strategies/waiting.py
-testing/_machine.py testing/_modes.py testing/_places.py testing/_ranks.py testing/fake.py testing/plain_loop.py
-trainer/compiling.py
+base/compiled.py base/packages.py base/torch_private.py callbacks/model_summary.py checkpoints/container.py
+checkpoints/foreign.py checkpoints/references.py checkpoints/unread.py cli/checkpoint_dcp.py
+compat/collectives.py data/batched.py data/combined.py data/sampled_passes.py doctor/optimizers.py
+engine/snapshots.py engine/wrappers.py forecast/ledger.py forecast/standins.py forecast/torch_tools.py
+launchers/flight.py legacy/v1_3/training_type_plugins.py logbook/entry.py
+loops/direct.py loops/graph_parts.py loops/replay.py loops/step_checks.py precision/_layers.py
+precision/bitsandbytes.py proof/recorder.py strategies/_deepspeed_optimizers.py strategies/batchnorm.py
+strategies/context_parallel.py strategies/ddp.py strategies/fsdp_blocks.py strategies/fsdp_kept.py
+strategies/fully_sharded.py strategies/gradient_exchange.py strategies/group.py strategies/local_passes.py
+strategies/meeting.py strategies/model_parallel.py strategies/optimizer_states.py strategies/replicas.py
+testing/_machine.py testing/_ranks.py testing/fake.py trainer/compiling.py
 """
 """The files that use any of torch's private names."""
+
+SHARED = {
+    "the optimizer's and the tensors' hooks, in files that may not have a call more": (
+        "_backward_hooks _len_torch_dispatch_stack _len_torch_function_stack _post_accumulate_grad_hooks "
+        "_wrapped_by_lr_sched"
+    ),
+    "modules, whose names base/packages.py holds so that they are imported late": (
+        "_attention _distributed_c10d _dynamo _fsdp_common _inductor _python_dispatch cpp_builder exc fake_collectives "
+        "fake_pg fake_tensor"
+    ),
+    "torch._C itself, with names that are put together": "_C",
+    "the parts of FSDP, in strategies/fsdp_*.py and what is built on them": (
+        "_get_fsdp_state _training_state _unsharded_param"
+    ),
+    "a file that may not import torch": "pg_names",
+    "what plans on fake tensors read of each operation, or replace": (
+        "_autograd _cdata _current_autograd_node _opname _rebuild_buckets"
+    ),
+    "a class that is patched, and asked for in a loader's pass": "_BaseDataLoaderIter",
+    "an attribute of a module, in two files of one feature": "_compiled_call_impl",
+}
+"""Names in several files, by the reason why."""
 
 NOT_IN_ALL = {
     "torch._C._distributed_c10d._dump_nccl_trace_json",  # only in builds with NCCL
@@ -334,6 +362,14 @@ def test_this_torch_has_every_private_name() -> None:
 def test_a_name_that_has_vanished_is_found(owner: str, may_be_set_later: bool) -> None:
     """The control."""
     assert not exists(owner, "_never_was_there", may_be_set_later)
+
+
+def test_a_name_that_several_files_need_is_in_one_of_them() -> None:
+    paths, attributes = used()
+    torchs = {name for _, name in names_in(ATTRIBUTES)}
+    found = {**paths, **{name: files for name, files in attributes.items() if name in torchs}}
+    several = {path.rpartition(".")[2] for path, files in found.items() if len(files) > 1}
+    assert several == {name for names in SHARED.values() for name in names.split()}
 
 
 def test_the_tables_name_what_the_source_uses() -> None:

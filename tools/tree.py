@@ -14,7 +14,11 @@ LAYERS = (
     ("what the user writes", "callback.py module"),
     ("the loops", "loops advice"),
     ("the front", "__init__.py trainer"),
-    ("leaves", "callbacks integrations loggers plugins profilers tuner cli compat testing proof doctor trials report"),
+    (
+        "leaves",
+        "callbacks integrations loggers plugins profilers tuner cli compat testing proof doctor trials forecast report "
+        "__main__.py",
+    ),
     ("earlier generations", "legacy"),
 )
 """What each layer is called, and its folders and files, the lowest layer first."""

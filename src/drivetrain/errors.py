@@ -12,7 +12,7 @@
     │   ├── MissingPackageError (a ModuleNotFoundError)  an optional package is not installed
     │   ├── HookError (a NotImplementedError)    a hook that no longer exists, or one that a class must define
     │   ├── RunError (a RuntimeError)            what only the run or the machine shows
-    │   │   └── NotLoggedError                   a callback watches a name that was not logged
+    │   │   └── NotLoggedError                   a callback or a scheduler watches a name that was not logged
     │   └── NotSupportedError                    a valid argument that this version does not support yet
     ├── LaunchError (launchers.launcher)         a process of the job failed
     ├── LoggingError                             self.log called wrongly
@@ -103,7 +103,7 @@ class RunError(ConfigurationError, RuntimeError):
 
 
 class NotLoggedError(RunError):
-    """A callback monitors a name that was not logged."""
+    """A callback or a scheduler monitors a name that was not logged."""
 
 
 class NotSupportedError(ConfigurationError):

@@ -147,7 +147,8 @@ def test_e0_1_two_devices(programs: Any, tmp_path: Path) -> None:
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     done = programs.run("train.py", cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["rank 0 on cpu:0: 2 steps", "rank 1 on cpu:1: 2 steps"]
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("[Gloo]")]  # torch 2.9 prints some
+    assert sorted(lines) == ["rank 0 on cpu:0: 2 steps", "rank 1 on cpu:1: 2 steps"]
 
 
 def test_c2_the_second_device_is_reached_by_its_index(

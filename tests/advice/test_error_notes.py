@@ -51,14 +51,22 @@ def module_that_fails_in(base: type, name: str, call: int = 0) -> Any:
 @pytest.mark.parametrize(
     ("name", "call", "note"),
     [
-        ("training_step", 6, "In Net.training_step, batch 2 of epoch 1, on rank 0."),
+        ("training_step", 6, "In Net.training_step, batch 2 of epoch 1 (counted from 0), on rank 0."),
         ("setup", 0, "In Net.setup, while fit was being set up, on rank 0."),
         ("on_train_start", 0, "In Net.on_train_start, at the start of training, on rank 0."),
-        ("on_train_epoch_start", 1, "In Net.on_train_epoch_start, at the start of epoch 1, on rank 0."),
-        ("on_train_batch_end", 1, "In Net.on_train_batch_end, batch 1 of epoch 0, on rank 0."),
-        ("on_train_epoch_end", 1, "In Net.on_train_epoch_end, at the end of epoch 1, on rank 0."),
+        (
+            "on_train_epoch_start",
+            1,
+            "In Net.on_train_epoch_start, at the start of epoch 1 (counted from 0), on rank 0.",
+        ),
+        ("on_train_batch_end", 1, "In Net.on_train_batch_end, batch 1 of epoch 0 (counted from 0), on rank 0."),
+        ("on_train_epoch_end", 1, "In Net.on_train_epoch_end, at the end of epoch 1 (counted from 0), on rank 0."),
         ("on_train_end", 0, "In Net.on_train_end, at the end of training, on rank 0."),
-        ("validation_step", 3, "In Net.validation_step, batch 1 of the validation in epoch 0, on rank 0."),
+        (
+            "validation_step",
+            3,
+            "In Net.validation_step, batch 1 of the validation in epoch 0 (counted from 0), on rank 0.",
+        ),
         ("on_validation_epoch_end", 1, "In Net.on_validation_epoch_end, after batch 3 of the validation in epoch 0"),
         ("on_validation_end", 0, "In Net.on_validation_end, at the end of the sanity check, on rank 0."),
     ],
@@ -79,7 +87,7 @@ def test_a_callback_is_named_by_its_class(make_trainer: Any, validated: Any, loa
 
     with pytest.raises(IndexError) as error:
         make_trainer(callbacks=[Reads()]).test(validated(), loader)
-    assert note_of(error) == "In Reads.on_test_batch_start, batch 0 of the test, on rank 0."
+    assert note_of(error) == "In Reads.on_test_batch_start, batch 0 of the test (counted from 0), on rank 0."
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -101,7 +109,7 @@ def test_an_error_in_backward_says_so(make_trainer: Any, regression: Any, loader
 
     with pytest.raises(RuntimeError) as error:
         make_trainer().fit(Net(), loader)
-    assert note_of(error) == "In the backward pass, batch 0 of epoch 0, on rank 0."
+    assert note_of(error) == "In the backward pass, batch 0 of epoch 0 (counted from 0), on rank 0."
 
 
 def test_errors_that_say_what_to_do_and_interrupts_get_no_note(make_trainer: Any, regression: Any, loader: Any) -> None:

@@ -71,7 +71,7 @@ def test_the_note_says_what_took_the_memory_by_kind(loader: DataLoader[Any], mak
     assert "use a smaller batch_size and accumulate_grad_batches=2" in note
     assert 'precision="bf16-mixed"' in note
     assert 'strategy="fsdp"' in note
-    assert "In Net.training_step, batch 1 of epoch 0, on rank 0" in error.value.__notes__[-1]
+    assert "In Net.training_step, batch 1 of epoch 0 (counted from 0), on rank 0" in error.value.__notes__[-1]
 
 
 @pytest.mark.parametrize("where", ["training_step", "on_after_backward", "on_before_optimizer_step"])

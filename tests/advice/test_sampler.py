@@ -1,4 +1,4 @@
-"""Where the wall time of real fits goes, and why seeded ones are slow: ten causes by name, and none for healthy fits.
+"""Where the wall time of real fits goes, and why seeded ones are slow: eleven causes by name, none for healthy fits.
 
 DRIVETRAIN_FAULTS=long runs the healthy fits for the time from which a Trainer gives a verdict.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +42,8 @@ def _short_fits(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
         monkeypatch.setattr(verdict, "SHORTEST_S", 0.2)
         monkeypatch.setattr(verdict, "FEWEST", 5)
         monkeypatch.setattr(sampler, "_EVERY_S", (0.02, 0.02))
+    if request.node.name != "test_a_seeded_cause_is_named[cores]":  # others must not depend on how busy the machine is
+        monkeypatch.setattr(sampler, "_core_wait_s", lambda file: 0.0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a step of several threads takes tens of milliseconds on a machine that is loaded
     yield
@@ -93,7 +97,7 @@ def fitted(make_trainer: Any, module: LightningModule, data: Any, *more: Any, **
     return trainer.time_spent  # type: ignore[no-any-return]
 
 
-# ---- ten seeded causes -----------------------------------------------------------------------------------------------
+# ---- eleven seeded causes --------------------------------------------------------------------------------------------
 
 
 def dataset(make_trainer: Any, _: Path, __: Any) -> TimeSpent:
@@ -194,6 +198,7 @@ def test_the_memory_of_the_host_is_what_this_process_has_taken() -> None:
 def slow_rank(folder: Path, where: str, slow: int) -> TimeSpent | None:
     """A fit of two ranks with a board, of which one is slow."""
     verdict.SHORTEST_S, verdict.FEWEST = 0.2, 5
+    sampler._core_wait_s = lambda file: 0.0  # however busy the machine is
     board.join_board(folder, int(os.environ["LOCAL_RANK"]))
     naps = [nap] * 2
     naps[1 - slow] = lambda *_: None
@@ -210,7 +215,30 @@ def slow_rank(folder: Path, where: str, slow: int) -> TimeSpent | None:
     return trainer.time_spent
 
 
-SEEDS = {each.__name__: each for each in (dataset, collate, sync, launch, checkpoint, validation, log, memory)}
+def cores(make_trainer: Any, tmp_path: Path, monkeypatch: Any) -> TimeSpent:
+    """Three processes compute on the one core that the fit may use."""
+    if sys.platform != "linux":
+        pytest.skip("how long a thread waits for a core is known on Linux alone")
+    before = os.sched_getaffinity(0)
+    spin = "import time\nend = time.monotonic() + 120\nwhile time.monotonic() < end: pass"
+    os.sched_setaffinity(0, {min(before)})
+    others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(3)]
+    try:
+        return fitted(make_trainer, Net(compute), DataLoader(samples(4 * STEPS), 4))
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+        os.sched_setaffinity(0, before)
+
+
+def compute(seconds: float = NAP_S) -> None:
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass
+
+
+SEEDS = {each.__name__: each for each in (dataset, collate, cores, sync, launch, checkpoint, validation, log, memory)}
 
 
 @pytest.mark.parametrize("cause", SEEDS)

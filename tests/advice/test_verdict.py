@@ -31,6 +31,7 @@ CASES = {
     "collate": fit(fetch=50.0)(collate_s=30.0, lines=[Line("collate", "data.py:3 in pad", "pad(each)", 30.0)]),
     "rank_data": fit()(ranks=[RankTimes(0, 1.0, 30.0), RankTimes(1, 40.0, 31.0), RankTimes(2, 1.0, 30.0)]),
     "rank_compute": fit()(ranks=[RankTimes(0, 1.0, 30.0), RankTimes(1, 1.0, 55.0)]),
+    "cores": fit()(core_s=60.0, threads=2),
     "sync": fit(forward=50.0)(lines=[ITEM]),
     "launch": fit(forward=50.0)(busy=0.2),
     "checkpoint": fit(checkpoint=30.0)(),
@@ -66,13 +67,14 @@ def test_every_cause_has_a_case() -> None:
         fit()(ranks=[RankTimes(0, 10.0, 30.0), RankTimes(1, 12.0, 40.0)]), fit()(ranks=[RankTimes(0, 90.0, 90.0)]),
         fit()(memory={"host": [500 * MIB + 10 * MIB * min(number, 25) for number in range(50)]}),
         fit()(memory={"host": [500 * MIB + MIB * number for number in range(50)], "device": []}),
+        fit()(core_s=29.0, threads=8), fit()(core_s=60.0, busy=0.95),
         fit(fetch=50.0)(looks=10), fit(fetch=50.0)(batches=0),
     ],
     ids=[
         "backward", "little fetch", "little log", "few checkpoints", "little validation", "a read on the host",
         "a line that reads nothing", "unknown utilization", "a busy device", "a device idle during validation",
         "1 million batches fetched", "1 million batches logged", "similar ranks", "one rank", "memory that levels off",
-        "little growth", "few looks", "no batch",
+        "little growth", "a little wait for a core", "a busy device of a busy host", "few looks", "no batch",
     ],
 )  # fmt: skip
 def test_a_healthy_fit_has_no_verdict(measured: Measured) -> None:
@@ -131,3 +133,13 @@ def test_the_advice_depends_on_the_workers() -> None:
 def test_which_lines_wait_for_the_device(source: str, waits: bool) -> None:
     line = Line("forward", "train.py:12 in training_step", source, 40.0)
     assert cause(fit(forward=50.0)(lines=[line])) == ("sync" if waits else None)
+
+
+@pytest.mark.parametrize(
+    ("threads", "writes"), [(1, "End other programs"), (8, "Write torch.set_num_threads(1), because")]
+)
+def test_fewer_threads_are_advised_where_torch_has_more_than_one(threads: int, writes: str) -> None:
+    found = judge(fit()(core_s=60.0, threads=threads))
+    assert found is not None
+    assert found.text.startswith("The thread that trains is ready to run and waits for a CPU core in 60% of the 100 s")
+    assert found.advice.startswith(writes)

@@ -262,3 +262,10 @@ def test_numpy_is_asked_again_only_when_something_was_drawn(
             draw()
             kept_rng_state()
         assert len(calls) == asked
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_the_seed_is_logged_if_it_is_asked_for(verbose: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        assert seed_everything(7, verbose=verbose) == 7
+    assert caplog.messages == ["Seed set to 7."] * verbose

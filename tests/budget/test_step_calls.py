@@ -42,6 +42,10 @@ def test_a_step_makes_at_most_70_python_calls(bare: Any) -> None:
     assert 40 <= bare.python <= 70
 
 
+def test_a_step_makes_at_most_9_own_calls(bare: Any) -> None:
+    assert 5 <= bare.own <= 9
+
+
 def test_a_step_makes_fewer_calls_of_any_kind_than_the_hand_written_loop(by_hand: Any, bare: Any) -> None:
     assert bare.all < by_hand.all
 

@@ -18,7 +18,7 @@ from drivetrain import LightningModule, Trainer
 from drivetrain.base.restoring import WrongForm
 from drivetrain.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from drivetrain.callbacks.early_stopping import EarlyStoppingReason as Reason
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, NotLoggedError
 
 NAN, INF = float("nan"), float("inf")
 STEPS = 4  # optimizer steps per epoch
@@ -324,7 +324,7 @@ def test_t29_not_in_fast_dev_run(tmp_path: Path) -> None:
 
 
 def test_a_trial_refuses_a_name_that_nothing_logged(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="EarlyStopping watches 'scor', which was not logged.*score"):
+    with pytest.raises(NotLoggedError, match="EarlyStopping watches 'scor', which was not logged.*score"):
         fit(tmp_path, EarlyStopping("scor"), Scripted([1.0] * 10), fast_dev_run=True)
 
 

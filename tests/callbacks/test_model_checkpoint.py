@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from drivetrain import LightningModule, Trainer
 from drivetrain.callbacks import Callback, ModelCheckpoint
 from drivetrain.checkpoints import TorchCheckpointIO
-from drivetrain.errors import CheckpointError, ConfigurationError
+from drivetrain.errors import CheckpointError, ConfigurationError, NotLoggedError
 from drivetrain.loggers import DummyLogger
 from drivetrain.strategies import SingleDeviceStrategy
 
@@ -987,7 +987,7 @@ def test_file_exists(tmp_path: Path) -> None:
 
 
 def test_a_monitor_that_was_never_logged(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError) as caught:
+    with pytest.raises(NotLoggedError) as caught:
         fit(tmp_path, ModelCheckpoint(monitor="val_acc", mode="max"), [0.5])
     assert "'val_acc', which was not logged. Logged so far: score, train_loss. Log it" in str(caught.value)
     assert files(tmp_path / "checkpoints") == []

@@ -56,9 +56,9 @@ def test_an_epoch_in_one_output_that_is_updated(outputs: Outputs) -> None:
     (states,) = outputs.html
     assert titles(states[-1]) == ["Epoch 2/3"]
     assert '<progress value="6" max="20"' in states[-1]
-    for text in ("6/20 batches", "3.2 it/s", "5s left, fit 40s", "loss=0.25"):
+    for text in ("6/20 batches", "3.2 it/s", "5s left, fit 40s left", "loss=0.25"):
         assert f"<span>{text}</span>" in states[-1]
-    assert outputs.texts[-1] == "Epoch 2/3: 6/20 batches, 3.2 it/s, 5s left, fit 40s, loss=0.25"
+    assert outputs.texts[-1] == "Epoch 2/3: 6/20 batches, 3.2 it/s, 5s left, fit 40s left, loss=0.25"
 
 
 def test_names_are_escaped_and_each_metric_may_wrap(outputs: Outputs) -> None:
@@ -139,6 +139,23 @@ def test_an_exception_leaves_the_batch_where_the_run_has_ended(outputs: Outputs,
         make_trainer(callbacks=[bar], enable_progress_bar=True, limit_val_batches=0).fit(Breaks())
     (states,) = outputs.html
     assert "<span>3/64 batches</span>" in states[-1]
+
+
+@pytest.mark.parametrize("fails", ["on_validation_start", "on_validation_epoch_start", "validation_step"])
+def test_a_failed_sanity_check_leaves_the_number_of_its_batches(
+    outputs: Outputs, make_trainer: Any, fails: str
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise RuntimeError("broken")
+
+    bar = NotebookProgressBar()
+    bar.tick_s = 3600.0  # the thread draws nothing
+    model = type("Breaks", (BoringModel,), {fails: broken})()
+    with pytest.raises(RuntimeError, match="broken"):
+        make_trainer(callbacks=[bar], enable_progress_bar=True, num_sanity_val_steps=2).fit(model)
+    (states,) = outputs.html
+    assert titles(states[-1]) == ["Sanity check"]
+    assert "<span>0/2 batches</span>" in states[-1]
 
 
 # ---- a kernel --------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from drivetrain.loops.progress import Progress
 class FakeTrainer:
     def __init__(self, max_epochs: int | None = 3) -> None:
         self.progress = Progress(num_training_batches=10)
-        self.progress_bar_metrics: dict[str, float] = {}
+        self.logbook = SimpleNamespace(bar_metrics={})
         self.max_epochs = max_epochs
         endless = max_epochs is None or max_epochs < 0
         self.limits = SimpleNamespace(max_epochs=math.inf if endless else max_epochs, max_steps=math.inf, accumulate=1)
@@ -85,7 +85,7 @@ def run_hooks(bar: ProgressBar, trainer: Any, *hooks: str) -> None:
 def test_the_thread_shows_counters_and_flushed_floats() -> None:
     bar, trainer = Recorder(), FakeTrainer()
     trainer.progress.current_epoch, trainer.progress.batches_done = 1, 4
-    trainer.progress_bar_metrics = {"loss": 0.5}
+    trainer.logbook.bar_metrics = {"loss": 0.5}
     run_hooks(bar, trainer, "on_train_start", "on_train_epoch_start")
     assert bar.by_thread.wait(10)
     run_hooks(bar, trainer, "teardown")
@@ -131,11 +131,11 @@ def test_a_whole_fit_uses_one_thread_and_shows_every_end() -> None:
         progress.batches_done = 10
         run_hooks(bar, trainer, "on_validation_start")
         progress.num_eval_batches, progress.eval_batch_idx = 4, 3
-        trainer.progress_bar_metrics = {**trainer.progress_bar_metrics, "val": float(epoch)}
+        trainer.logbook.bar_metrics = {**trainer.logbook.bar_metrics, "val": float(epoch)}
         run_hooks(bar, trainer, "on_validation_end")
         assert bar_threads() == [thread]
         run_hooks(bar, trainer, "on_train_epoch_end")
-        trainer.progress_bar_metrics = {"val": float(epoch), "train": float(epoch)}
+        trainer.logbook.bar_metrics = {"val": float(epoch), "train": float(epoch)}
         progress.current_epoch, progress.batches_done = epoch + 1, 0
     run_hooks(bar, trainer, "on_train_end", "teardown")
     shown = [(s.title, s.count_text, s.metrics, s.transient) for s in bar.finals()]

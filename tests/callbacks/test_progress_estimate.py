@@ -31,7 +31,7 @@ def trainer(**given: Any) -> Any:
     counters = Progress(num_training_batches=given.pop("batches", 400))
     limits = {"max_epochs": math.inf, "max_steps": math.inf, "accumulate": 1}
     limits |= {name: given.pop(name) for name in limits if name in given}
-    several = {"max_epochs": None, "callbacks": [], "progress_bar_metrics": {}, **given}
+    several = {"max_epochs": None, "callbacks": [], "logbook": SimpleNamespace(bar_metrics={}), **given}
     return SimpleNamespace(progress=counters, limits=SimpleNamespace(**limits), **several)
 
 
@@ -129,7 +129,7 @@ def test_max_steps_ends_the_last_epoch_early() -> None:
 @pytest.mark.parametrize(
     ("left_s", "fit_left_s", "epoch", "final", "text"),
     [
-        (14.6, 14520.0, 1, False, "15s left, fit 4h02m"), (14.6, 14.6, 9, False, "15s left"),
+        (14.6, 14520.0, 1, False, "15s left, fit 4h02m left"), (14.6, 14.6, 9, False, "15s left"),
         (None, None, 1, False, ""),
         (None, 61.0, 1, False, "fit 1m01s left"), (0.0, 61.0, 1, True, "fit 1m01s left"), (0.0, 0.2, 1, True, ""),
     ],

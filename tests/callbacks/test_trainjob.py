@@ -209,7 +209,8 @@ def test_an_expired_token_is_one_line_and_its_successor_is_read(
     def rotate(step: int) -> None:
         if step == 2:
             server.wait_for(3)
-            (tmp_path / "token").write_text("second")
+            (tmp_path / "next").write_text("second")
+            (tmp_path / "next").replace(tmp_path / "token")  # at once, as Kubernetes does
             before = len(server.posts)
             server.wait_for(before + 2)
 

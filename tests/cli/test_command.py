@@ -18,6 +18,13 @@ import drivetrain
 from drivetrain.cli.command import COMMANDS, Command, main, parser_of
 
 
+def test_the_package_can_be_run_as_the_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "drivetrain", "report", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, "has no run in it" in done.stderr) == (2, True)
+
+
 def test_help_of_every_command_imports_no_torch() -> None:
     code = """
 import contextlib, io, json, sys

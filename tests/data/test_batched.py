@@ -221,8 +221,8 @@ def whole(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     seen: list[bool] = []
     original = batched._whole
 
-    def fetch(data: Any, indices: Any, are_slice: bool, pins: bool) -> Any:
-        batch = original(data, indices, are_slice, pins)
+    def fetch(*args: Any) -> Any:
+        batch = original(*args)
         seen.append(batch is not None)
         return batch
 
@@ -431,6 +431,45 @@ def test_a_change_of_the_data_in_a_pass_is_seen_at_the_next_batch(whole: list[bo
     with pytest.raises(IndexError, match="index 8 is out of bounds for dimension 0 with size 3"):
         next(batches)
     assert whole == [True, True, True, False, False]
+
+
+class OfProgram(Tensor):
+    pass
+
+
+def needs_gradients(data: TensorDataset) -> None:
+    data.tensors[0].requires_grad_()
+
+
+def is_transposed(data: TensorDataset) -> None:
+    data.tensors[1].data = torch.arange(48.0).reshape(2, 24).t()
+
+
+def has_another_class(data: TensorDataset) -> None:
+    data.tensors[1].__class__ = OfProgram
+
+
+def is_shorter(data: TensorDataset) -> None:
+    data.tensors[1].resize_(3, 2)
+
+
+@pytest.mark.parametrize("changes", [needs_gradients, is_transposed, has_another_class, is_shorter])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_change_of_a_tensor_in_place_is_seen_at_the_next_batch(
+    changes: Callable[[TensorDataset], None], shuffle: bool, whole: list[bool]
+) -> None:
+    found = []
+    for start in (iter, start_pass):
+        data = TensorDataset(torch.arange(24.0), torch.arange(48.0).reshape(24, 2))
+        batches = start(DataLoader(data, 4, shuffle=shuffle, generator=torch.Generator().manual_seed(1)))
+        found.append([facts(next(batches)), facts(next(batches))])
+        changes(data)
+        try:
+            found[-1].append(facts(next(batches)))
+        except IndexError as error:
+            found[-1].append(str(error))
+    assert found[0] == found[1]
+    assert whole[-3:] == [True, True, False]  # toys may have been fetched before
 
 
 IMAGES = torch.arange(96.0).reshape(4, 2, 3, 4)

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -668,3 +669,12 @@ def test_workers_send_tensors_where_the_path_of_the_temporary_folder_is_too_long
         assert [int(batch) for batch in loader] == [0, 1, 2, 3]
         if chosen is not None:
             shutil.rmtree(chosen)
+
+
+def test_the_first_batch_is_not_kept_while_the_others_are_processed() -> None:
+    """Of a loader whose batches are on the device already, which is seen from the first one."""
+    batches = feed((torch.ones(2) for _ in range(4)), 4, partial(move, device=torch.device("cpu")), ahead=False)
+    first = weakref.ref(next(batches)[0])
+    assert first() is not None
+    next(batches)
+    assert first() is None

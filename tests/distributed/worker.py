@@ -91,6 +91,7 @@ def as_it_was() -> Iterator[None]:
         sys.path[:], sys.excepthook = path, hook
         torch.set_default_dtype(dtype)
         torch.set_default_device(None)
+        vars(torch._GLOBAL_DEVICE_CONTEXT).clear()  # without which torch 2.9's get_default_device() raises after None
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(matmul)
         torch.set_grad_enabled(grad)

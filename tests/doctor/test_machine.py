@@ -252,3 +252,8 @@ def test_a_folder_in_place_of_a_package_is_noted(installed: dict[str, str], monk
 
     monkeypatch.setattr(versions.metadata, "metadata", missing)
     assert list(found(versions.check()).values()) == [NOTE]
+    [note] = [item for item in versions.check() if isinstance(item, Finding)]
+    assert note.write == f"pip install -e {Path(__file__).parents[2]}"  # not from an index, where there is none
+    monkeypatch.setattr(versions.drivetrain, "__file__", "/opt/copied/drivetrain/__init__.py")
+    [note] = [item for item in versions.check() if isinstance(item, Finding)]
+    assert note.write.startswith("pip install WHEEL")

@@ -129,6 +129,9 @@ def test_hooks_on_the_wrapper_run_once(model: Any) -> None:
     assert calls == ["module", "wrapper"]
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # torch 2.9 reads it
 def test_a_compiled_module_and_compiling_the_wrapper(net: Net) -> None:
     x = torch.ones(1, 2)
     engine = Engine(accelerator="cpu", precision="bf16-mixed")

@@ -28,8 +28,9 @@ def test_the_trainjob_of_a_recipe_is_of_its_schema(capsys: pytest.CaptureFixture
 def test_a_report_is_of_its_schema(max_epochs: float) -> None:
     limits = SimpleNamespace(max_epochs=max_epochs, max_steps=float("inf"), accumulate=1)
     trainer: Any = SimpleNamespace(
-        progress=Progress(num_training_batches=10), progress_bar_metrics={"loss": 0.25}, limits=limits, callbacks=[]
-    )
+        progress=Progress(num_training_batches=10), logbook=SimpleNamespace(bar_metrics={"loss": 0.25}),
+        limits=limits, callbacks=[],
+    )  # fmt: skip
     status = trainjob._Reporter(trainer, 5.0, 5.0)._status()
     read = models.TrainerV1alpha1TrainerStatus.from_dict(json.loads(json.dumps(status)))
     assert read.progress_percentage == (0 if max_epochs == 3 else None)

@@ -58,4 +58,4 @@ def test_t57_shards_of_a_dead_rank_are_lost_and_the_newest_complete_checkpoint_s
     assert lost.name.startswith("rescue-v1.ckpt.")
     assert complete == {path.name: path.read_bytes() for path in (tmp_path / "rescue.ckpt").iterdir()}
     said, _ = job("fsdp", "ModelCheckpoint", ckpt_path="last")
-    assert "rescue.ckpt: epoch 0, after batch 1, global step 2" in said
+    assert "rescue.ckpt: epoch 0, after batch 1 (counted from 0), global step 2" in said

@@ -33,7 +33,7 @@ def environ(**variables: str) -> dict[str, str]:
 
 def report(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # torch 2.9's Gloo prints lines before it
     return found
 
 

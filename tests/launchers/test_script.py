@@ -80,7 +80,7 @@ def run(programs: Any, tmp_path: Path) -> Callable[..., tuple[list[Any], subproc
             )  # fmt: skip
         else:
             done = programs.run(*command, cwd=tmp_path, env=environ(), timeout=TIMEOUT_S)
-        return [json.loads(line) for line in done.stdout.splitlines()], done
+        return [json.loads(line) for line in done.stdout.splitlines() if not line.startswith("[Gloo]")], done
 
     return run
 

@@ -26,6 +26,8 @@ class Net(LightningModule):
         super().__init__()
         self.used, self.unused = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
     def training_step(self, batch, batch_idx):
+        if sys.argv[2] == "rank 1":
+            return lookup(batch) if self.trainer.global_rank == 1 else self.used(batch).sum() + self.unused(batch).sum()
         return self.used(batch).sum() if sys.argv[2] == "unused" else lookup(batch)
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -68,6 +70,21 @@ def test_the_error_is_last_and_tracebacks_are_the_users(tmp_path: Path, strategy
     assert "trainer.fit(Net()" in done.stdout or mistake == "engine"
     assert LIBRARY not in done.stdout
     assert TORCH not in done.stdout
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no notes, so the reason is a line of the log")
+def test_a_rank_that_ends_because_another_one_failed_shows_no_lines_of_its_own(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, program, "ddp", "rank 1"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode != 0
+    of_first = [line for line in done.stdout.splitlines() if line.startswith("[rank0]")]
+    assert any("Rank 1 had failed" in line and "KeyError: 'missing'" in line for line in of_first), done.stdout
+    assert not any("File " in line for line in of_first), done.stdout
+    assert any("in lookup" in line for line in done.stdout.splitlines() if line.startswith("[rank1]")), done.stdout
 
 
 class Printed:

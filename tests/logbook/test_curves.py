@@ -70,7 +70,7 @@ def test_a_single_point_is_marked() -> None:
 def test_an_unknown_name_and_an_empty_history_are_errors_that_name_the_known_ones() -> None:
     with pytest.raises(UnknownNameError, match="'val_los'.*Did you mean 'val_loss'"):
         figure_of(history_of("val_loss"), ["val_los"])
-    with pytest.raises(UnknownNameError, match=r"trainer\.plot\(\) has no values to draw.*every log_every_n_steps"):
+    with pytest.raises(UnknownNameError, match=r"trainer\.plot\(\): no value is recorded\. .*every log_every_n_steps"):
         figure_of(History())
 
 

@@ -112,6 +112,30 @@ def test_it_is_a_mapping_and_an_unknown_name_names_the_known_ones() -> None:
         history["val_los"]
 
 
+def test_a_name_that_is_logged_and_not_recorded_is_not_said_to_be_misspelt(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    class Logs(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("train_loss", 1.0)
+            self.log("train_hidden", 1.0, logger=False)
+            self.log("train_loss_mean", 1.0, on_step=False, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    trainer = make_trainer(log_every_n_steps=50)
+    trainer.fit(Logs(), loader)
+    assert trainer.history.columns == ["train_loss_mean"]
+    with pytest.raises(
+        UnknownNameError, match="it is logged, and no value is recorded yet.*every log_every_n"
+    ) as found:
+        trainer.history["train_loss"]
+    assert "Did you mean" not in str(found.value)
+    with pytest.raises(UnknownNameError, match="it is logged with logger=False"):
+        trainer.history["train_hidden"]
+    with pytest.raises(UnknownNameError, match="no value is recorded under this name. Did you mean 'train_loss_mean'"):
+        trainer.history["train_los_mean"]
+
+
 def test_numbers_are_exact_with_and_without_64_bit_floats() -> None:
     for has_float64 in (True, False):
         history = History(has_float64)

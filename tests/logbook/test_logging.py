@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,39 @@ def test_other_hooks_may_not_log(regression: Any, loader: Any, make_trainer: Any
     model = logging_in(regression, hook)
     with pytest.raises(LoggingError, match=r"self.log\('x', ...\) was called"):
         run(make_trainer, model, loader, enable_checkpointing=True)
+
+
+def test_a_hook_reads_the_newest_values_of_the_bar_and_another_thread_those_of_the_last_flush(
+    regression: Any, loader: Any, make_trainer: Any
+) -> None:
+    seen: list[tuple[dict[str, float], dict[str, float]]] = []
+
+    class Reads(Callback):
+        def look(self, trainer: Any, *args: Any) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                in_thread = pool.submit(lambda: dict(trainer.progress_bar_metrics)).result()
+            seen.append((in_thread, dict(trainer.progress_bar_metrics)))
+
+        on_train_batch_end = look
+        on_validation_epoch_end = look
+
+    class Logs(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("step", torch.tensor(float(batch_idx)), prog_bar=True, logger=False)
+            self.log("hidden", 1.0)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", 3.0, prog_bar=True)
+
+    trainer = make_trainer(max_epochs=1, log_every_n_steps=50, num_sanity_val_steps=0, callbacks=[Reads()])
+    trainer.fit(Logs(), loader, loader)
+    *steps, (before, after) = seen
+    assert [now["step"] for _, now in steps] == [0.0, 1.0, 2.0, 3.0]
+    assert [earlier for earlier, _ in steps] == [{}, {"step": 0.0}, {"step": 1.0}, {"step": 2.0}]
+    assert "val" not in before
+    assert after["val"] == 3.0
+    assert "hidden" not in after
 
 
 def test_both_give_two_names_and_a_plain_one_for_callbacks(regression: Any, loader: Any, make_trainer: Any) -> None:

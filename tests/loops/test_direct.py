@@ -659,6 +659,41 @@ def test_what_watches_is_seen_by_each_call(spy: set[str], name: str) -> None:
     assert spy == ALL
 
 
+def test_a_batch_looks_once_for_what_watches_and_each_batch_looks(
+    spy: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window of two batches: the second one calls only ``backward`` and ``step``."""
+    looks: list[int] = []
+    names, watched = direct._names(), False
+
+    def look() -> bool:
+        looks.append(1)
+        return watched
+
+    monkeypatch.setattr(direct, "_names", lambda: names._replace(is_watched=look))
+    optimizer = sgd()
+    calls = direct._direct(optimizer, [])
+    calls.zero_grad()
+    calls.backward(loss_of(optimizer))
+    assert len(looks) == 1
+    calls.backward(loss_of(optimizer))
+    assert len(looks) == 2
+    calls.step()
+    assert len(looks) == 2
+    calls.step()  # without a backward pass before it
+    assert len(looks) == 3
+    assert spy == set()
+    calls.zero_grad()
+    watched = True
+    calls.backward(loss_of(optimizer))
+    assert spy == set()
+    calls.backward(loss_of(optimizer))
+    calls.step()
+    assert spy == {"backward", "step"}
+    calls.zero_grad()
+    assert spy == ALL
+
+
 class Odd(Tensor):
     pass
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
@@ -133,7 +134,7 @@ def test_the_phase_tells_the_stage(phases: tuple[Phase, ...], stage: RunningStag
         assert progress.stage is stage
 
 
-def test_the_phase_is_one_integer_that_memory_can_be_shared_of(make_trainer: Any, loader: Any) -> None:
+def test_the_phase_is_one_integer_that_can_be_in_shared_memory(make_trainer: Any, loader: Any) -> None:
     """What the loops write is seen through another view of the same memory, while a batch runs."""
     seen: list[int] = []
 
@@ -143,7 +144,8 @@ def test_the_phase_is_one_integer_that_memory_can_be_shared_of(make_trainer: Any
             return super().training_step(batch, batch_idx)
 
     trainer = make_trainer(max_epochs=1, limit_train_batches=1)
-    view = memoryview(trainer.progress.slot)
+    view = memoryview(words := array("q", trainer.progress.slot))
+    trainer.progress.show_in(words)
     trainer.fit(Sampled(), loader)
     assert seen == [Phase.FORWARD]
     assert view[0] == Phase.NONE

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from drivetrain import LightningModule, Trainer
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import NotLoggedError
 
 
 class Watches(LightningModule):
@@ -39,7 +39,7 @@ def trial(tmp_path: Path, **options: Any) -> None:
 @pytest.mark.parametrize("options", [{}, {"frequency": 5}, {"interval": "step", "frequency": 3}])
 def test_a_trial_looks_up_what_is_not_due_in_it(tmp_path: Path, options: dict[str, Any]) -> None:
     trial(tmp_path, monitor="val_loss", **options)
-    with pytest.raises(ConfigurationError, match=r"watches 'val_los', which was not logged.*Logged so far: val_loss"):
+    with pytest.raises(NotLoggedError, match=r"watches 'val_los', which was not logged.*Logged so far: val_loss"):
         trial(tmp_path, monitor="val_los", **options)
 
 

@@ -157,7 +157,8 @@ def test_the_network_of_a_machine_is_cut_for_20_seconds(
     ledger = json.loads(done.stdout)
     assert ledger["seconds"]["lost"] >= PAUSE_S * (in_vain - 1)
     assert sum(ledger["seconds"].values()) == pytest.approx(ledger["wall_s"])
-    assert ledger["runs"] == len(starts(job.folder)) == 3  # on three machines, on two, on three
+    # on three machines, on two, on three; more where a machine comes late
+    assert ledger["runs"] == len(starts(job.folder)) >= 3
 
 
 def check(job: Any, undisturbed: Path) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests.conftest import Validated
+from torch.utils.data import DataLoader
 
 from drivetrain.callbacks import GoodputMonitor, ModelCheckpoint
 from drivetrain.loggers import CSVLogger, TensorBoardLogger
@@ -76,8 +77,6 @@ def test_a_table_with_lines_that_were_cut_is_read_without_them(make_run: Make) -
 
 
 def fitted(make_trainer: Any, data: Any, logger: Any, *callbacks: Any) -> Path:
-    from torch.utils.data import DataLoader
-
     trainer = make_trainer(logger=logger, callbacks=[*callbacks], enable_checkpointing=True)
     trainer.fit(Validated(), DataLoader(data, batch_size=8), DataLoader(data, batch_size=16))
     return Path(logger.log_dir)
@@ -141,3 +140,63 @@ def test_the_time_of_a_step_is_that_of_all_fits_that_have_ended(make_run: Make) 
     killed = {"status": "running", "first_step": 1500, "last_step": None, "seconds": None}
     assert read(str(make_run("run", {}, resumed, killed))).step_s == pytest.approx(125 / 1500)
     assert read(str(make_run("other", killed))).step_s is None
+
+
+# ---- a run that continues another one --------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_begins_with_the_fits_and_the_values_of_the_run_that_it_continues(make_run: Make) -> None:
+    first = make_run("version_0", {"last_step": 25, "status": "running"})
+    source = {"resumed_from": str(first / "checkpoints" / "b.ckpt"), "first_step": 15, "last_step": 45}
+    second = make_run("version_1", source, rows={"train_loss": ["", "", 9.0, 8.0], "new": ["", "", "", 7.0]})
+    again = {"resumed_from": str(second / "checkpoints" / "last"), "first_step": 30, "last_step": 60}
+    third = make_run("version_2", again, rows={"train_loss": ["", "", "", 5.0]})
+    run = read(str(third))
+    assert run.curves["train_loss"] == [(0, 4), (10, 3), (20, 9), (30, 5)]  # step 20 as it was after the resumption
+    assert run.curves["val_loss"] == [(0, 5)]
+    assert [each["first_step"] for each in run.attempts] == [0, 15, 30]
+    assert run.last["first_step"] == 30
+    assert run.step_s == 300 / (25 + 30 + 30)
+    assert run.notes == [
+        "The steps before 30 are those of ../version_1.", "The steps before 15 are those of ../version_0.",
+    ]  # fmt: skip
+    alone = read(str(third), continues=False)
+    assert (alone.curves["train_loss"], len(alone.attempts)) == ([(30, 5)], 1)
+
+
+def test_the_run_of_a_checkpoint_in_another_folder_is_the_newest_older_one_that_names_it(make_run: Make) -> None:
+    shared = "/data/checkpoints/last.ckpt"
+    saved = {"checkpoints": [{"monitor": None, "best": None, "score": None, "last": shared, "kept": {}}]}
+    make_run("version_0", {"began": 100.0, **saved}, rows={"train_loss": [1.0]})
+    make_run("version_1", {"began": 200.0, **saved}, rows={"train_loss": [2.0]})
+    run = make_run("version_2", {"began": 300.0, "resumed_from": shared, "first_step": 1000}, rows={"val_loss": [3.0]})
+    make_run("version_3", {"began": 400.0, **saved}, rows={"train_loss": [4.0]})
+    make_run("other", {"began": 250.0}, rows={"train_loss": [5.0]})
+    assert read(str(run)).notes[0] == "The steps before 1000 are those of ../version_1."
+
+
+@pytest.mark.parametrize("source", ["/gone/version_0/checkpoints/a.ckpt", "s3://bucket/a.ckpt"])
+def test_a_resumed_run_without_the_run_before_says_where_it_begins(make_run: Make, source: str) -> None:
+    run = read(str(make_run("version_1", {"resumed_from": source, "first_step": 300})))
+    assert run.notes == [
+        f"This training resumed at step 300 from {source}, and no record of the run before is found, so what is shown "
+        "begins there."
+    ]
+    assert len(run.attempts) == 1
+
+
+def test_a_fit_that_resumes_in_its_own_folder_continues_no_other(make_run: Make) -> None:
+    run = read(str(make_run("run", {}, {"resumed_from": "checkpoints/b.ckpt", "first_step": 500})))
+    assert (len(run.attempts), run.notes) == (2, [])
+
+
+def test_two_real_fits_are_one_training(make_trainer: Any, data: Any, tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path / "logs", name="")
+    checkpoint = ModelCheckpoint(save_last=True)
+    first = fitted(make_trainer, data, logger, checkpoint)
+    trainer = make_trainer(max_epochs=2, logger=CSVLogger(tmp_path / "logs", name=""), enable_checkpointing=True)
+    trainer.fit(Validated(), DataLoader(data, 8), DataLoader(data, 8), ckpt_path=checkpoint.last_model_path)
+    assert Path(trainer.log_dir) != first
+    run = read(trainer.log_dir)
+    assert [each["first_step"] for each in run.attempts] == [0, 4]
+    assert [step for step, _ in run.curves["val_loss"]] == [3, 7]

@@ -649,11 +649,13 @@ def test_resuming_says_from_where_and_that_nothing_is_left(
     ended, cut = saved("ended.ckpt", max_epochs=2), saved("cut.ckpt", max_steps=6, max_epochs=2)
     with caplog.at_level("INFO", "drivetrain"):
         make_trainer(max_epochs=2).fit(validated(), loader, loader, ckpt_path=ended)
-        assert f"Resuming from {ended}: epoch 2, global step 8." in caplog.text
+        assert f"Resuming from {ended}: epoch 2 (counted from 0), global step 8." in caplog.text
         assert "Nothing to train: 2 of 2 epochs are done." in caplog.text
         caplog.clear()
         make_trainer(max_epochs=2).fit(validated(), loader, loader, ckpt_path=cut)
-        assert f"Resuming from {cut}: epoch 1, after batch 1 (16 samples), global step 6." in caplog.text
+        assert (
+            f"Resuming from {cut}: epoch 1, after batch 1 (counted from 0; 16 samples), global step 6." in caplog.text
+        )
         assert "Nothing to train" not in caplog.text
         make_trainer().test(validated(), loader, ckpt_path=ended)
         assert f"Test runs with the weights of {ended}." in caplog.text

@@ -62,9 +62,7 @@ def test_the_line_names_the_sample_and_what_differs(tmp_path: Path, caplog: Any)
     with caplog.at_level("INFO"):
         fit(tmp_path, ckpt_path=tmp_path / "changed.ckpt", gradient_clip_val=0.5)
     [line] = [each for each in caplog.messages if each.startswith("Resuming from")]
-    assert (
-        "changed.ckpt: epoch 1, after batch 1 (4 samples), global step 7. Other than in the run that saved it:" in line
-    )
+    assert "changed.ckpt: epoch 1, after batch 1 (counted from 0; 4 samples), global step 7. Other than in the" in line
     assert line.endswith(
         f"torch {torch.__version__} (was 1.0), device cpu (was tpu), gradient_clip_val 0.5 (was None)."
     )
@@ -76,7 +74,7 @@ def test_nothing_differs_in_the_same_command(tmp_path: Path, caplog: Any) -> Non
     with caplog.at_level("INFO"):
         fit(tmp_path, ckpt_path="last")
     [line] = [each for each in caplog.messages if each.startswith("Resuming from")]
-    assert line.endswith("last.ckpt: epoch 0, after batch 3 (8 samples), global step 4.")
+    assert line.endswith("last.ckpt: epoch 0, after batch 3 (counted from 0; 8 samples), global step 4.")
 
 
 def test_a_program_that_was_not_written_for_it_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 import weakref
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from torch.utils.data import DataLoader
 
 from drivetrain import Callback, LightningDataModule, LightningModule, Trainer
 from drivetrain.callbacks import EarlyStopping, ModelCheckpoint, Timer
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import ConfigurationError, LoggingError
 from drivetrain.trainer import life
+from drivetrain.trainer import trainer as trainer_module
 
 
 def test_the_datamodule_may_stand_where_the_loaders_do(validated: Any, data: Any, make_trainer: Any) -> None:
@@ -203,6 +205,44 @@ def test_ctrl_c_leaves_with_code_130_after_everything_is_cleaned_up(
     assert caught.value.code == 130
     assert seen == [(KeyboardInterrupt, True, True)]
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_ctrl_c_in_a_notebook_shows_no_frame_below_the_call(
+    regression: Any, loader: Any, make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook shows each frame with ten lines of its source."""
+
+    class Interrupts(regression):  # type: ignore[misc]
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            return self.loss(batch)
+
+    monkeypatch.setattr(trainer_module, "in_notebook", lambda: True)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        make_trainer().fit(Interrupts(), loader)
+    names = [entry.name for entry in traceback.extract_tb(caught.value.__traceback__)]
+    assert names == ["test_ctrl_c_in_a_notebook_shows_no_frame_below_the_call", "fit", "run_job"]
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("fails", ["training_step", "on_train_epoch_end"])
+def test_an_error_in_a_notebook_shows_the_users_lines_and_what_is_below_them(
+    regression: Any, loader: Any, make_trainer: Any, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    def broken(self: Any, *args: Any) -> Any:
+        self.log("name", 1.0, on_step=False, on_epoch=False)
+
+    monkeypatch.setattr(trainer_module, "in_notebook", lambda: True)
+    model = type("Broken", (regression,), {fails: broken})()
+    with pytest.raises(LoggingError, match="would log nothing") as caught:
+        make_trainer().fit(model, loader)
+    names = [entry.name for entry in traceback.extract_tb(caught.value.__traceback__)]
+    assert names[1:] == ["fit", "run_job", "broken"]  # the text contains the cure, so nothing below the user's line
+    wrong = type("Wrong", (regression,), {"training_step": lambda self, batch, batch_idx: torch.ones(2) @ batch[0]})()
+    with pytest.raises(RuntimeError) as failed:
+        make_trainer().fit(wrong, loader)
+    names = [entry.name for entry in traceback.extract_tb(failed.value.__traceback__)]
+    assert names[1:] == ["fit", "run_job", "<lambda>"]
 
 
 def test_a_trainer_may_fit_again_after_a_failure(regression: Any, loader: Any, make_trainer: Any) -> None:

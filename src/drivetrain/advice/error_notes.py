@@ -38,7 +38,10 @@ def note_place(error: BaseException, progress: Progress, rank: int, run: Run | N
         return
     scheduler = _scheduler_of(error)
     hook = _hook_of(error) or (f"{scheduler}.step" if scheduler else _PARTS.get(progress.phase, ""))
-    note = f"{f'in {hook}, ' if hook else ''}{_place(progress, fetching=not hook)}, on rank {rank}."
+    place = _place(progress, fetching=not hook)
+    if re.search(r"\d", place):
+        place += " (counted from 0)"  # as in hooks and files; a bar counts epochs from 1
+    note = f"{f'in {hook}, ' if hook else ''}{place}, on rank {rank}."
     cures = [_cure_of_backward(error, progress), _cure_of_schedule(error, scheduler)]
     if run is not None:
         looks = (_cure_of_log, _cure_of_batch, _cure_of_no_gradient, _cure_of_half, _cure_of_double, memory_note)

@@ -22,6 +22,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.advice.time_spent import PARTS, TimeSpent
 from drivetrain.advice.verdict import Line, Measured, RankTimes, judge
@@ -90,6 +92,7 @@ class Sampler(threading.Thread):
         self._places: defaultdict[_Place, float] = defaultdict(float)
         self._kinds: dict[tuple[str, str], str] = {}  # by file and name of a function
         self._stack = ThreadStack(threading.get_ident())
+        self._core_file, self._core_from_s = f"/proc/self/task/{threading.get_native_id()}/schedstat", 0.0
         self._memory: dict[str, list[float]] = {"host": [], "device": []}
         self._busy: list[float] = []
         self._period_s, self._due_s = 0.1, 0.0
@@ -117,7 +120,7 @@ class Sampler(threading.Thread):
         phase, since_s, self._last_s = slot[0], now_s - self._last_s, now_s
         in_step = Phase.BATCH_START <= phase <= Phase.OPTIMIZER_STEP
         if not self._trains and (in_step or (phase >= Phase.FETCH and self._batches() > 0)):
-            self._trains = True
+            self._trains, self._core_from_s = True, _core_wait_s(self._core_file)
         part = "checkpoint" if slot[3] else _PART_OF[phase]
         if self._trains:
             self._looks += 1
@@ -208,6 +211,8 @@ class Sampler(threading.Thread):
             lines=[_line(what, place, seconds) for (what, place), seconds in lines.items() if place.line],
             num_workers=max((getattr(each, "num_workers", 0) for each in loaders), default=0),
             log_every=run.limits.log_every_n_steps,
+            core_s=_core_wait_s(self._core_file) - self._core_from_s,
+            threads=torch.get_num_threads(),
             on_host=self._device is None,
             busy=sum(self._busy) / len(self._busy) if self._busy else None,
             memory=self._memory,
@@ -241,6 +246,14 @@ def _kind(path: str, name: str) -> str:
 def _line(what: str, place: _Place, seconds: float) -> Line:
     source = linecache.getline(place.file, place.line).strip()
     return Line(what, f"{os.path.basename(place.file)}:{place.line} in {place.name}", source, seconds)
+
+
+def _core_wait_s(file: str) -> float:
+    """Return for how long a thread was ready to run and got no core; 0 where the system does not tell."""
+    try:
+        return int(Path(file).read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _host_memory() -> float | None:

@@ -12,7 +12,8 @@ PARTS = (
 """The parts of a fit's wall time: see :class:`TimeSpent`."""
 
 CAUSES = (
-    "dataset", "collate", "rank_data", "rank_compute", "sync", "launch", "checkpoint", "validation", "log", "memory",
+    "dataset", "collate", "rank_data", "rank_compute", "cores", "sync", "launch", "checkpoint", "validation", "log",
+    "memory",
 )  # fmt: skip
 """The causes that a :class:`Verdict` names."""
 
@@ -23,8 +24,8 @@ class Verdict:
 
     Attributes:
         cause: one of :data:`CAUSES`: a slow data set, or ``collate_fn``; one rank with slower data, or a slower forward
-            pass, than the others; code in the step that makes the host wait for the device; a device that waits for the
-            host; checkpoints; validation; logging; growing memory.
+            pass, than the others; more busy threads than CPU cores; code in the step that makes the host wait for the
+            device; a device that waits for the host; checkpoints; validation; logging; growing memory.
         text: a sentence with the measured figures.
         advice: what to write.
     """

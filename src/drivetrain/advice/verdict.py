@@ -13,7 +13,7 @@ from drivetrain.errors import number_of
 SHORTEST_S, FEWEST = 3.0, 20
 """The training time, and the number of looks, before there is a verdict."""
 
-_FETCH, _SYNC, _LOG, _CHECKPOINT, _VALIDATION, _RANK = 0.3, 0.2, 0.2, 0.2, 0.4, 0.15
+_FETCH, _SYNC, _LOG, _CHECKPOINT, _VALIDATION, _RANK, _CORES = 0.3, 0.2, 0.2, 0.2, 0.4, 0.15, 0.3
 """The share of the training time from which each is a cause. _RANK: of what one rank takes longer than the others."""
 
 _PER_BATCH_S = 0.001  # what costs a batch less is not worth a change
@@ -64,6 +64,8 @@ class Measured:
         batches: the number of training batches. looks: how often the fit was looked at while it trained.
         collate_s: the part of "fetch" that was in ``collate_fn``. workers_s: that in which workers were started.
         num_workers, log_every: of the training loader, and of the Trainer.
+        core_s: how long the thread that trains was ready to run and got no core.
+        threads: how many threads torch computes with.
         on_host: the host itself computes, so a step waits for no device.
         busy: the mean share of the time in which the device computed; ``None``: unknown.
         memory: bytes in use at equal intervals, of the "host" and the "device".
@@ -79,6 +81,8 @@ class Measured:
     lines: Sequence[Line] = ()
     num_workers: int = 0
     log_every: int = 50
+    core_s: float = 0.0
+    threads: int = 1
     on_host: bool = False
     busy: float | None = None
     memory: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -113,6 +117,7 @@ def _causes(measured: Measured) -> Iterator[tuple[float, Verdict]]:
     if measured.busy is None or measured.busy < _BUSY:  # otherwise the device computes meanwhile
         if not of_ranks:
             yield from _fetch(measured)
+        yield from _cores(measured)
         yield from _sync(measured)
         yield from _launch(measured)
         yield from _log(measured)
@@ -167,6 +172,19 @@ def _fetch(measured: Measured) -> Iterator[tuple[float, Verdict]]:
     else:
         advice = "Write DataLoader(..., num_workers=2), or more, or do this work once, before the fit."
         yield share, Verdict("dataset", f"{text}: the data set is read in the process that trains{at}.", advice)
+
+
+def _cores(measured: Measured) -> Iterator[tuple[float, Verdict]]:
+    if measured.core_s < _CORES * measured.training_s:
+        return
+    text = (
+        f"The thread that trains is ready to run and waits for a CPU core in {measured.of(measured.core_s)}: more "
+        "threads are busy on this machine than it has cores."
+    )
+    fewer = f"Write torch.set_num_threads(1), because torch computes with {measured.threads} threads; or end"
+    end = "End" if measured.threads == 1 else fewer
+    advice = f"{end} other programs that compute, or write DataLoader(..., num_workers=0) if there are workers."
+    yield measured.core_s / measured.training_s, Verdict("cores", text, advice)
 
 
 def _sync(measured: Measured) -> Iterator[tuple[float, Verdict]]:

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from drivetrain.base.digest import digest, leaves
+from drivetrain.base.torch_private import DispatchMode
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 Operation = Sequence[str]
 """Name, fingerprint of the result, and the place in the program with its source line."""
 
 
-class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Operations(DispatchMode):  # type: ignore[no-untyped-call]
     """Records each operation while it is active, those of the backward pass included.
 
     Results of collectives are left out: they may not be complete yet.

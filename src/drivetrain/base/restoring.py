@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.torch_private import schedulers_in
 from drivetrain.errors import CheckpointError, CheckpointMismatchError, DrivetrainError, shown
 
 _LARGEST = 2**63
@@ -355,16 +356,26 @@ _BY_GROUP = frozenset({"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs
 _OF_OLDER_TORCH = frozenset({"verbose"})  # entries that present schedulers do not have
 
 
+def scheduler_state(scheduler: Any) -> Any:
+    """Return the state of a scheduler without the function that torch 2.9's SWALR has in it, which is no plain data and
+    which the constructor sets.
+    """
+    state = scheduler.state_dict()
+    if isinstance(state, Mapping) and callable(state.get("anneal_func")):
+        return {name: value for name, value in state.items() if name != "anneal_func"}
+    return state
+
+
 def load_schedulers(schedulers: Sequence[Any], states: Any) -> None:
     """Load each scheduler's state, and log which constructor arguments it replaces.
 
     Raises:
         CheckpointError: a state is missing or does not fit.
     """
-    before = [scheduler.state_dict() for scheduler in schedulers]
+    before = [scheduler_state(scheduler) for scheduler in schedulers]
     load_states("scheduler", schedulers, states, check_scheduler_state)
     for scheduler, own in zip(schedulers, before, strict=True):
-        if not isinstance(now := scheduler.state_dict(), Mapping):
+        if not isinstance(now := scheduler_state(scheduler), Mapping):
             continue  # a scheduler of the user's own without a state
         names = inspect.signature(type(scheduler).__init__).parameters.keys() & own.keys() & now.keys()
         numbers = [name for name in sorted(names - {"last_epoch"}) if isinstance(own[name], (int, float))]
@@ -385,7 +396,7 @@ def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
     expect(state, (Mapping, None) if own_class else Mapping, place)
     if own_class:
         return
-    own = scheduler.state_dict()
+    own = scheduler_state(scheduler)
     for key, value in own.items():
         if key not in state and not key.startswith("_"):
             raise WrongForm(f"{place}[{key!r}]", "is missing")
@@ -398,8 +409,7 @@ def check_scheduler_state(state: Any, scheduler: Any, place: str = "") -> None:
             name = type(scheduler).__name__
             raise WrongForm(f"{place}[{shown(key)}]", f"is no entry of a {name}: another scheduler has saved this")
     check_form(state, own, place)
-    parts = getattr(scheduler, "_schedulers", ())
-    for index, (part, saved) in enumerate(zip(parts, state.get("_schedulers", ()), strict=False)):
+    for index, (part, saved) in enumerate(zip(schedulers_in(scheduler), state.get("_schedulers", ()), strict=False)):
         check_scheduler_state(saved, part, f"{place}['_schedulers'][{index}]")
 
 

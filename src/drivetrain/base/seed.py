@@ -15,20 +15,21 @@ from typing import Any
 import torch
 
 from drivetrain.base.packages import xla_model
-from drivetrain.base.rank_zero import rank_from_environ
+from drivetrain.base.rank_zero import rank_from_environ, rank_zero_info
 from drivetrain.base.restoring import check_rng_state, entry
 from drivetrain.errors import CheckpointError, ConfigurationError
 
 _MAX_SEED = 2**32 - 1  # numpy's limit, the smallest of the three generators
 
 
-def seed_everything(seed: int | None = None, workers: bool = False) -> int:
+def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = False) -> int:
     """Seed python, numpy (if it is loaded) and torch, on every device; return the seed.
 
     Args:
         seed: 0 to 2**32 - 1. ``None``: the environment variable ``PL_GLOBAL_SEED``, or 0 if it is unset.
         workers: also seed each DataLoader worker from (seed, rank, worker id). Loaders already seed torch differently
             in each worker; with this argument, python's and numpy's generators are seeded from these seeds.
+        verbose: log the seed on rank 0.
 
     Raises:
         ConfigurationError: the seed is not an integer in that range.
@@ -48,6 +49,8 @@ def seed_everything(seed: int | None = None, workers: bool = False) -> int:
     torch.manual_seed(seed)
     if (xla := xla_generator()) is not None:  # torch.manual_seed does not seed torch_xla's generator
         xla.set_rng_state(seed)
+    if verbose:
+        rank_zero_info(f"Seed set to {seed}.")
     return seed
 
 

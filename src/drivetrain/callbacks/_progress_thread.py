@@ -97,7 +97,7 @@ class Snapshot:
         fit = (
             "" if last or self.fit_left_s is None or self.fit_left_s < 0.5 else f"fit {duration_text(self.fit_left_s)}"
         )
-        return f"{epoch} left, {fit}" if epoch and fit else f"{epoch or fit} left" if epoch or fit else ""
+        return ", ".join(f"{each} left" for each in (epoch, fit) if each)
 
     @property
     def waiting_text(self) -> str:
@@ -196,7 +196,7 @@ class ProgressThread(threading.Thread):
         """Let the training loop read its loss now and then, if it flushes no other value for the bar."""
         now_s = time.monotonic()
         trains = self._stages[-1] is RunningStage.TRAINING
-        if trains and now_s >= self._loss_due_s and not self._trainer.progress_bar_metrics:
+        if trains and now_s >= self._loss_due_s and not self._trainer.logbook.bar_metrics:
             self._trainer.progress.want_loss()
             self._loss_due_s = now_s + _LOSS_EACH_S
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import entry, expect, number
+from drivetrain.base.torch_private import BatchNorm, schedulers_in
 from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.engine.wrappers import unwrapped
 from drivetrain.errors import CheckpointError, MissingAttributeError, check_count, is_number, wrong_value
@@ -83,7 +83,7 @@ class BaseFinetuning(Callback):
     ) -> Generator[nn.Parameter, None, None]:
         """Yield the parameters whose ``requires_grad`` equals the argument; without ``train_bn``, skip batch norm."""
         for module in BaseFinetuning.flatten_modules(modules):
-            if train_bn or not isinstance(module, _BatchNorm):
+            if train_bn or not isinstance(module, BatchNorm):
                 for parameter in module.parameters(recurse=False):
                     if parameter.requires_grad == requires_grad:
                         yield parameter
@@ -103,7 +103,7 @@ class BaseFinetuning(Callback):
     def freeze(modules: Modules, train_bn: bool = True) -> None:
         """Freeze all parameters; ``train_bn`` keeps batch norm trainable."""
         for module in BaseFinetuning.flatten_modules(modules):
-            _set_trainable(module, train_bn and isinstance(module, _BatchNorm))
+            _set_trainable(module, train_bn and isinstance(module, BatchNorm))
 
     @staticmethod
     def filter_on_optimizer(optimizer: Optimizer, params: Iterable[nn.Parameter]) -> list[nn.Parameter]:
@@ -138,7 +138,7 @@ class BaseFinetuning(Callback):
             train_bn: thaw the batch norm layers, too.
         """
         found = [
-            each for each in BaseFinetuning.flatten_modules(modules) if train_bn or not isinstance(each, _BatchNorm)
+            each for each in BaseFinetuning.flatten_modules(modules) if train_bn or not isinstance(each, BatchNorm)
         ]
         known = {id(each) for group in optimizer.param_groups for each in group["params"]}
         parameters = [each for module in found for each in module.parameters(recurse=False)]
@@ -307,7 +307,7 @@ class BackboneFinetuning(BaseFinetuning):
 
 
 def _set_trainable(module: nn.Module, trainable: bool) -> None:
-    if isinstance(module, _BatchNorm):
+    if isinstance(module, BatchNorm):
         module.track_running_stats = trainable
     for parameter in module.parameters(recurse=False):
         parameter.requires_grad = trainable
@@ -326,7 +326,7 @@ def _described(module: nn.Module, optimizers: Iterable[Optimizer]) -> dict[str, 
         "frozen_statistics": [
             plain_name(name)
             for name, each in module.named_modules()
-            if isinstance(each, _BatchNorm) and not each.track_running_stats and each.running_mean is not None
+            if isinstance(each, BatchNorm) and not each.track_running_stats and each.running_mean is not None
         ],
     }
 
@@ -349,7 +349,7 @@ def _restore(module: nn.Module, trainer: Any, state: Mapping[str, Any]) -> None:
         for parameter in named.values():
             parameter.requires_grad = id(parameter) not in frozen
         for name, each in module.named_modules():
-            if isinstance(each, _BatchNorm) and each.running_mean is not None:
+            if isinstance(each, BatchNorm) and each.running_mean is not None:
                 each.track_running_stats = plain_name(name) not in state["frozen_statistics"]
     for optimizer, groups in zip(trainer.optimizers, state["groups"], strict=False):
         there = len(optimizer.param_groups)
@@ -392,7 +392,7 @@ def _extend_schedulers(trainer: Any, optimizer: Optimizer, before: int) -> None:
 
 
 def _extend(scheduler: Any, optimizer: Optimizer, before: int, ratio: float) -> None:
-    for inner in getattr(scheduler, "_schedulers", ()):  # SequentialLR and ChainedScheduler contain schedulers
+    for inner in schedulers_in(scheduler):
         _extend(inner, optimizer, before, ratio)
     if unwrapped(getattr(scheduler, "optimizer", None)) is not optimizer:
         return

@@ -22,7 +22,7 @@ from drivetrain.callbacks._checkpoint_arguments import check_target, check_trigg
 from drivetrain.callbacks._checkpoint_durability import StoredCheckpoint
 from drivetrain.callbacks._checkpoint_files import check_state
 from drivetrain.callbacks.on_exception_checkpoint import BEFORE_TRAINING
-from drivetrain.errors import ConfigurationError, arguments_checked
+from drivetrain.errors import ConfigurationError, NotLoggedError, arguments_checked
 from drivetrain.strategies import rank_files
 from drivetrain.trainer.after_exception import save_after_exception
 
@@ -392,7 +392,7 @@ class ModelCheckpoint(StoredCheckpoint):
         """Return the score of this checkpoint; ``None`` if there is none yet.
 
         Raises:
-            ConfigurationError: ``monitor`` was never logged, although a validation or an epoch has ended.
+            NotLoggedError: ``monitor`` was never logged, although a validation or an epoch has ended.
         """
         if self.monitor is None:
             return torch.tensor(float(trainer.progress.global_step))
@@ -401,7 +401,7 @@ class ModelCheckpoint(StoredCheckpoint):
             if trainer.enable_validation and not self._validated:
                 rank_zero_warn(message)  # the first validation may still log the metric
                 return None
-            raise ConfigurationError(message)
+            raise NotLoggedError(message)
         score = torch.as_tensor(metrics[self.monitor]).detach().to("cpu")
         if torch.isnan(score):
             score = torch.tensor(math.inf if self.mode == "min" else -math.inf)

@@ -182,7 +182,7 @@ class ProgressBar(Callback):
         A subclass that overrides it also gets the run's version as ``v_num``, which it may remove. An override runs in
         the bar's thread: read only plain numbers there, no tensors.
         """
-        metrics: dict[str, int | str | float] = {**trainer.progress_bar_metrics}
+        metrics: dict[str, int | str | float] = {**trainer.logbook.bar_metrics}
         if type(self).get_metrics is ProgressBar.get_metrics or (logger := trainer.logger) is None:
             return metrics
         version = None if logger.is_undecided else logger.version
@@ -298,7 +298,7 @@ class ProgressBar(Callback):
         title, batch = self._drawn or ("", 0)
         if snapshot.final or title != snapshot.title or not 0 <= snapshot.batch - batch < self.refresh_rate:
             metrics = self.get_metrics(trainer, pl_module)
-            if snapshot.is_training and not trainer.progress_bar_metrics and trainer.progress.loss is not None:
+            if snapshot.is_training and not trainer.logbook.bar_metrics and trainer.progress.loss is not None:
                 metrics = {"loss": trainer.progress.loss, **metrics}
             self.draw(replace(snapshot, metrics=metrics))
             self._drawn = snapshot.title, snapshot.batch

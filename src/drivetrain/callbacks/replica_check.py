@@ -15,6 +15,7 @@ from torch import Tensor
 
 from drivetrain.base.fingerprint import fingerprints
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
+from drivetrain.base.torch_private import names_ignored_by_ddp
 from drivetrain.callback import Callback, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, DrivetrainError, check_choice, check_count
 from drivetrain.strategies.copies import named_state, ranks_with_copies
@@ -177,8 +178,7 @@ class ReplicaCheck(Callback):
 
     def _compared(self, trainer: Trainer) -> Iterator[tuple[str, Tensor]]:
         module = trainer.lightning_module
-        # names that a program gives to DistributedDataParallel, which then does not synchronise these tensors either
-        ignored = (*self.ignore, *getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        ignored = (*self.ignore, *names_ignored_by_ddp(module))
         for name, owner, tensor in named_state(module, trainer.strategy.optimizers):
             if owner and name not in self._own and not any(fnmatchcase(owner, pattern) for pattern in ignored):
                 yield name, tensor

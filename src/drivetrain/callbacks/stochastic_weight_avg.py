@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.swa_utils import SWALR
 
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import entry
 from drivetrain.base.seed import isolate_rng
+from drivetrain.base.torch_private import BatchNorm
 from drivetrain.callback import LightningModule, Trainer
 from drivetrain.callbacks.weight_averaging import WeightAveraging
 from drivetrain.data.combined import CombinedLoader
@@ -151,7 +152,7 @@ class StochasticWeightAveraging(WeightAveraging):
         if self._early and not endless and trainer.current_epoch != trainer.max_epochs:
             return
         super().on_train_end(trainer, pl_module)
-        layers = [each for each in pl_module.modules() if isinstance(each, nn.modules.batchnorm._BatchNorm)]
+        layers = [each for each in pl_module.modules() if isinstance(each, BatchNorm)]
         layers = [each for each in layers if each.running_mean is not None]
         if self.n_averaged and layers and not (self._early and endless):
             _compute_statistics(trainer, pl_module, layers)

@@ -110,7 +110,7 @@ class _Reporter(threading.Thread):
 
     def _status(self) -> dict[str, Any]:
         """Return the status in the form of TrainJob's ``status.trainerStatus``; what is unknown is left out."""
-        progress, metrics = self._trainer.progress, {**self._trainer.progress_bar_metrics}
+        progress, metrics = self._trainer.progress, {**self._trainer.logbook.bar_metrics}
         if not metrics:
             progress.want_loss()
             metrics = {} if progress.loss is None else {"loss": progress.loss}

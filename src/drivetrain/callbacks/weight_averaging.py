@@ -11,6 +11,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import COUNT, entry
+from drivetrain.base.torch_private import foreach_add_, foreach_copy_, foreach_div_, foreach_sub
 from drivetrain.callback import KeepsWeights, LightningModule, Trainer
 from drivetrain.errors import ConfigurationError, NotSupportedError, check_count, is_number, wrong_value
 from drivetrain.module.trainable import is_strict
@@ -176,7 +177,7 @@ class WeightAveraging(KeepsWeights):
             if averages[0].device != values[0].device:
                 values = [value.to(averages[0].device, non_blocking=False) for value in values]
             if self.n_averaged == 0:
-                torch._foreach_copy_(averages, values)
+                foreach_copy_(averages, values)
             elif self._avg_fn is not None:
                 number = torch.tensor(self.n_averaged)
                 for average, value in zip(averages, values, strict=True):
@@ -295,9 +296,9 @@ class EMAWeightAveraging(WeightAveraging):
 
 def _equal_weights(averages: list[Tensor], values: list[Tensor], n_averaged: Tensor) -> None:
     """Add ``values`` to averages with equal weights for all updates; torch's own function divides in float32."""
-    differences = torch._foreach_sub(values, averages)
-    torch._foreach_div_(differences, int(n_averaged) + 1)
-    torch._foreach_add_(averages, differences)
+    differences = foreach_sub(values, averages)
+    foreach_div_(differences, int(n_averaged) + 1)
+    foreach_add_(averages, differences)
 
 
 def _local_tensors(module: torch.nn.Module, buffers: bool) -> Iterator[Tensor]:

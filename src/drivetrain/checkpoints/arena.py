@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.base.packages import fcntl
+from drivetrain.base.torch_private import foreach_copy_
 from drivetrain.checkpoints.unread import HOST
 from drivetrain.checkpoints.writer_process import ALIGNMENT, CONTROL
 
@@ -94,7 +95,7 @@ class Arena:
         pinned = self._unpin is not None
         for copies, tensors in unfilled:
             with torch.no_grad():
-                torch._foreach_copy_(copies, tensors, non_blocking=pinned)
+                foreach_copy_(copies, tensors, non_blocking=pinned)
         for device in devices if pinned else ():
             torch.accelerator.current_stream(device).synchronize()
 

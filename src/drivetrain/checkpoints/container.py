@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import torch
 
+from drivetrain.base.torch_private import storage_key
 from drivetrain.checkpoints.unread import UnreadTensor
 
 
@@ -141,7 +142,7 @@ class _UnreadPickler(_Pickler):
             return None
         source = obj.source if is_pending else obj._untyped_storage if is_typed else obj
         is_unread = isinstance(source, UnreadTensor)
-        key = self._keys.setdefault(id(source) if is_unread else source._cdata, count := str(len(self.sources)))
+        key = self._keys.setdefault(id(source) if is_unread else storage_key(source), count := str(len(self.sources)))
         if key is count:
             self.sources.append(source)
         size = source.nbytes if is_unread else source.nbytes()

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+
+from drivetrain.base.torch_private import tree_map
 
 HOST = torch.device("cpu")
 

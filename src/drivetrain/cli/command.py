@@ -45,6 +45,7 @@ COMMANDS: dict[str, Command] = {
     "test": Command("cli.fit", "one pass over the test data", _TRAIN),
     "predict": Command("cli.fit", "the model's outputs for the prediction data", _TRAIN),
     "run": Command("cli.run", "run a program with a loop of its own on hardware chosen here", _TRAIN),
+    "plan": Command("forecast.command", "tell what a run will need, without its hardware", _TRAIN),
     "recipe": Command("cli.recipe", "print the file that submits a program to a cluster", _TRAIN),
     "report": Command("report.command", "write a page on a run, or on what differs between two", _RUNS),
     "advise": Command("trials.command", "try what may make a program faster, and print what does", _RUNS),

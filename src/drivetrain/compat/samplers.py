@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 from torch.utils.data.distributed import DistributedSampler
 
+from drivetrain.base.torch_private import rebuild_buckets
 from drivetrain.base.tree import leaves
 from drivetrain.errors import ConfigurationError
 
@@ -110,5 +111,5 @@ def prepare_for_backward(model: DistributedDataParallel, output: Any) -> None:
         return
     searches = model.find_unused_parameters and not model.static_graph
     found = [leaf for _, leaf in leaves(output) if isinstance(leaf, Tensor)] if searches else []
-    model.reducer._rebuild_buckets()  # DDP rebuilds its buckets before it prepares a backward pass
+    rebuild_buckets(model)
     model.reducer.prepare_for_backward(found)

@@ -32,6 +32,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from itertools import repeat
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +53,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from drivetrain.base.rank_zero import log, rank_zero_only
+from drivetrain.base.torch_private import keep_iterator, kept_iterator
 from drivetrain.data.resample import SamplerProxy, replaced
 
 L = TypeVar("L")
@@ -71,9 +73,9 @@ def start_pass(loader: Any, pins: bool = False) -> Iterator[Any]:
     source = batched(loader, pins)
     if source is loader:
         return iter(loader)
-    source._iterator = loader._iterator
+    keep_iterator(source, kept_iterator(loader))
     iterator = iterate(source)
-    loader._iterator = source._iterator
+    keep_iterator(loader, kept_iterator(source))
     return iterator
 
 
@@ -131,18 +133,24 @@ class _Fetch:
     """Replaces a data set in a DataLoader; its method ``collate`` replaces ``default_collate``.
 
     A DataLoader calls ``collate(dataset.__getitems__(indices))``.
+
+    Attributes:
+        dataset: the user's data set.
+        pins: batches are written into pinned memory.
+        checked: the tensors of a TensorDataset, which were all plain for the last batch: of these, only what a program
+            may have changed is checked again.
     """
 
     def __init__(self, dataset: Any, pins: bool) -> None:
-        self.dataset = dataset
-        self._pins = pins
+        self.dataset, self.pins = dataset, pins
+        self.checked: Any = None
 
     def __getitems__(self, indices: Any) -> Any:
         return indices
 
     def collate(self, indices: Any, are_slice: bool = False) -> Any:
         """Return the batch of the samples ``indices``; ``are_slice``: :func:`slices` has drawn them."""
-        batch = _whole(self.dataset, indices, are_slice, self._pins)
+        batch = _whole(self, indices, are_slice)
         return self._by_sample(indices, are_slice) if batch is None else batch
 
     def fetch(self, indices: Any, are_slice: bool) -> Any:
@@ -150,7 +158,7 @@ class _Fetch:
         if _is_profiling() or _has_modes() or _has_function_modes():  # these see the range that torch's iterator opens
             with torch.autograd.profiler.record_function(_PROFILER_RANGE):
                 return self.collate(indices, are_slice)
-        batch = _whole(self.dataset, indices, are_slice, self._pins)
+        batch = _whole(self, indices, are_slice)
         return self._by_sample(indices, are_slice) if batch is None else batch
 
     def _by_sample(self, indices: Any, are_slice: bool) -> Any:
@@ -178,11 +186,25 @@ class SeesDataset:
             self._user(worker_id)
 
 
-def _whole(data: Any, indices: Any, are_slice: bool, pins: bool) -> Any:
+def _whole(fetch: _Fetch, indices: Any, are_slice: bool) -> Any:
     """Return the batch, or ``None`` if its samples must be fetched one by one."""
+    data, pins = fetch.dataset, fetch.pins
     if not are_slice and type(indices) is not list:
         return None
     try:
+        if are_slice and type(indices) is not Tensor:
+            indices = torch.frombuffer(array("q", indices), dtype=torch.int64)
+        checked = fetch.checked
+        if (
+            are_slice
+            and checked is not None
+            and data.tensors is checked
+            and TensorDataset.__getitem__ is _GET_ITEM
+            and not hasattr(data, "__getitems__")
+            and set(map(_CHANGEABLE, checked)) == _PLAIN
+            and all(map(Tensor.is_contiguous, checked))
+        ):
+            return list(map(torch.index_select, checked, repeat(0), repeat(indices)))
         while type(data) is Subset:
             if "__getitems__" in vars(data) or not (are_slice or set(map(type, indices)) == _INTEGERS):
                 return None
@@ -199,15 +221,15 @@ def _whole(data: Any, indices: Any, are_slice: bool, pins: bool) -> Any:
             return None
         if type(indices) is not Tensor:
             indices = torch.frombuffer(array("q", indices), dtype=torch.int64)
-        parts = []
-        for tensor in tensors:
-            if not _is_plain(tensor):
-                return None
-            rows = _pinned_rows(tensor, len(indices)) if pins else None
-            parts.append(torch.index_select(tensor, 0, indices, out=rows))
+        if not all(map(_is_plain, tensors)):
+            return None
+        outs = [_pinned_rows(each, len(indices)) if pins else None for each in tensors]
+        parts = [torch.index_select(each, 0, indices, out=out) for each, out in zip(tensors, outs, strict=True)]
     # an index is negative or out of range, or torch has no such kernel
     except (IndexError, OverflowError, NotImplementedError):
         return None
+    if data is fetch.dataset and type(data) is TensorDataset and not pins:
+        fetch.checked = tensors
     if type(data) is Tensor:
         return parts[0]
     if type(data) is StackDataset and type(data.datasets) is dict:
@@ -266,6 +288,9 @@ def _is_torchs(function: Any) -> bool:
     return function is None or getattr(function, "__module__", None) in _TORCHS
 
 
+_CHANGEABLE, _PLAIN = attrgetter("__class__", "is_cpu", "requires_grad"), {(Tensor, True, False)}
+"""What a program may change of a plain tensor, and its values then; its memory may also be no longer contiguous."""
+
 _SEQUENCES = (list, tuple, range)
 _INTEGERS = {int}
 _TORCHS = (TensorDataset.__module__, default_collate.__module__)
@@ -275,6 +300,8 @@ _METHODS = {
     for methods in [(kind.__getitem__, getattr(kind, "__getitems__", None))]
 }
 """The methods that return samples, as torch defines them; those that a program has replaced are never found again."""
+
+_GET_ITEM = _METHODS[TensorDataset][0]
 
 
 # ---- without torch's iterator ----------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ from typing import Any
 from weakref import WeakSet
 
 from torch import Tensor
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from drivetrain.base.introspect import reads
+from drivetrain.base.torch_private import keep_iterator, tree_map
 from drivetrain.base.tree import leaves, map_leaves
 from drivetrain.data.batched import start_pass
 from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeError, described, did_you_mean, whose
@@ -174,7 +174,7 @@ class CombinedLoader:
             batches.close()
         for loader in self._flattened:
             if isinstance(loader, DataLoader):
-                loader._iterator = None  # set only with persistent workers, which stop when the iterator is dropped
+                keep_iterator(loader, None)
 
     def state_dict(self) -> list[Any]:
         """Return the state of each loader that has a ``state_dict``, in order, ``None`` for the others.

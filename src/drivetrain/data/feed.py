@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice, repeat
 from math import ceil
 from multiprocessing import util
 from multiprocessing.process import current_process
@@ -133,20 +133,25 @@ def feed(
     items = without_restart(start_pass(batches, pins)) if started is None else started
     if isinstance(batches, CombinedLoader) and started is None:
         items = (item[0] for item in items)
-    source = islice(items, None if num_batches == float("inf") else max(int(num_batches) - done, 0))
+    is_endless = num_batches == float("inf")
+    left = 0 if is_endless else max(int(num_batches) - done, 0)
+    source = islice(items, None if is_endless else left)
     if ahead:
         yield from _ahead(batches, source, move, resumed)
         _ask_for_end(batches, items, num_batches)
         return
-    position = done
-    for position, batch in enumerate(source, done + 1):
-        if move is not None:
+    flags = repeat(False) if is_endless else chain(repeat(False, left - 1), repeat(True, min(left, 1)))
+    if move is not None:
+        for batch in source:
             moved = move(batch)
             if was_there(batch, moved):
                 move = None  # this loader's batches are already on the device
-            batch = moved
-        yield batch, position == num_batches
-    if position < num_batches < float("inf"):
+            yield moved, next(flags)
+            if move is None:
+                break
+        batch = moved = None  # not kept while the others are processed
+    yield from zip(source, flags, strict=False)  # adds no call to a batch
+    if not is_endless and (missing := sum(1 for _ in flags)) > 0:
         loader = _behind(batches)
         promise, cure = "was limited to", "Limit it to the batches that it has."
         if sized_length(loader) is not None:
@@ -155,7 +160,8 @@ def feed(
             cure = "Pass the loader itself instead of its iterator, or correct its __len__."
         rank_zero_warn(
             f"The loader {type(loader).__name__} {promise} {num_batches:.0f} batches, and "
-            f"gave {position}. What belongs to the last batch of an epoch was left out. {cure} [DT1024]"
+            f"gave {num_batches - missing:.0f}. What belongs to the last batch of an epoch was left out. "
+            f"{cure} [DT1024]"
         )
         return
     _ask_for_end(batches, items, num_batches)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from drivetrain.base.restoring import Form, WrongForm, check_generators, check_rng_state, expect, of_length, restoring
 from drivetrain.base.seed import isolate_rng
+from drivetrain.base.torch_private import keep_iterator, kept_iterator
 from drivetrain.data.batched import start_pass
 from drivetrain.data.combined import CombinedLoader
 from drivetrain.data.stateful import is_stateful
@@ -41,14 +42,14 @@ def workers_kept(loaders: Iterable[Any]) -> Iterator[None]:
     again.
     """
     parts = [part for loader in loaders for part in parts_of(loader)]
-    kept = [(part, part._iterator) for part in parts if isinstance(part, DataLoader) and part.persistent_workers]
+    kept = [(part, kept_iterator(part)) for part in parts if isinstance(part, DataLoader) and part.persistent_workers]
     for part, _ in kept:
-        part._iterator = None
+        keep_iterator(part, None)
     try:
         yield
     finally:
         for part, iterator in kept:
-            part._iterator = iterator
+            keep_iterator(part, iterator)
 
 
 _LARGE = 1000  # larger containers are treated as data: the objects in them are not saved
@@ -150,7 +151,7 @@ def loader_states(loaders: Iterable[Any]) -> list[dict[str, Any]]:
     return [
         {
             "generators": [state for part in parts_of(loader) for state in generator_states(generators_of(part))],
-            "workers": [getattr(part, "_iterator", None) is not None for part in parts_of(loader)],
+            "workers": [kept_iterator(part) is not None for part in parts_of(loader)],
         }
         for loader in loaders
     ]
@@ -174,7 +175,7 @@ def set_loader_states(loaders: Iterable[Any], states: Iterable[Mapping[str, Any]
     """
     for loader, state in zip(loaders, states, strict=False):
         for part, alive in zip(parts_of(loader), state["workers"], strict=False):
-            if alive and isinstance(part, DataLoader) and part.persistent_workers and part._iterator is None:
+            if alive and isinstance(part, DataLoader) and part.persistent_workers and kept_iterator(part) is None:
                 with isolate_rng():
                     start_pass(part)
         generators = [generator for part in parts_of(loader) for generator in generators_of(part)]

@@ -113,8 +113,7 @@ class Passes:
 
     def _count(self, source: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches of ``source`` and count them."""
-        for batch in source:
-            self._given += 1
+        for self._given, batch in enumerate(source, self._given + 1):  # noqa: B020
             yield batch
         self._ended = True
 

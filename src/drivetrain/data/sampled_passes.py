@@ -25,6 +25,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from drivetrain.base.packages import sharedctypes
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.seed import isolate_rng
+from drivetrain.base.torch_private import keep_iterator, kept_iterator
 from drivetrain.data import sample_seeds
 from drivetrain.data.batched import batched, iterate, slices
 from drivetrain.data.kept import generator_states, set_generator_states, set_worker_state, worker_state
@@ -69,12 +70,13 @@ class SampledPasses(Passes):
         self._carries_over = False  # whether the next workers start with the states in a checkpoint
 
     def close(self) -> None:
-        for iterator in (self._running, self._source._iterator):
+        for iterator in (self._running, kept_iterator(self._source)):
             if isinstance(iterator, _MultiProcessingDataLoaderIter):
                 iterator._shutdown_workers()
                 for worker in iterator._workers:
                     worker.kill()  # a hanging worker has not received the request to end
-        self._source._iterator = self._running = None
+        self._running = None
+        keep_iterator(self._source, None)
 
     def _leave(self) -> None:
         """Receive the batches that persistent workers have fetched ahead in an abandoned pass."""
@@ -97,7 +99,7 @@ class SampledPasses(Passes):
         self._states = {w: (last, last) for w, (_, last) in self._states.items()} if self._persists else {}
         if self._sample_seeds is not None:
             self._sample_seeds.passes = self._begun
-            if self._persists and self._source._iterator is not None:
+            if self._persists and kept_iterator(self._source) is not None:
                 # what a loader draws for the seed of new workers, so that all loaders draw equally many numbers
                 torch.empty((), dtype=torch.int64).random_(generator=self._source.generator)
         if self._carries_over:

@@ -6,6 +6,7 @@ import platform
 import re
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import NamedTuple
 
 import drivetrain
@@ -38,7 +39,7 @@ def check() -> Items:
     except metadata.PackageNotFoundError:
         yield Finding(
             "drivetrain is imported from a folder, and is not an installed package.",
-            "Which versions of other packages it needs is unknown.", "pip install drivetrain", NOTE,
+            "Which versions of other packages it needs is unknown.", _install(), NOTE,
         )  # fmt: skip
         return
     yield f"Python {platform.python_version()}"
@@ -64,6 +65,14 @@ def check() -> Items:
     if missing:
         yield f"not installed: {', '.join(sorted(set(missing)))}"
     yield from _made_for_another_torch()
+
+
+def _install() -> str:
+    """Return what installs the package that is imported: no index has it."""
+    checkout = Path(drivetrain.__file__).parents[2]
+    if (checkout / "pyproject.toml").is_file():
+        return f"pip install -e {checkout}"
+    return "pip install WHEEL, with the wheel from which this folder was made, or with a checkout."
 
 
 def _made_for_another_torch() -> Items:

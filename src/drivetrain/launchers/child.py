@@ -27,9 +27,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
-from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
 from drivetrain.base import files
+from drivetrain.base.torch_private import signal_at_parents_end
 from drivetrain.checkpoints import container
 from drivetrain.errors import ConfigurationError, PeerError, text_of
 from drivetrain.launchers._process_state import ProcessState
@@ -193,7 +193,7 @@ Call = tuple[Any, tuple[Any, ...], Mapping[str, Any]]
 def run(place: Place, state: Sealed[ProcessState], call: Sealed[Call]) -> None:
     """Run a started process. The process ends with exit code 1 if the function raises."""
     if sys.platform == "linux":
-        _prctl_pr_set_pdeathsig(signal.SIGKILL)  # the process must not outlive the launching process
+        signal_at_parents_end(signal.SIGKILL)  # the process must not outlive the launching process
         launcher = multiprocessing.parent_process()
         # the launching process died while this process was starting
         if launcher is not None and not launcher.is_alive():

@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-import torch.multiprocessing
-
+from drivetrain.base.torch_private import signal_at_parents_end
 from drivetrain.errors import ConfigurationError
 from drivetrain.launchers import orphan, stacks
 from drivetrain.launchers._ending import Ending
@@ -121,10 +120,10 @@ def _dies_with_launcher() -> Callable[[], None] | None:
     """
     if sys.platform != "linux":
         return None
-    launcher, ask = os.getpid(), torch.multiprocessing._prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+    launcher = os.getpid()
 
     def follow() -> None:
-        ask(signal.SIGTERM)
+        signal_at_parents_end(signal.SIGTERM)
         if os.getppid() != launcher:  # the launching process has ended meanwhile
             os._exit(128 + signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""Tracebacks reduced to the user's code: in reports, and when an uncaught exception ends a process.
+"""Tracebacks reduced to the user's code: in reports, in notebooks, and when an uncaught exception ends a process.
 
 Library frames above the user's innermost line are left out. An error of drivetrain's own contains the cure, so no frame
 below that line is shown.
@@ -22,6 +22,7 @@ _NOT_THE_USERS = (OURS, os.path.dirname(torch.__file__), os.path.dirname(os.__fi
 _PACKAGES = ("site-packages", "dist-packages")  # folders of packages, inside Python's own folder
 
 _Print = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+_FOLLOWS = "_follows_another_rank"  # an attribute of exceptions
 _before: list[_Print] = []  # the previous sys.excepthook; empty until cut_tracebacks() is called
 
 
@@ -38,6 +39,13 @@ def cut_tracebacks() -> None:
     if not _before:
         _before.append(sys.excepthook)
         sys.excepthook = _print_cut
+
+
+def cut_completely(error: BaseException) -> None:
+    """Print ``error`` without a frame if it ends this process: it follows from another rank's failure, which is in its
+    notes, so this rank's lines would only hide that rank's.
+    """
+    setattr(error, _FOLLOWS, True)
 
 
 def traceback_of_user(error: BaseException) -> str:
@@ -72,15 +80,16 @@ def _print_cut(kind: type[BaseException], error: BaseException, trace: Traceback
         each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
     try:
         for one, _ in complete:
-            one.__traceback__ = _cut(one)
+            one.__traceback__ = cut(one)
         _before[0](kind, error, error.__traceback__)
     finally:
         for one, found in complete:  # all frames are linked again afterwards, for a debugger
             one.__traceback__ = found
 
 
-def _cut(error: BaseException) -> TracebackType | None:
-    entries, trace = [], error.__traceback__
+def cut(error: BaseException) -> TracebackType | None:
+    """Return the traceback of ``error`` without library frames above the user's innermost line."""
+    entries, trace = [], None if getattr(error, _FOLLOWS, False) else error.__traceback__
     while trace is not None:
         entries.append(trace)
         trace = trace.tb_next

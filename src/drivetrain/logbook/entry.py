@@ -107,6 +107,7 @@ class Entry:
         self.on_step = rule.on_step if options.on_step is None else options.on_step
         self.on_epoch = rule.on_epoch if options.on_epoch is None else options.on_epoch
         self.step_name, self.epoch_name = self._suffixed("step"), self._suffixed("epoch")  # of its values
+        self.names = [self.step_name] * self.on_step + [self.epoch_name] * self.on_epoch
         self.once = not rule.step_allowed  # if the hook runs once per epoch, its first value is final
         self.to_logger = options.logger is not False
         self.to_bar = options.prog_bar

@@ -30,7 +30,7 @@ _UNREAD = 16
 _MOST = 100_000
 
 
-def why_missing() -> str:
+def _why_unrecorded() -> str:
     """Return why a value that was logged may not be in the history of this process."""
     if rank := rank_from_environ():
         return f"This is rank {rank}, and only rank 0 has the history: read it where trainer.is_global_zero is true."
@@ -60,10 +60,14 @@ class History(Mapping[str, Column]):
 
     Args:
         has_float64: whether the device has 64-bit floats.
+
+    Attributes:
+        logged: every name that ``self.log`` was called with, and whether loggers get its values.
     """
 
     def __init__(self, has_float64: bool = True) -> None:
         self._has_float64 = has_float64
+        self.logged: dict[str, bool] = {}
         self._columns: dict[str, tuple[array[float], array[int], array[int]]] = {}
         self._unread: list[tuple[dict[str, Any], int, int]] = []
 
@@ -105,9 +109,17 @@ class History(Mapping[str, Column]):
     def __getitem__(self, name: str) -> Column:
         self._read()
         if name not in self._columns:
-            cure = f"{did_you_mean(str(name), self._columns)} {why_missing()}"
-            raise UnknownNameError(f"trainer.history[{name!r}]: no value is recorded under this name. {cure}")
+            raise UnknownNameError(f"trainer.history[{name!r}]: {self.why_missing(str(name), self._columns)}")
         return Column(*self._columns[name])
+
+    def why_missing(self, name: str, known: Iterable[str]) -> str:
+        """Return the message that no value is recorded under ``name``; ``known`` are the names that may be meant."""
+        if self.logged.get(name) is False:
+            return "it is logged with logger=False, and only values for loggers are recorded. Leave logger=False out."
+        if name in self.logged:
+            return f"it is logged, and no value is recorded yet. {_why_unrecorded()}"
+        which = " under this name" if name else ""
+        return f"no value is recorded{which}. {did_you_mean(name, known)} {_why_unrecorded()}"
 
     def __iter__(self) -> Iterator[str]:
         self._read()
@@ -175,8 +187,7 @@ def figure_of(history: History, names: Sequence[str] = ()) -> Any:
     known = {*history, *panels}
     for name in names or ("",) * (not known):
         if name not in known:
-            cure = f"{did_you_mean(name, known)} {why_missing()}"
-            raise UnknownNameError(f"trainer.plot({name and repr(name)}) has no values to draw. {cure}")
+            raise UnknownNameError(f"trainer.plot({name and repr(name)}): {history.why_missing(name, known)}")
     wanted = {
         panel: [each for each in found if not names or each in names or panel in names]
         for panel, found in panels.items()

@@ -21,6 +21,7 @@ evaluation keeps at most ``_FOLD_AT`` small tensors per name.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from drivetrain.base.tree import batch_sizes
 from drivetrain.errors import LoggingError, LogNameError
 from drivetrain.logbook.entry import Entry, Logged, LogRule, Options, Value, check_arguments, check_same
 from drivetrain.logbook.history import History
-from drivetrain.logbook.reading import read_together
+from drivetrain.logbook.reading import as_tensor, read_together
 
 
 class Row(NamedTuple):
@@ -68,8 +69,7 @@ class Logbook:
         group: the running group: "train", "validate", "test". ``epoch_done``: whether the reductions of the group's
             epoch are final.
         callback_metrics: the latest value of every name, as tensors on their own device.
-        bar_metrics: the values for the progress bar: plain floats of the last flush, in a dictionary that is never
-            modified, so a thread may read it at any time.
+        bar_metrics: floats of the last flush, in a dictionary that is never modified, so a thread may read it.
         logged_metrics: as ``callback_metrics``, for the names that loggers get, under the loggers' names.
         flushes: the number of times that values were read from a device.
         sum_dtype: the dtype of sums over an epoch; float64 if the device supports it.
@@ -105,7 +105,8 @@ class Logbook:
         return scopes[key]
 
     def start_run(self) -> None:
-        """Remove everything that an earlier run has logged."""
+        """Remove everything that an earlier run has logged; the calling thread is that of the run."""
+        self._thread = threading.get_ident()
         for group in self._groups:
             self.reset(group)  # a metric object would keep its state, even from an interrupted run
         self._groups = {}
@@ -150,9 +151,7 @@ class Logbook:
             scope.entries.clear()
 
     def logged(self, group: str) -> list[Logged]:
-        """Return how each name was logged in the running epoch of ``group``, or in the last epoch before its first
-        value.
-        """
+        """Return how each name was logged in the running epoch of ``group``; before its first value, in the last."""
         return [entry.logged() for entry in self._entries(group)] or self._logged_before.get(group, [])
 
     def begin(self, group: str) -> None:
@@ -198,9 +197,7 @@ class Logbook:
         self.epoch_done = self.copies = True
 
     def mute(self, muted: bool) -> None:
-        """Set whether logged values are discarded; they are while a rank repeats a batch so that the others need not
-        wait.
-        """
+        """Set whether logged values are discarded, as while a rank repeats a batch so that the others need not wait."""
         self.muted = muted
 
     def put_back(self, rows: Sequence[Row]) -> None:
@@ -331,6 +328,14 @@ class Logbook:
             self.bar_metrics = {**self.bar_metrics, **shown}
         return read
 
+    def newest_bar_metrics(self) -> dict[str, float]:
+        """Return the values for the bar, read now; to another thread than the run's, those of the last flush."""
+        if threading.get_ident() == self._thread:
+            metrics = self.refresh()
+            shown = [(name, each) for each in self._entries(self.group) if each.to_bar for name in each.names]
+            self.read([Row(name, metrics[name], each) for name, each in shown if name in metrics])
+        return self.bar_metrics
+
     def refresh(self) -> dict[str, Any]:
         """Update both kinds of metrics from the running group, without any transfer; return ``callback_metrics``.
 
@@ -340,7 +345,7 @@ class Logbook:
         for entry in self._entries(self.group):
             if entry.on_step and entry.last is not None and self._held.get(entry) is not self._newest(entry):
                 name, agreed = entry.step_name, self._agreed(entry)
-                value = _tensor(entry.last_scalar() if agreed is None else agreed)
+                value = as_tensor(entry.last_scalar() if agreed is None else agreed)
                 if trains:
                     metrics[entry.name] = metrics[name] = value
                 if entry.to_logger:
@@ -348,7 +353,7 @@ class Logbook:
             known = self.epoch_done or (entry.once and not entry.shared and entry.metric is None)
             if known and entry.on_epoch and (result := entry.epoch_value()) is not None:
                 name = entry.epoch_name
-                metrics[entry.name] = metrics[name] = value = _tensor(result)
+                metrics[entry.name] = metrics[name] = value = as_tensor(result)
                 if entry.to_logger:
                     self.logged_metrics[name] = value
         return metrics
@@ -469,6 +474,7 @@ class Logbook:
             full = f"{name}/dataloader_idx_{scope.dataloader_idx}"
         self._check_name(full, scope)
         entry = scope.entries[name] = Entry(self, full, options, rule, scope.dataloader_idx)
+        self.history.logged.update(dict.fromkeys(entry.names, entry.to_logger))
         return entry
 
     def _check_name(self, name: str, scope: Scope) -> None:
@@ -492,9 +498,3 @@ class Logbook:
         else:
             return
         self._logged_first[name] = None
-
-
-def _tensor(value: Value | None) -> Tensor:
-    if not isinstance(value, Tensor):
-        return torch.tensor(value, dtype=torch.float64)
-    return value if value.is_floating_point() else value.to(torch.float32)

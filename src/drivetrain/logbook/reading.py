@@ -43,3 +43,10 @@ def read_together(values: Iterable[Any], has_float64: bool) -> tuple[list[Any], 
                 transfers += not exact
             numbers[position] = number
     return numbers, transfers
+
+
+def as_tensor(value: Any) -> Tensor:
+    """Return a value as a tensor with a floating dtype: a number of Python in 64 bits, an integer tensor in 32."""
+    if not isinstance(value, Tensor):
+        return torch.tensor(value, dtype=torch.float64)
+    return value if value.is_floating_point() else value.to(torch.float32)

@@ -8,6 +8,7 @@ the optimizer's class under ``no_grad``, without its decorators. The resulting t
 
 User code cannot observe the difference. :func:`_reason` checks once the conditions that cannot change while a step is
 bound. Each function checks the other conditions in every call, and makes the public call if one of them is not met.
+Whether something watches them is checked by the first of the three that a batch calls.
 Before the first step with a class of optimizers, a toy model is trained both ways, and the results are compared. If
 torch lacks a private name that the direct calls need, or the results differ, a step makes the public calls.
 
@@ -248,24 +249,17 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any], saving: KeptStates | No
     # Torch's function around the engine passes the settings of compiled programs on to the threads of other devices.
     around_engine = None if torch.accelerator.is_available() else names.around_engine
     run_engine, logs_nodes = names.run_engine, names.logger.isEnabledFor
-
-    def zero_grad() -> None:
-        if is_watched() or type(optimizer).zero_grad is not _ZERO_GRAD or "zero_grad" in optimizer.__dict__:
-            optimizer.zero_grad()
-            return
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if type(parameter) is nn.Parameter or parameter.grad is not None:
-                    parameter.grad = None
+    unwatched = [_NONE]  # the last call, if nothing watched it: the next call of the same batch relies on that
 
     def backward(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        last, unwatched[0] = unwatched[0], _NONE
         if (
             type(loss) is not Tensor
             or loss.ndim > 0
             or loss.dtype not in ones
             or loss.layout is not torch.strided
             or (node := loss.grad_fn) is None
-            or is_watched()
+            or (last is not _CLEARED and is_watched())
             or comm_hooks
             or engine.backward is not _AUTOGRAD_BACKWARD
             or Tensor.backward is not _BACKWARD
@@ -277,15 +271,16 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any], saving: KeptStates | No
         one = ones[loss.dtype]
         if type(node) not in roots or not loss.is_cpu or one._version or loss._backward_hooks is not None:
             one = torch.ones_like(loss, memory_format=torch.preserve_format)
+        unwatched[0] = _DIFFERENTIATED
         run = engine._engine_run_backward
-        run = run_engine if run is around_engine and not logs_nodes(logging.DEBUG) else run
+        run = run_engine if run is around_engine and not logs_nodes(_DEBUG) else run
         run((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
     def step() -> None:
-        own = optimizer.__dict__
+        last, unwatched[0], own = unwatched[0], _NONE, optimizer.__dict__
         before, after = own["_optimizer_step_pre_hooks"], own["_optimizer_step_post_hooks"]
         if (
-            is_watched()
+            (last is not _DIFFERENTIATED and is_watched())
             or type(optimizer) is not kind
             or kind.step is not decorated
             or (own["step"] if "step" in own else None) is not schedulers  # noqa: SIM401  # without a call
@@ -309,7 +304,25 @@ def _direct(optimizer: Optimizer, comm_hooks: list[Any], saving: KeptStates | No
         if after:
             kept.stepping = False
 
-    return Calls(zero_grad, backward, step)
+    return Calls(_clearing(optimizer, unwatched), backward, step)
+
+
+def _clearing(optimizer: Optimizer, unwatched: list[int]) -> Callable[[], None]:
+    is_watched = _names().is_watched
+
+    def zero_grad() -> None:
+        unwatched[0] = _NONE
+        if is_watched() or type(optimizer).zero_grad is not _ZERO_GRAD or "zero_grad" in optimizer.__dict__:
+            optimizer.zero_grad()
+            return
+        unwatched[0] = _CLEARED
+        for group in optimizer.param_groups:
+            are_plain = set(map(type, group["params"])) == _PARAMETERS
+            for parameter in group["params"]:
+                if are_plain or parameter.grad is not None:
+                    parameter.grad = None
+
+    return zero_grad
 
 
 def _with_kernels(step: Callable[[], None], kernels: list[Kernel]) -> Callable[[], None]:
@@ -397,7 +410,7 @@ class _Names(NamedTuple):
         missing: the first private name that the installed torch lacks; ``None``: it has all of them.
     """
 
-    is_watched: Callable[[], bool] = lambda: True
+    is_watched: Callable[[], Any] = lambda: True
     before_steps: Mapping[int, Any] = {}
     after_steps: Mapping[int, Any] = {}
     decorators: frozenset[Any] = frozenset()
@@ -430,8 +443,8 @@ def _names() -> _Names:
     except (ImportError, AttributeError) as error:
         return _Names(missing=str(error))
 
-    def is_watched() -> bool:
-        return bool(
+    def is_watched() -> Any:
+        return (
             dispatch_modes()
             or function_modes()
             or is_transforming()
@@ -448,4 +461,7 @@ def _names() -> _Names:
 
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_NONE, _CLEARED, _DIFFERENTIATED = range(3)  # of the three calls, which was the last
+_DEBUG = logging.DEBUG
+_PARAMETERS = {nn.Parameter}
 _ZERO_GRAD, _BACKWARD, _AUTOGRAD_BACKWARD = Optimizer.zero_grad, Tensor.backward, torch.autograd.backward

@@ -40,6 +40,9 @@ class Bound:
         windowed: the first batch of a last window that the epoch's end shortens; ``inf``: a short window is divided
             like a full one.
         has_follow_up: a validation, or a scheduler with a monitored value, may follow any batch.
+        has_start: something may happen between the fetch of a batch and its step.
+        accumulates: a window may have several batches.
+        flushed_window: the index of the next window after which the log is flushed; -1: never.
         uneven: an :class:`UnevenInputs`, or ``None``. uneven_from: the first batch that may count for less than on
             other ranks; ``inf``: none.
         without_step: callables that get the output after a window without an optimizer step.
@@ -59,15 +62,20 @@ class Bound:
         self.batch_start = hooks.bind_callbacks("on_train_batch_start")
         self.module_batch_start = hooks.bind_batch_start()
         self.batch_end = hooks.bind("on_train_batch_end")
-        self.accumulate = limits.accumulate
+        self.accumulate, window = limits.accumulate, run.window
+        self.accumulates = limits.accumulate > 1 or window.batches_done > 0  # a window may have begun before
+        if not self.accumulates:
+            window.size = 1
         batches = run.progress.num_training_batches
         self.windowed = ENDLESS if run.window.keeps_divisor else batches
-        self.log_every = limits.log_every_n_steps
+        self.log_every, windows = limits.log_every_n_steps, run.progress.stepped_batches
+        self.flushed_window = windows + -(windows + 1) % self.log_every if self.log_every > 0 else -1
         self.validates = validates_in(run, run.progress.current_epoch)
         self.validate_every = val_check_every(limits, batches) if self.validates else ENDLESS
         self.has_follow_up = self.validates or bool(self.schedules.step_plateau)
         self.uneven = run.uneven
         self.uneven_from = ENDLESS if run.uneven is None else run.uneven.uneven_from
+        self.has_start = bool(run.uneven or run.transfer[1] or self.batch_start or self.module_batch_start)
         self.keep_start = watch_exceptions(run) if run.kept.saves_on_exception else None
         self.without_step = hooks.bind_observers("window_without_step")
 
@@ -76,7 +84,7 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
     """Train on ``batches`` until there are no more, or the run must end."""
     book, progress, limits, window = run.book, run.progress, run.limits, run.window
     slot, transfer, scope = progress.slot, run.transfer[1], run.hooks.scope("training_step")
-    output = None
+    output, uneven, step_fetches = None, False, run.batches is not None
     book.enter(scope)
     slot[0] = _FETCH
     for batch, is_last in batches:
@@ -86,30 +94,32 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
         slot[1] += 1
         progress.batch_idx = batch_idx = progress.batch_idx + 1
         progress.is_last_batch = is_last
-        if window.batches_done == 0:
-            window.size = 1 if bound.accumulate == 1 else int(min(bound.accumulate, bound.windowed - batch_idx))
-        position = window.batches_done + 1
-        window_ends = position >= window.size or is_last
-        log_every = bound.log_every
-        flushes = window_ends and log_every > 0 and (progress.stepped_batches + 1) % log_every == 0
-        if uneven := batch_idx >= bound.uneven_from:
-            bound.uneven.begin(batch_idx)
-        book.begin_batch(batch, scope, flushes)
-        if transfer is not None:
-            batch = transfer(batch, 0)
-            book.begin_batch(batch, scope, flushes)
-        for hook in bound.batch_start:
-            hook(batch, batch_idx)
-        if bound.module_batch_start is not None and bound.module_batch_start(batch, batch_idx) == -1:
-            if uneven:
-                bound.uneven.end()
-            break
+        position, window_ends = 1, True
+        if bound.accumulates:
+            if window.batches_done == 0:
+                window.size = 1 if bound.accumulate == 1 else int(min(bound.accumulate, bound.windowed - batch_idx))
+            position = window.batches_done + 1
+            window_ends = position >= window.size or is_last
+        flushes = window_ends and progress.stepped_batches == bound.flushed_window
+        book.batch, book.size, book.scope, book.copies = batch, None, scope, flushes
+        if bound.has_start:
+            if uneven := batch_idx >= bound.uneven_from:
+                bound.uneven.begin(batch_idx)
+            if transfer is not None:
+                book.batch = batch = transfer(batch, 0)
+                book.size = None
+            for hook in bound.batch_start:
+                hook(batch, batch_idx)
+            if bound.module_batch_start is not None and bound.module_batch_start(batch, batch_idx) == -1:
+                if uneven:
+                    bound.uneven.end()
+                break
         slot[2] = steps_before = progress.global_step
         slot[0] = _FORWARD
         output = bound.step(batch, batch_idx, position, window_ends, window.size)
         if window_ends and bound.finish_window is not None:
             bound.finish_window()
-        if run.batches is not None:  # the step may have fetched further batches
+        if step_fetches:  # the step may have fetched further batches
             batch_idx, is_last = progress.batch_idx, progress.is_last_batch
         progress.stepped = stepped = progress.global_step != steps_before
         if stepped and bound.schedules.step:
@@ -128,6 +138,7 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
             window.batches_done = position
         if flushes:
             progress.flush_due = True
+            bound.flushed_window += bound.log_every
         for hook in bound.batch_end:
             hook(outputs_for_hooks(output), batch, batch_idx)
         if run.stop is not None:  # set by another thread
@@ -144,7 +155,7 @@ def run_batches(run: Run, batches: Batches, bound: Bound) -> None:
             book.enter(scope)
         if progress.global_step >= limits.max_steps or (progress.should_stop and not is_last and run.may_stop()):
             break
-        if window.batches_done == 0 and bound.keep_start is not None:
+        if bound.keep_start is not None and window.batches_done == 0:
             bound.keep_start()
         slot[0] = _FETCH
     if progress.shows_loss:

@@ -203,6 +203,7 @@ def evaluate(
         return []
     run.hooks.check_takes_index(kind.word, several=len(loaders) > 1)
     progress.enter(kind.start)
+    progress.begin_evaluation_of(loaders[0].num_batches)  # so that a bar knows it from the first hook on
     in_fit = progress.fn == "fit"
     own_train = None if stage == "predict" else run.hooks.bind_method(f"on_{kind.word}_model_train")
     modes = {module: module.training for module in run.module.modules()}

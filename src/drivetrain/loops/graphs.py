@@ -29,6 +29,7 @@ from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.introspect import reads
 from drivetrain.base.rank_zero import rank_zero_info
 from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.base.torch_private import foreach_copy_
 from drivetrain.base.tree import detach, map_leaves
 from drivetrain.errors import ConfigurationError, RunError
 from drivetrain.loops.graph_parts import (
@@ -217,7 +218,7 @@ class GraphedSteps:
         assert known.replay is not None
         assert self._watched is not None
         if tensors:
-            torch._foreach_copy_(known.inputs, list(tensors))
+            foreach_copy_(known.inputs, list(tensors))
         known.replay()
         torch.autograd.graph.increment_version(self._watched.tensors)
         first, own = known.gradients[0]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, Subset
 
 from drivetrain.base.introspect import overrides
+from drivetrain.base.torch_private import keep_iterator
 from drivetrain.base.tree import leaves, map_leaves
 from drivetrain.data import sample_seeds, samplers
 from drivetrain.data.batched import log_fetching
@@ -324,7 +325,7 @@ class Loaders:
         for stage, sources in self.made_evaluation.items():
             for source in sources:
                 if self.passed.get(stage) is None and isinstance(source.loader, DataLoader):
-                    source.loader._iterator = None
+                    keep_iterator(source.loader, None)
 
     def made(self, stage: str) -> Any:
         """Return the loaders of ``stage`` in the nesting in which they were passed; ``None`` before they are created.

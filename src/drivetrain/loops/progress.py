@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -153,7 +152,7 @@ class Progress:
         loss_wanted: the loop reads the loss of the running batch when its hooks have run.
     """
 
-    slot: array[int] = field(default_factory=lambda: array("q", [Phase.NONE, 0, 0, 0]))
+    slot: list[int] = field(default_factory=lambda: [int(Phase.NONE), 0, 0, 0])
     resume_phase: Phase | None = None
     fn: TrainerFn | None = None
     status: TrainerStatus = TrainerStatus.INITIALIZING
@@ -401,7 +400,7 @@ class Progress:
 
         def state_dict() -> dict[str, Any]:
             then = Progress(*values)
-            then.slot, then.eval_steps = array("q", [phase]), eval_steps
+            then.slot, then.eval_steps = [phase], eval_steps
             return then.state_dict()
 
         return state_dict

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.restoring import Form, count, number
+from drivetrain.base.restoring import Form, count, number, scheduler_state
 from drivetrain.base.seed import kept_rng_state, rng_state
 from drivetrain.base.tree import is_dtensor
 from drivetrain.data.samplers import order_of, samples_in
@@ -273,7 +273,7 @@ class Options:
             (each, [{key: _copied_option(value) for key, value in group.items()} for group in each.param_groups])
             for each in strategy.optimizers
         ]
-        self.schedulers = [copy.deepcopy(config.scheduler.state_dict()) for config in strategy.lr_scheduler_configs]
+        self.schedulers = [copy.deepcopy(scheduler_state(config.scheduler)) for config in strategy.lr_scheduler_configs]
         self._parts = _parts(strategy)
         options = [group[key] for _, groups in self._groups for group in groups for key in group if key != "params"]
         self._may_change = bool(self.schedulers) or any(isinstance(each, (Tensor, list)) for each in options)

@@ -7,7 +7,7 @@ from typing import Any
 
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.errors import ConfigurationError
+from drivetrain.errors import NotLoggedError
 from drivetrain.loops.run import Run
 from drivetrain.module.optimizers import LRSchedulerConfig
 
@@ -40,7 +40,7 @@ class Schedules:
         """Step the schedulers whose frequency divides ``count``, the number of optimizer steps or epochs so far.
 
         Raises:
-            ConfigurationError: a strict scheduler monitors a value that was never logged.
+            NotLoggedError: a strict scheduler monitors a value that was never logged.
         """
         for config in configs:
             if count % config.frequency:
@@ -61,7 +61,7 @@ class Schedules:
         """At the end of a fast_dev_run, look up the monitored values of schedulers that were not due.
 
         Raises:
-            ConfigurationError: a strict scheduler monitors a value that was never logged.
+            NotLoggedError: a strict scheduler monitors a value that was never logged.
         """
         metrics = self._run.book.refresh()
         for config in (*self.step_plateau, *self.epoch_plateau):
@@ -80,5 +80,5 @@ class Schedules:
             f"{self._run.why_not_validated()}Logged so far: {', '.join(sorted(metrics)) or 'nothing'}. {cure} [DT1030]"
         )
         if config.strict:
-            raise ConfigurationError(message)
+            raise NotLoggedError(message)
         rank_zero_warn(message)

@@ -83,7 +83,7 @@ def make_step(run: Run) -> BoundStep:
             "step them yourself. [DT1004]"
         )
     optimizer = optimizers[0] if optimizers else None
-    calls = None if optimizer is None else _bind_direct(run, optimizer)
+    calls = None if optimizer is None else direct.bind(run, optimizer)
     zero_grad = None if optimizer is None else pieces.bind_zero_grad(run, optimizer, calls and calls.zero_grad)
     forward_backward = make_forward_backward(run, optimizer, calls, zero_grad)
     before_step = pieces.bind_before_step(run, optimizer)
@@ -102,10 +102,6 @@ def make_step(run: Run) -> BoundStep:
     if run.settings.split_on_oom:
         return _splitting(run, optimizer, before_step)
     return _strategy_accumulates(run, bound) if strategy.facts.handles_gradient_accumulation else bound
-
-
-def _bind_direct(run: Run, optimizer: Optimizer) -> Calls | None:
-    return direct.bind(run, optimizer)
 
 
 def _splitting(run: Run, optimizer: Optimizer, before_step: Callable[[], None] | None) -> BoundStep:
@@ -417,7 +413,9 @@ def make_forward_backward(
             else:
                 with context:  # entered directly, too
                     output = training_step(batch, batch_idx)
-            loss, weight = (output, None) if type(output) is Tensor else loss_of(output, shared)
+            loss, weight = output, None
+            if type(output) is not Tensor:
+                loss, weight = loss_of(output, shared)
             if position == 1:
                 window.divisor, window.batches_with_gradients = divisor, 0
                 window.last_counted, window.reference = 0, None

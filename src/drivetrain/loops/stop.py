@@ -29,8 +29,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drivetrain.base.packages import c10d
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.torch_private import default_store
 from drivetrain.data.sampled_passes import workers_outlive_sigterm
 from drivetrain.errors import SIGTERMException
 from drivetrain.launchers import stacks
@@ -404,8 +404,7 @@ def _second_store() -> Any:
         return None
 
     try:
-        store: Any = c10d._get_default_store()
-        return store.clone()
+        return default_store().clone()
     except (RuntimeError, AttributeError):
         return None
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from drivetrain.base.introspect import overrides
 from drivetrain.base.rank_zero import rank_zero_warn
 from drivetrain.base.restoring import COUNT, Form, WrongForm, expect, number
+from drivetrain.base.torch_private import states_of_scaler
 from drivetrain.errors import ConfigurationError, check_known
 from drivetrain.precision.precision import Autocast, Precision
 
@@ -232,7 +233,7 @@ class MixedPrecision(Autocast):
 
     def _round_of(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the progress of ``optimizer`` since the last update of the scale."""
-        known = getattr(self._scaler, "_per_optimizer_states", {}).get(id(optimizer), {})
+        known = states_of_scaler(self._scaler).get(id(optimizer), {})
         found = known.get("found_inf_per_device", {}).values()
         return {
             "stepped": optimizer in self._stepped,
@@ -245,11 +246,10 @@ class MixedPrecision(Autocast):
             self._stepped.add(optimizer)
         if its_round["unscaled"]:
             self._unscaled.add(optimizer)
-        states = getattr(self._scaler, "_per_optimizer_states", None)
-        if states is not None and its_round["found_inf"] is not None:
+        if its_round["found_inf"] is not None and self._scaler is not None and self._scaler.is_enabled():
             found = torch.full((), float(its_round["found_inf"] > 0), dtype=torch.float32, device=device)
             stage = OptState.STEPPED if its_round["stepped"] else OptState.UNSCALED
-            states[id(optimizer)].update(stage=stage, found_inf_per_device={device: found})
+            states_of_scaler(self._scaler)[id(optimizer)].update(stage=stage, found_inf_per_device={device: found})
 
     def _settle(self) -> None:
         """Update the scale if it is due, and convert all gradients without a step to the new scale."""
@@ -260,7 +260,7 @@ class MixedPrecision(Autocast):
         for optimizer in self._unscaled:
             # The scaler resets an optimizer's state only in update(), for all optimizers together. A disabled scaler
             # has no state.
-            getattr(self._scaler, "_per_optimizer_states", {}).pop(id(optimizer), None)
+            states_of_scaler(self._scaler).pop(id(optimizer), None)
             _multiply_gradients(optimizer, before)
         self._unscaled.clear()
         if self._stepped:

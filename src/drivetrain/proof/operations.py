@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from drivetrain.base import operations
 from drivetrain.base.digest import digest, leaves
 from drivetrain.base.operations import first_other, innermost_line
+from drivetrain.base.torch_private import schema_of
 
 Storages = dict[int, StorageWeakRef]
 _OWN = os.path.dirname(__file__) + os.sep
@@ -63,10 +64,10 @@ class Operations(operations.Operations):  # type: ignore[no-untyped-call]
 
 def _changed(func: Any, args: Any, kwargs: Any) -> list[Any]:
     """Return the arguments that an operation writes to."""
-    if not func._schema.is_mutable:
+    if not schema_of(func).is_mutable:
         return []
-    names = [each.name for each in func._schema.arguments if each.is_write]
-    given = {**{each.name: value for each, value in zip(func._schema.arguments, args, strict=False)}, **kwargs}
+    names = [each.name for each in schema_of(func).arguments if each.is_write]
+    given = {**{each.name: value for each, value in zip(schema_of(func).arguments, args, strict=False)}, **kwargs}
     return [given[name] for name in names if given.get(name) is not None]
 
 

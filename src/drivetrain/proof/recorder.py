@@ -26,6 +26,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import dataloader
 
 from drivetrain.base.digest import digest, leaves, numbers_of
+from drivetrain.base.torch_private import non_persistent_buffers
 from drivetrain.proof.judge import position
 from drivetrain.proof.logged import listen
 from drivetrain.proof.operations import Operations
@@ -258,7 +259,7 @@ def tensors_of(module: nn.Module) -> Tensors:
     found: Tensors = dict(module.named_parameters())
     for prefix, each in module.named_modules():
         for name, buffer in each._buffers.items():
-            if buffer is not None and name not in each._non_persistent_buffers_set:
+            if buffer is not None and name not in non_persistent_buffers(each):
                 found[f"{prefix}.{name}" if prefix else name] = buffer
     return found
 

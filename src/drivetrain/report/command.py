@@ -52,7 +52,7 @@ def main(arguments: Sequence[str], prog: str = "drivetrain report") -> int:
     if given.max_slower is not None and len(given.run) != 2:
         made.error("--max-slower compares two runs. Pass RUN twice, the earlier one first.")
     try:
-        runs = [_run(path, prog) for path in given.run]
+        runs = [_run(path, prog, continues=len(given.run) == 1) for path in given.run]
         ratio = None if given.max_slower is None else slower(*runs)
         if given.max_slower is not None and ratio is None:
             raise NothingToRead("the time of a step is unknown: both runs need a run.json of a fit that has ended.")
@@ -74,11 +74,11 @@ def _share(text: str) -> float:
     return float(found[1]) / 100
 
 
-def _run(path: str, prog: str) -> Run:
+def _run(path: str, prog: str, continues: bool) -> Run:
     folder, count = find(path)
     if count > 1:
         print(f"{prog}: {path} has {count} runs; this is the newest, {folder}.", file=sys.stderr)
-    return read(folder)
+    return read(folder, continues)
 
 
 def _as_json(runs: list[Run]) -> str:

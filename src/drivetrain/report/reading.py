@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import json
 import logging
 import math
 import os
@@ -23,6 +24,7 @@ Points = list[tuple[float, float]]
 _EVENTS = "events.out.tfevents"
 _TABLE, _HPARAMS = "metrics.csv", "hparams.yaml"
 _DEEPEST = 6  # folders below the given one
+_HIGHEST = 3  # folders above a checkpoint in which the record of its run is looked for
 
 
 class NothingToRead(Exception):
@@ -35,7 +37,8 @@ class Run:
 
     Attributes:
         folder: its log folder.
-        attempts: its fits, the oldest first, as in ``run.json``; empty without that file.
+        attempts: its fits, the oldest first, as in ``run.json``; empty without that file. With the fits of the runs
+            that it continues, these come first.
         diffs: the diffs of the code, by their digest in an attempt.
         curves: for each logged name its steps and values, in the order of the steps.
         source: the file of the curves.
@@ -106,8 +109,14 @@ def _is_of_run(name: str) -> bool:
     return name in (run_file.NAME, _TABLE) or name.startswith(_EVENTS)
 
 
-def read(folder: str) -> Run:
-    """Return what is known about the run with this log folder. What cannot be read is a note."""
+def read(folder: str, continues: bool = True) -> Run:
+    """Return what is known about the run with this log folder. What cannot be read is a note.
+
+    Args:
+        folder: the log folder.
+        continues: if the run has resumed from a checkpoint of another folder's, begin with the fits and the values of
+            that one.
+    """
     run = Run(folder)
     try:
         record = run_file.load(os.path.join(folder, run_file.NAME))
@@ -124,7 +133,60 @@ def read(folder: str) -> Run:
         with contextlib.suppress(OSError):
             run.hparams = files.read(path).decode(errors="replace").strip()
     _read_ledger(run)
+    if continues:
+        _read_earlier(run)
     return run
+
+
+def _read_earlier(run: Run) -> None:
+    """Put before ``run`` the fits and the values of the runs that it continues, each in a folder of its own."""
+    seen = {os.path.realpath(run.folder)}
+    while (source := _elsewhere(run)) is not None:
+        step = number(run.attempts[0].get("first_step")) or 0.0
+        folder = _folder_of(source, run)
+        if folder is None or os.path.realpath(folder) in seen:
+            run.notes.append(
+                f"This training resumed at step {step:g} from {source}, and no record of the run before is found, so "
+                "what is shown begins there."
+            )
+            return
+        seen.add(os.path.realpath(folder))
+        earlier = read(folder, continues=False)
+        run.notes.append(f"The steps before {step:g} are those of {os.path.relpath(folder, run.folder)}.")
+        begins = min((points[0][0] for points in run.curves.values() if points), default=step)
+        for name, points in earlier.curves.items():
+            before = [point for point in points if point[0] < begins]
+            if before:
+                run.curves[name] = before + run.curves.get(name, [])
+        before_it = [each for each in earlier.attempts if (number(each.get("first_step")) or 0.0) < step]
+        run.attempts = [*(before_it or earlier.attempts[:1]), *run.attempts]
+        run.diffs = {**earlier.diffs, **run.diffs}
+
+
+def _elsewhere(run: Run) -> str | None:
+    """Return the checkpoint from which the first fit of ``run`` resumed, unless it is in the fit's own folder."""
+    source = run.attempts[0].get("resumed_from") if run.attempts else None
+    return source if isinstance(source, str) and (os.path.isabs(source) or files.is_remote(source)) else None
+
+
+def _folder_of(checkpoint: str, run: Run) -> str | None:
+    """Return the log folder of the run that wrote ``checkpoint``: one above it, or else the newest older run beside
+    ``run`` whose record names the checkpoint.
+    """
+    above = checkpoint
+    for _ in range(_HIGHEST):
+        above = os.path.dirname(above)
+        if os.path.isfile(os.path.join(above, run_file.NAME)):
+            return above
+    began, named = number(run.attempts[0].get("began")) or math.inf, json.dumps(checkpoint)
+    found: list[tuple[float, str]] = []
+    for folder in (each.path for each in os.scandir(os.path.dirname(os.path.abspath(run.folder)))):
+        path = os.path.join(folder, run_file.NAME)
+        with contextlib.suppress(OSError, ValueError, LookupError):
+            first = number(run_file.load(path)["attempts"][0].get("began"))
+            if first is not None and first < began and named in json.dumps(run_file.load(path)):
+                found.append((first, folder))
+    return max(found)[1] if found else None
 
 
 def _read_curves(run: Run) -> None:

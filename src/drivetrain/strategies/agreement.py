@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 import drivetrain
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.torch_private import names_ignored_by_ddp
 from drivetrain.errors import ConfigurationError, shown
 from drivetrain.strategies.group import Group, TorchGroup
 from drivetrain.strategies.peers import COMPARISON, owners_of, peers_of, some
@@ -179,8 +180,7 @@ def of_program(strategy: Strategy) -> dict[str, str]:
 
 def of_module(module: nn.Module) -> dict[str, str]:
     """Return name, dtype, shape and ``requires_grad`` of each parameter and buffer."""
-    # torch's attribute with the names that DDP ignores
-    ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+    ignored = names_ignored_by_ddp(module)
     texts = {"the class of the model": f"{type(module).__module__}.{type(module).__qualname__}"}
     for name, tensor in module.named_parameters():
         frozen = "" if tensor.requires_grad else ", frozen"

@@ -18,11 +18,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.rank_zero import rank_zero_warn
+from drivetrain.base.torch_private import BatchNorm
 from drivetrain.errors import ConfigurationError
 from drivetrain.strategies.layer_sync import LayerSync, LayerSyncRegistry
 from drivetrain.strategies.peers import Peers, peers_of
@@ -70,7 +70,7 @@ def synchronised(module: nn.Module, group: Any = None) -> nn.Module:
     """
     changing, overridden = [], []
     for name, layer in module.named_modules():
-        if not isinstance(layer, _BatchNorm) or isinstance(layer, _Synchronised) or _synchronises_itself(layer):
+        if not isinstance(layer, BatchNorm) or isinstance(layer, _Synchronised) or _synchronises_itself(layer):
             continue
         cls = type(layer)
         if isinstance(layer, LazyModuleMixin):
@@ -78,7 +78,7 @@ def synchronised(module: nn.Module, group: Any = None) -> nn.Module:
                 f"The layer {name!r} is a {cls.__name__} that has not seen a batch, and what it will be is not known "
                 "yet. Call the model once on a batch before training, or write the number of channels."
             )
-        if "forward" in vars(layer) or type(layer).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+        if "forward" in vars(layer) or type(layer).forward not in (BatchNorm.forward, nn.SyncBatchNorm.forward):
             overridden.append(f"{name!r} ({cls.__name__})")
         else:
             changing.append(layer)
@@ -112,7 +112,7 @@ def count_batches(module: nn.Module, counts: bool) -> None:
             layer.counts = counts
 
 
-def _synchronises_itself(layer: _BatchNorm) -> bool:
+def _synchronises_itself(layer: BatchNorm) -> bool:
     """Whether a layer is a subclass of torch's SyncBatchNorm, which may have its own exchange."""
     return isinstance(layer, nn.SyncBatchNorm) and type(layer) is not nn.SyncBatchNorm
 
@@ -120,10 +120,10 @@ def _synchronises_itself(layer: _BatchNorm) -> bool:
 # ---- the layer -------------------------------------------------------------------------------------------------------
 
 
-class _Synchronised(_BatchNorm):
+class _Synchronised(BatchNorm):
     """The class of a synchronised layer; it is always combined with the layer's original class, ``was``."""
 
-    was: type[_BatchNorm]
+    was: type[BatchNorm]
     counts: bool = True  # whether the statistics include this rank's batch: see count_batches
     data_group: Any = None  # the process group for layers without their own
 
@@ -170,7 +170,7 @@ def _synchronised_class(was: type) -> type:
     base = was
     members: dict[str, Any] = {"was": was, "__module__": __name__}
     if was is nn.SyncBatchNorm:  # DDP rejects subclasses of SyncBatchNorm
-        base, members["_check_input_dim"] = _BatchNorm, nn.SyncBatchNorm._check_input_dim
+        base, members["_check_input_dim"] = BatchNorm, nn.SyncBatchNorm._check_input_dim
     return type(f"Synchronised{was.__name__}", (_Synchronised, base), members)
 
 

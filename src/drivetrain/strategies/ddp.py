@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from drivetrain.accelerators.accelerator import HOST, Accelerator
 from drivetrain.base.compiled import compiled_method
 from drivetrain.base.registry import Entry, first_line
+from drivetrain.base.torch_private import rebuild_buckets
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
@@ -256,7 +257,7 @@ class DDPStrategy(ParallelStrategy):
     def on_train_end(self) -> None:
         """Check the last backward pass: DDP reports missed parameters only in the next pass."""
         if isinstance(model := self.model, DistributedDataParallel):
-            model.reducer._rebuild_buckets()
+            rebuild_buckets(model)
 
     def explain(self, error: BaseException) -> Exception | None:
         """Explain torch's error that the last backward pass has missed parameters, and name them."""

@@ -25,6 +25,7 @@ from drivetrain.base.compiled import compiled_method
 from drivetrain.base.introspect import reads
 from drivetrain.base.packages import deepspeed
 from drivetrain.base.restoring import load_states
+from drivetrain.base.torch_private import mark_as_stepped
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import CheckpointError, ConfigurationError, MissingPackageError
@@ -368,7 +369,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         zero.custom_loss_scaler = False
         if schedules_itself:
             _deepspeed_optimizers.take_options_of(engine, optimizer)
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # where torch's schedulers look for a step
+        mark_as_stepped(optimizer)
         self.precision_plugin.stepped = engine.was_step_applied()
         return loss
 

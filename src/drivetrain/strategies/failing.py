@@ -15,7 +15,7 @@ from drivetrain.base.rank_zero import log
 from drivetrain.errors import PeerError, SIGTERMException, text_of
 from drivetrain.launchers import child, flight
 from drivetrain.launchers.board import Sheet
-from drivetrain.launchers.tracebacks import place_of_user
+from drivetrain.launchers.tracebacks import cut_completely, place_of_user
 from drivetrain.strategies import waiting
 
 _STORE_S = 2.0  # seconds that a failing rank waits for the store, whose process may have stopped
@@ -74,6 +74,7 @@ def _tell_ranks(error: Exception, summary: Callable[[Exception], str]) -> None:
             continue
         if hasattr(error, "add_note"):
             error.add_note(text)
+            cut_completely(error)
         else:
             log.error("%s", text)
 

@@ -21,6 +21,7 @@ from drivetrain.base.packages import fsdp
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
 from drivetrain.base.restoring import WrongForm, shown_error
 from drivetrain.base.seed import rng_state, set_rng_state
+from drivetrain.base.torch_private import non_persistent_buffers
 from drivetrain.checkpoints.file import writes_files
 from drivetrain.checkpoints.sharded import place as place_of
 from drivetrain.checkpoints.sharded import read
@@ -372,7 +373,7 @@ def materialise(root: nn.Module, device: torch.device, shards_on: torch.device, 
     names = {module: name or class_name(root) for name, module in root.named_modules()}
     without = [each for each in layers if not callable(getattr(each, "reset_parameters", None))]
     if loads:
-        without = [each for each in without if each._non_persistent_buffers_set]
+        without = [each for each in without if non_persistent_buffers(each)]
     if without:
         raise ConfigurationError(
             f"These layers have parameters or buffers on the meta device, and no method reset_parameters() that gives "

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drivetrain.base.packages import c10d
+from drivetrain.base.torch_private import default_store
 from drivetrain.errors import ConfigurationError, NotSupportedError
 from drivetrain.strategies import collectives
 from drivetrain.strategies.collectives import operation_of, reduction_of
@@ -213,7 +214,7 @@ class TorchGroup(Group):
         Raises:
             ConfigurationError: the members are in different numbers of groups; raised on all of them.
         """
-        store = c10d._get_default_store()
+        store = default_store()
         name = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
         # how often this rank has asked for this group in this job
         times = store.add(f"drivetrain/group {name} by {self.rank}", 1)

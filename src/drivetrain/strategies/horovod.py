@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from drivetrain.accelerators.accelerator import Accelerator
 from drivetrain.base.rank_zero import rank_zero_info
+from drivetrain.base.torch_private import schedulers_in
 from drivetrain.checkpoints.io import CheckpointIO
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError, NotSupportedError
@@ -238,5 +239,5 @@ def _scale(scheduler: Any, factor: int) -> None:
     for name in ("base_lrs", "_last_lr"):
         if (rates := getattr(scheduler, name, None)) is not None:
             setattr(scheduler, name, [rate * factor for rate in rates])
-    for inner in getattr(scheduler, "_schedulers", ()):
+    for inner in schedulers_in(scheduler):
         _scale(inner, factor)

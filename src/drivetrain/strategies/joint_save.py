@@ -17,8 +17,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
 from drivetrain.base import files
-from drivetrain.base.packages import stores
 from drivetrain.base.restoring import shown_error
 from drivetrain.checkpoints.background import AsyncCheckpointIO, Later
 from drivetrain.errors import CheckpointError, text_of
@@ -144,7 +145,7 @@ def store_for(world: Group, path: str | Path) -> Any:
     world.barrier()
     if name.is_file():
         with contextlib.suppress(OSError, RuntimeError):  # a file system without locks
-            store = stores.FileStore(str(name), world.size)
+            store = dist.FileStore(str(name), world.size)  # type: ignore[attr-defined]  # a public name
     if not world.reduce_boolean_decision(store is not None):
         store = None
         if world.index == 0:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from drivetrain.base.torch_private import foreach_mul_
 from drivetrain.strategies.sharded_state import is_dtensor, local_shard
 
 
@@ -95,7 +96,7 @@ def clip_by_norm(
     for shard in map(local_shard, gradients):
         by_device.setdefault(shard.device, []).append(shard)
     for device, shards in by_device.items():
-        torch._foreach_mul_(shards, coefficient.to(device))
+        foreach_mul_(shards, coefficient.to(device))
     return norm
 
 

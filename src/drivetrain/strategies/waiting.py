@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from drivetrain.base.packages import c10d, stores
+from drivetrain.base.torch_private import default_store
 from drivetrain.errors import DrivetrainError, PeerError, text_of
 
 _FAILED = "drivetrain/failed"  # key prefix in the store: the number of failed ranks, and below it their texts
@@ -103,7 +103,7 @@ def wait_for_keys(store: Any, keys: Sequence[str], ranks: Sequence[int]) -> str:
                 return failed[0]
             if time.monotonic() > _Here.leaves:
                 return "another rank does not answer"
-            if isinstance(store, stores.FileStore):  # its wait() reads the file a hundred times a second
+            if isinstance(store, dist.FileStore):  # type: ignore[attr-defined]  # its wait() reads 100 times a second
                 time.sleep(_FILE_LOOK_S)
                 continue
             with suppress(RuntimeError):  # after the time
@@ -132,7 +132,7 @@ def store_of_job() -> Any:
     if not dist.is_available() or not dist.is_initialized() or dist.get_backend() in ("mpi", "fake"):
         return None
 
-    return c10d._get_default_store() if dist.get_world_size() > 1 else None
+    return default_store() if dist.get_world_size() > 1 else None
 
 
 # ---- an exchange -----------------------------------------------------------------------------------------------------

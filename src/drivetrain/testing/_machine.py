@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from drivetrain.base.torch_private import schema_of, without_torch_function
 from drivetrain.testing._places import ANYWHERE, Place, Places, spelled, storage_of
 from drivetrain.testing.record import Move, Record, Step, Sync
 
@@ -68,13 +69,13 @@ class Machine:
 
     def place(self, tensor: Tensor) -> Place:
         """Return the device of ``tensor``."""
-        with torch._C.DisableTorchFunction():
+        with without_torch_function():
             place = self.places.of(tensor)
         return None if place == ANYWHERE else place
 
     def put(self, tensor: Tensor, place: Place) -> None:
         """Set the device of a tensor that torch has created internally."""
-        with torch._C.DisableTorchFunction():
+        with without_torch_function():
             storage = storage_of(tensor)
             if place is not None and storage is not None:
                 self.places.put(storage, place)
@@ -100,14 +101,14 @@ class Machine:
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Return whether ``tensor`` is in pinned memory of the host."""
-        with torch._C.DisableTorchFunction():
+        with without_torch_function():
             return self.places.is_pinned(tensor)
 
     # ---- the record ----------------------------------------------------------------------------------------------
 
     def note_move(self, source: Place, target: Place, tensor: Tensor, blocking: bool, pinned: bool = False) -> None:
         """Record that ``tensor`` was moved from ``source`` to ``target``."""
-        with torch._C.DisableTorchFunction():
+        with without_torch_function():
             if tensor.layout is torch.sparse_coo:
                 tensor = tensor._values()
             size = tensor.numel() * tensor.element_size()
@@ -313,7 +314,7 @@ _Operand = tuple[str, bool, Tensor]
 def _parameters(func: Any) -> tuple[tuple[str, bool], ...]:
     return tuple(
         (argument.name, argument.alias_info is not None and argument.alias_info.is_write)
-        for argument in func._schema.arguments
+        for argument in schema_of(func).arguments
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from drivetrain.base.torch_private import DispatchMode, without_torch_function
 from drivetrain.testing._machine import Call, Machine, tensors_in
 from drivetrain.testing._places import Place, device_at, spelled
 
@@ -31,7 +31,7 @@ class CallMode(TorchFunctionMode):
             self.machine.calls.pop()
 
 
-class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperationMode(DispatchMode):  # type: ignore[no-untyped-call]
     """Passes every operation to the machine."""
 
     def __init__(self, machine: Machine) -> None:
@@ -39,7 +39,7 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.machine = machine
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch._C.DisableTorchFunction():
+        with without_torch_function():
             return self.machine.run(func, args, kwargs or {})
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drivetrain.base.torch_private import storage_key
+
 Place = int | None
 """A pretend device's number, or ``None`` for the host."""
 
@@ -68,12 +70,12 @@ class Places:
 
     def where(self, storage: Any) -> Place:
         """Return the device of a storage."""
-        held = self._held.get(storage._cdata)
+        held = self._held.get(storage_key(storage))
         return None if held is None else held.place
 
     def put(self, storage: Any, place: int) -> None:
         """Set the device of ``storage`` to ``place``, unless it was set before; record its present size."""
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage_key(storage), storage.nbytes()
         held = self._held.get(key)
         if held is None:
             self._held[key] = _Held(place, size, weakref.ref(storage, lambda _: self._forget(key)))
@@ -88,18 +90,18 @@ class Places:
         """Record that ``tensor`` is in pinned memory of the host; return it."""
         storage = storage_of(tensor)
         if storage is not None:
-            key = storage._cdata
+            key = storage_key(storage)
             self._pinned[key] = weakref.ref(storage, lambda _: self._pinned.pop(key))
         return tensor
 
     def is_pinned(self, tensor: Tensor) -> bool:
         """Return whether ``tensor`` is in pinned memory of the host."""
         storage = storage_of(tensor)
-        return storage is not None and storage._cdata in self._pinned
+        return storage is not None and storage_key(storage) in self._pinned
 
     def measure(self, storage: Any) -> None:
         """Record the size of ``storage`` again: an operation may have resized it."""
-        held, size = self._held.get(storage._cdata), storage.nbytes()
+        held, size = self._held.get(storage_key(storage)), storage.nbytes()
         if held is not None and held.bytes != size:
             self._count(held.place, size - held.bytes)
             held.bytes = size

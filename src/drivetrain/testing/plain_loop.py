@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.base.torch_private import states_of_scaler
 from drivetrain.testing.programs import Program, loss_of
 
 
@@ -287,7 +288,7 @@ class _Loop:
             if "on_before_optimizer_step" in self.program.hooks:
                 scale_gradients(optimizer)
             self.scaler.step(optimizer)
-        states = self.scaler._per_optimizer_states.values() if self.scaler.is_enabled() else ()
+        states = states_of_scaler(self.scaler).values() if self.scaler.is_enabled() else ()
         overflows = sum(any(float(found) > 0 for found in state["found_inf_per_device"].values()) for state in states)
         before = self.scaler.get_scale()
         self.scaler.update()

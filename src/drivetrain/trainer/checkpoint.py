@@ -16,7 +16,7 @@ from drivetrain import parity
 from drivetrain.base import files
 from drivetrain.base.compat_door import in_our_layout
 from drivetrain.base.rank_zero import rank_zero_warn
-from drivetrain.base.restoring import expect, load_schedulers, naming, restoring
+from drivetrain.base.restoring import expect, load_schedulers, naming, restoring, scheduler_state
 from drivetrain.base.seed import rng_state
 from drivetrain.checkpoints import plain
 from drivetrain.checkpoints.file import EMPTY_PATH, reads_files
@@ -189,7 +189,7 @@ def dump(trainer: Trainer, weights_only: bool = False, allow_pickle: bool = Fals
             checkpoint["optimizers"] = [
                 optimizer_states.describe(trainer.lightning_module, each) for each in strategy.optimizers
             ]
-        schedulers = [config.scheduler.state_dict() for config in strategy.lr_scheduler_configs]
+        schedulers = [scheduler_state(config.scheduler) for config in strategy.lr_scheduler_configs]
         checkpoint["lr_schedulers"] = schedulers if options is None else options.schedulers
         if state := precision():
             checkpoint[type(strategy.precision_plugin).__qualname__] = state

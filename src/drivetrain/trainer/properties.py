@@ -304,9 +304,12 @@ class TrainerView(LimitsView, RankFacts):
         """
         return figure_of(self.history, names)
 
-    progress_bar_metrics: dict[str, float] = reads(
-        "logbook.bar_metrics", "Values logged with ``prog_bar=True``, from the last flush."
-    )
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """The latest value of every name logged with ``prog_bar=True``, as floats. Reading it waits for the device, but
+        in another thread than the run's it returns the values of the last flush.
+        """
+        return self.logbook.newest_bar_metrics()
 
     @property
     def current_epoch(self) -> int:

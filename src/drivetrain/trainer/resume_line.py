@@ -54,10 +54,9 @@ def tell(trainer: Any, checkpoint: Mapping[str, Any], path: str, done: str) -> N
         done: how much of the epoch all ranks together have done, such as "30 samples"; "" if it is unknown.
     """
     progress, then = trainer.progress, checkpoint.get(ENTRY, {})
-    inside = ""
+    inside = " (counted from 0)"  # as in files and hooks; a bar counts epochs from 1
     if progress.batches_done and not progress.epoch_ending:
-        inside = f", after batch {progress.batches_done - 1}"
-        inside += f" ({done})" if done else ""
+        inside = f", after batch {progress.batches_done - 1} (counted from 0{done and f'; {done}'})"
     if not isinstance(then, Mapping):
         then = {}
     now = circumstances(trainer) if then else {}

@@ -61,7 +61,7 @@ def shown(
     finally:
         shown_in = progress.slot
         if shown_in is not own:
-            own[:] = array("q", shown_in[: len(own)])
+            own[:] = shown_in[: len(own)]
             if len(shown_in) > len(own):  # a sheet of the board
                 shown_in[STALL] = 0
             progress.show_in(own)

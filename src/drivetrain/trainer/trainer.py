@@ -35,6 +35,7 @@ from drivetrain.errors import (
     shown,
 )
 from drivetrain.launchers.launcher import in_notebook
+from drivetrain.launchers.tracebacks import cut
 from drivetrain.logbook.logbook import Logbook
 from drivetrain.loops.evaluate import Predictions
 from drivetrain.loops.progress import Progress, TrainerFn, TrainerStatus
@@ -450,13 +451,15 @@ class Trainer(TrainerView):
             except KeyboardInterrupt as interrupt:
                 rank_zero_info("Interrupted: cleaning up.")
                 life.abort(self, interrupt)
-                if in_notebook():
-                    raise
+                if in_notebook():  # which shows each frame with ten lines of its source
+                    raise interrupt.with_traceback(None) from None
                 raise SystemExit(128 + signal.SIGINT) from interrupt
             except BaseException as error:
                 error_notes.note_place(error, self.progress, self.strategy.global_rank, self._run_parts)
                 life.abort(self, error)
                 if (again := jobs.resumed(self, job, error)) is None:
+                    if in_notebook():
+                        raise error.with_traceback(cut(error))  # noqa: B904  # it is the same exception
                     raise
         if again is not None:
             return Trainer.run_job(self, again)

@@ -27,7 +27,7 @@ from drivetrain.trials.cures import changed, cures_of
 from drivetrain.tuner.batch_size_finder import BatchSizeFinder
 from drivetrain.tuner.lr_finder import LearningRateFinder
 
-_LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchSizeFinder, LearningRateFinder)
+LEFT_OUT = (Checkpoint, GoodputMonitor, ModelSummary, ProgressBar, Timer, BatchSizeFinder, LearningRateFinder)
 """Callbacks that write files or to the terminal, limit the time, or train by themselves."""
 
 
@@ -168,7 +168,7 @@ def _listed(callbacks: Any) -> list[Any]:
 
 
 def _without_traces(callbacks: Iterable[Any]) -> list[Any]:
-    return [each for each in callbacks if not isinstance(each, _LEFT_OUT)]
+    return [each for each in callbacks if not isinstance(each, LEFT_OUT)]
 
 
 def main() -> int:

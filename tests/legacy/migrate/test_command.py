@@ -91,11 +91,19 @@ def test_a_notebook_a_configuration_and_a_missing_file_are_refused(
     (tmp_path / "train.ipynb").write_text("{}", encoding="utf-8")
     assert main([str(tmp_path / "train.ipynb")]) == 2
     assert "notebooks are not rewritten. Convert it with `jupyter nbconvert --to script`" in capsys.readouterr().err
-    (tmp_path / "fit.yaml").write_text("class_path: lightning.pytorch.loggers.CSVLogger", encoding="utf-8")
-    assert main([str(tmp_path / "fit.yaml")]) == 2
-    assert "configurations are not rewritten. In class_path, write the names of classes" in capsys.readouterr().err
     assert main([str(tmp_path / "train.py")]) == 2
     assert "there is no such file" in capsys.readouterr().err
+
+
+def test_a_configuration_is_rewritten_and_reported_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "fit.yaml"
+    path.write_bytes(b"class_path: lightning.pytorch.loggers.CSVLogger\r\nmodel: lightning.Nothing\r\n")
+    assert main([str(tmp_path)]) == 1
+    assert path.read_bytes() == b"class_path: drivetrain.loggers.CSVLogger\r\nmodel: lightning.Nothing\r\n"
+    changed, left, end = capsys.readouterr().out.splitlines()
+    assert changed == f"{path}:1: lightning.pytorch.loggers.CSVLogger -> drivetrain.loggers.CSVLogger"
+    assert left.startswith(f"{path}:2: left: lightning.Nothing: drivetrain has no such name.")
+    assert end == "1 file: 1 changed, 1 line left for you."
 
 
 def test_a_folder_stands_for_its_python_files(program: Path) -> None:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from drivetrain.legacy.migrate.source import Source
 
 with on_first_use:
-    from drivetrain.legacy.migrate import program
+    from drivetrain.legacy.migrate import configuration, program
 
+_CONFIGURATIONS = (".yaml", ".yml")
 _EPILOG = """\
 Each line of the report is FILE:LINE: and what was changed; "differs:" and what has another result, though the line may
 stay; or "left:" and what a person has to do.
@@ -38,7 +39,9 @@ def parser(prog: str) -> argparse.ArgumentParser:
         prog, description="Rewrite programs that were written for Lightning, and report what differs.",
         epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
-    made.add_argument("files", nargs="+", metavar="FILE", help="a Python file, or a folder of such files")
+    made.add_argument(
+        "files", nargs="+", metavar="FILE", help="a Python file, a configuration in YAML, or a folder of such files"
+    )
     made.add_argument("--diff", action="store_true", help="show the changes, and write nothing")
     made.add_argument("--check", action="store_true", help="only report, and write nothing")
     made.add_argument(
@@ -63,8 +66,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain migrate
     given = parser(prog).parse_args(arguments)
     try:
         done = [
-            (path, program.migrate(str(path), path.read_bytes(), given.generation))
-            for path in _python_files(given.files)
+            (path, _migrated(path, given.generation)) for path in _files(given.files)
         ]  # all programs are parsed before anything is written
     except (ConfigurationError, OSError) as error:
         return failed(f"{prog}: {error} Nothing was written.", given.json)
@@ -96,11 +98,16 @@ def write(path: Path, content: bytes) -> None:
             os.fchmod(stream.fileno(), mode)
 
 
-def _python_files(given: Iterable[str]) -> Iterator[Path]:
+def _migrated(path: Path, generation: str) -> Source | configuration.Configuration:
+    kind = configuration.Configuration if path.suffix in _CONFIGURATIONS else program.migrate
+    return kind(str(path), path.read_bytes(), generation)
+
+
+def _files(given: Iterable[str]) -> Iterator[Path]:
     """Return the files, and those in the folders, each once.
 
     Raises:
-        ConfigurationError: a file is not a Python file.
+        ConfigurationError: a file is a notebook, or does not exist.
     """
     seen: set[str] = set()
     for name in given:
@@ -109,14 +116,10 @@ def _python_files(given: Iterable[str]) -> Iterator[Path]:
             raise ConfigurationError(
                 f"{name}: notebooks are not rewritten. Convert it with `jupyter nbconvert --to script` first."
             )
-        if path.suffix in (".yaml", ".yml"):
-            raise ConfigurationError(
-                f"{name}: configurations are not rewritten. In class_path, write the names of classes alone: CSVLogger "
-                "instead of lightning.pytorch.loggers.CSVLogger."
-            )
         if not path.exists():
             raise ConfigurationError(f"{name}: there is no such file.")
-        inside = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        endings = (".py", *_CONFIGURATIONS)
+        inside = sorted(each for each in path.rglob("*") if each.suffix in endings) if path.is_dir() else [path]
         for each in inside:
             hidden = any(part.startswith(".") for part in each.relative_to(path).parts) if path.is_dir() else False
             if not hidden and (real := os.path.realpath(each)) not in seen:
@@ -124,13 +127,13 @@ def _python_files(given: Iterable[str]) -> Iterator[Path]:
                 yield each
 
 
-def _as_data(source: Source, with_diff: bool) -> dict[str, Any]:
+def _as_data(source: Source | configuration.Configuration, with_diff: bool) -> dict[str, Any]:
     remarks = [{"line": each.line, "text": each.text, "is_left": each.is_left} for each in source.remarks]
     diff = {"diff": "".join(_diff(source))} if with_diff else {}
     return {"file": source.name, "changes": source.result() != source.text, "remarks": remarks, **diff}
 
 
-def _diff(source: Source) -> Iterator[str]:
+def _diff(source: Source | configuration.Configuration) -> Iterator[str]:
     before, after = (text.splitlines(keepends=True) for text in (source.text, source.result()))
     for line in difflib.unified_diff(before, after, source.name, source.name):
         yield line if line.endswith(("\n", "\r")) else f"{line}\n"

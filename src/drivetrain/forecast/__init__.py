@@ -1,0 +1,1 @@
+"""The command ``drivetrain plan``: what a run will need, computed on fake tensors without its hardware."""

@@ -1,0 +1,86 @@
+"""The repeated blocks of a model: a plan measures two and three of them, and multiplies."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from drivetrain.strategies.fsdp_blocks import find_blocks
+
+FEWEST, FEW, MORE = 8, 2, 3
+"""Lists of at least ``FEWEST`` blocks are measured with ``FEW`` and with ``MORE`` of them."""
+
+_LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+def paths(root: nn.Module) -> dict[str, nn.Module]:
+    """Return the repeated blocks of ``root`` by their paths."""
+    names = {module: name for name, module in root.named_modules()}
+    return {names[block]: block for block in find_blocks(root)}
+
+
+def _lists(root: nn.Module) -> list[tuple[str, Any]]:
+    """Return the lists of ``root`` in which blocks that are all alike follow each other, with their paths."""
+    found, inside = [], set[nn.Module]()
+    for path, module in root.named_modules():
+        children = list(module.children())
+        if not isinstance(module, _LISTS) or module in inside or len(children) < 2:
+            continue
+        if len({_form(each) for each in children}) == 1 and any(True for _ in children[0].parameters()):
+            found.append((path, module))
+            inside |= set(module.modules())
+    return found
+
+
+def _form(block: nn.Module) -> tuple[Any, ...]:
+    """Return what two blocks have in common if one can stand for the other: everything but a number of theirs."""
+    parameters = tuple((name, tuple(each.shape), each.dtype, each.requires_grad) for name, each in _tensors(block))
+    plain = tuple(
+        (path, type(module).__name__, name, value)
+        for path, module in block.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, (bool, float, str)) or (isinstance(value, int) and not _is_number(name))
+    )
+    return type(block), parameters, plain
+
+
+def _tensors(block: nn.Module) -> Iterable[tuple[str, Any]]:
+    return [*block.named_parameters(), *block.named_buffers()]
+
+
+def _is_number(name: str) -> bool:
+    """Whether an attribute numbers the blocks, so that it differs between blocks that are alike."""
+    return any(word in name for word in ("idx", "index", "layer_id", "layer_number", "depth"))
+
+
+def lengths(root: nn.Module) -> tuple[tuple[str, int], ...]:
+    """Return the lists of repeated blocks that are long enough to be shortened, and their lengths."""
+    return tuple((path, len(module)) for path, module in _lists(root) if len(module) >= FEWEST)
+
+
+def cases(found: tuple[tuple[str, int], ...]) -> list[tuple[int, ...]]:
+    """Return the lengths to measure: all lists short, and each one a block longer."""
+    short = (FEW,) * len(found)
+    return [short, *((*short[:at], MORE, *short[at + 1 :]) for at in range(len(found)))]
+
+
+def shorten(root: nn.Module, to: tuple[int, ...] | None) -> tuple[tuple[str, int], ...]:
+    """Leave the first blocks of each list; return the lists with their lengths before."""
+    found = lengths(root)
+    for (path, _), length in zip(found, to or (), strict=False):
+        module: Any = root.get_submodule(path)
+        for name in list(module._modules)[length:]:
+            del module._modules[name]
+    return found
+
+
+def recompute(chosen: Iterable[nn.Module]) -> None:
+    """Make blocks recompute their activations in the backward pass."""
+    for block in chosen:
+        forward: Any = block.forward
+        if not isinstance(forward, functools.partial):
+            block.forward = functools.partial(checkpoint, forward, use_reentrant=False)

@@ -1,0 +1,100 @@
+"""The process of a plan: ``python -m drivetrain.forecast.child program.py ...`` runs a program until its first fit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from drivetrain.cli.program import add_program_arguments, run_program
+from drivetrain.forecast import standins, torch_tools
+from drivetrain.forecast.allowance import needed
+from drivetrain.forecast.tries import Planner, cause
+from drivetrain.trainer import trainer as entrance
+
+VARIABLE = "DRIVETRAIN_PLAN"
+"""The environment variable with the JSON of what is asked."""
+
+
+def main() -> int:
+    """Run the program on the command line, with the plan that :data:`VARIABLE` asks for."""
+    os.environ["DRIVETRAIN_DIRECT_STEP"] = "0"  # what a step calls beside its operations is no part of a plan
+    parser = argparse.ArgumentParser("drivetrain plan")
+    add_program_arguments(parser)
+    given = parser.parse_args()
+    asked = json.loads(os.environ.pop(VARIABLE))
+    result = Path(asked["result"])
+    _prepare(asked, given.program, result)
+    try:
+        code = run_program(given, parser.prog)
+    except Exception as error:
+        write(result, {"failed": cause(error)})
+        raise
+    if not result.exists():
+        write(result, {"failed": f"{given.program} ended without a call of trainer.fit."})
+    return code
+
+
+def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
+    """Change torch and drivetrain, in this process, for what is asked."""
+    torch.set_num_threads(1)  # nothing is computed, and threads would not survive a copy of the process
+    trainers = cast("Any", entrance.Trainer)
+    if asked["devices"] is None:
+        own = trainers.__init__
+
+        def shown(trainer: Any, *args: Any, **options: Any) -> None:
+            own(trainer, *args, **options)
+            decisions = [(each.what, each.choice, each.why) for each in trainer.plan.decisions]
+            _end(result, {"plan": str(trainer.plan), "decisions": decisions})
+
+        trainers.__init__ = shown
+        return
+
+    def fits(found: Any) -> bool:
+        return asked["memory"] is None or needed(found, asked["devices"]) <= asked["memory"]
+
+    torch_tools.hide_devices()
+    job = standins.Job(asked["devices"], asked["per_node"], asked["rank"], asked["on_host"])
+    mode: Any = torch_tools.fake_mode()
+    if not job.on_host:
+        _KEPT.append(torch_tools.autocast_as_devices_do())
+    cast("Any", entrance).resolve = standins.planned(job)
+    standins.stand_in_for_ranks(job)
+    standins.parameters_become_fake(mode)
+    make_job = trainers._job
+
+    def fit_is_planned(trainer: Any, fn: Any, *args: Any) -> Any:
+        if fn != "fit":
+            raise NotImplementedError(
+                f"The program calls trainer.{fn.value} before trainer.fit, and a plan is of a fit."
+            )
+        started = make_job(trainer, fn, *args[:3], None, None)
+        _end(result, Planner(job, mode, program, asked).run(trainer, started, fits))
+
+    trainers._job = fit_is_planned
+
+
+_KEPT: list[Any] = []
+
+
+def _end(result: Path, found: dict[str, Any]) -> None:
+    write(result, found)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # what the program does after its fit, and in exit handlers, is no part of the plan
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """Write a result for the command."""
+    path.write_bytes(pickle.dumps({**found, "seconds": time.process_time()}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,267 @@
+"""The command ``drivetrain plan``: does a run fit, where its memory goes, what it exchanges, and what to change."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pickle
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from drivetrain.cli.program import add_program_arguments, command_of, program_parser, say
+from drivetrain.errors import ConfigurationError, number_of
+from drivetrain.forecast.allowance import GIB, allowance, needed
+from drivetrain.forecast.devices import device_of
+from drivetrain.forecast.exchange import fastest_first, of_window
+from drivetrain.proof.runs import CannotTryError, last_lines, run_to_end, signals_as_interrupts
+
+VARIABLE = "DRIVETRAIN_PLAN"
+SCHEMA = 1
+"""The version of the form of the JSON."""
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the command's parser."""
+    made = program_parser(
+        prog,
+        "Tell what a training program will need on devices that this machine does not have: run two windows of it as "
+        "one rank, on tensors without values. Without --devices, print what the Trainer has decided, and why.",
+        epilog="Exit codes: 0: it fits, or is not asked; 1: it does not fit, or the program cannot be planned; "
+        "2: wrong usage; 130: interrupted.",
+    )
+    made.add_argument("--devices", type=_positive, metavar="N", help="devices of the whole job")
+    made.add_argument(
+        "--device", metavar="NAME", help='such as "H100 80GB", or "name=X,memory=80GB,..."; "cpu": processes on hosts'
+    )
+    made.add_argument("--devices-per-node", type=_positive, metavar="N", help="devices of a machine (default: 8)")
+    made.add_argument("--rank", type=int, default=0, help="the rank that is planned (default: 0)")
+    made.add_argument("--no-changes", action="store_true", help="try no changes if the program does not fit")
+    made.add_argument("--timeout", type=float, default=600.0, help="seconds (default: 600)")
+    made.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_program_arguments(made)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "drivetrain plan") -> int:
+    """Plan the program in ``arguments``.
+
+    Args:
+        arguments: the words after the command's name; ``None``: ``sys.argv[1:]``.
+        prog: the command's name in messages.
+
+    Returns:
+        0: it fits, or no device was named. 1: it does not fit, or cannot be planned. 130: interrupted. Wrong usage ends
+        in ``SystemExit(2)``.
+    """
+    made = parser(prog)
+    given = made.parse_args(arguments)
+    device, asked = _asked(given, made)
+    command = command_of(given, made)
+    folder = Path(tempfile.mkdtemp(prefix="plan-"))
+    asked["result"] = str(folder / "result")
+    log = folder / "output.txt"
+    found: dict[str, Any] = {}
+    try:
+        with signals_as_interrupts():
+            words = [sys.executable, "-m", "drivetrain.forecast.child", *command]
+            code = run_to_end(words, Path.cwd(), {VARIABLE: json.dumps(asked)}, log, given.timeout)
+        if (folder / "result").exists():
+            found = pickle.loads((folder / "result").read_bytes())
+        else:
+            found = {"failed": f"The program ended with exit code {code}."}
+        if "failed" in found:
+            found["failed"] += f" {last_lines(log)}"
+    except CannotTryError as error:
+        found = {"failed": str(error)}
+    except KeyboardInterrupt:
+        say(f"{prog}: interrupted; the program was ended")
+        return 128 + signal.SIGINT
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if "failed" in found:
+        say(f"{prog}: {given.program} cannot be planned: {found['failed']}")
+        if given.json:
+            print(json.dumps({"schema": SCHEMA, "error": found["failed"]}))
+        return 1
+    if given.devices is None:
+        print(json.dumps({"schema": SCHEMA, "plan": found["decisions"]}) if given.json else found["plan"])
+        return 0
+    result = report(found, given, device)
+    print(json.dumps(result) if given.json else "\n".join(lines(result)))
+    return 0 if result["fits"] is not False else 1
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def _asked(given: argparse.Namespace, made: argparse.ArgumentParser) -> tuple[Any, dict[str, Any]]:
+    """Return the device, ``None`` for the host's processors, and what the process of the plan must know."""
+    if given.devices is None:
+        if given.device or given.devices_per_node:
+            made.error("--device and --devices-per-node need --devices, the number of devices of the job.")
+        return None, {"devices": None}
+    if given.device is None:
+        made.error('--devices needs --device, the kind of device: --device "H100 80GB".')
+    device: Any = None
+    if given.device.lower() != "cpu":
+        try:
+            device = device_of(given.device)
+        except ConfigurationError as error:
+            made.error(str(error))
+    per_node = given.devices_per_node or min(given.devices, 8)
+    if given.devices % per_node:
+        made.error(f"--devices {given.devices} is no multiple of --devices-per-node {per_node}.")
+    if not 0 <= given.rank < given.devices:
+        made.error(f"--rank {given.rank}: the ranks are 0 to {given.devices - 1}.")
+    return device, {
+        "devices": given.devices, "per_node": per_node, "rank": given.rank, "on_host": device is None,
+        "memory": None if device is None else device.memory, "tries": False if given.no_changes else None,
+    }  # fmt: skip
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+
+
+def report(found: dict[str, Any], given: argparse.Namespace, device: Any) -> dict[str, Any]:
+    """Return the report as plain data."""
+    base = found["base"]
+    per_node = given.devices_per_node or min(given.devices, 8)
+    memory = None if device is None else int(device.memory)
+    result: dict[str, Any] = {
+        "schema": SCHEMA, "program": given.program, "devices": given.devices, "per_node": per_node,
+        "device": "cpu" if device is None else device.name, "rank": given.rank, "memory": memory,
+        "fits": None if memory is None else needed(base, given.devices) <= memory,
+        **_needs(base, given.devices, device, per_node),
+        "exchanges": _exchanges(base), "unreadable": base.unreadable, "largest_micro_batch": found["largest"],
+        "micro_batch": base.batch_size, "changes": [],
+    }  # fmt: skip
+    for change in found["changes"]:
+        needs = {"failed": change.failed}
+        if change.found is not None:
+            needs = _needs(change.found, given.devices, device, per_node)
+            needs["fits"] = None if memory is None else needs["needed"] <= memory
+        result["changes"].append({"change": change.name, "write": change.write, **needs})
+    return result
+
+
+def _needs(base: Any, devices: int, device: Any, per_node: int) -> dict[str, Any]:
+    peak = base.peak
+    where = {"phase": peak.phase, "block": peak.block, "line": _short(peak.line)}
+    return {
+        "peak": peak.total, "needed": needed(base, devices), "at": where,
+        "kinds": {name: size for name, size in peak.kinds.items() if size},
+        "activations": dict(peak.blocks), "on_host": {name: peak.kinds.get(name, 0) for name in base.on_host},
+        "allowance": {} if device is None else allowance(peak.total, devices), **_time(base, device, per_node),
+    }  # fmt: skip
+
+
+def _time(base: Any, device: Any, per_node: int) -> dict[str, Any]:
+    """Return the forecast of the step, or why there is none."""
+    if device is None:
+        return {}
+
+    try:
+        told = of_window(base.recorded, base.batches, device, per_node)
+    except ConfigurationError as error:
+        return {"no_time": str(error)}
+    return {"seconds": told.step, "time": str(told)}
+
+
+def _exchanges(base: Any) -> list[dict[str, Any]]:
+    """Return the exchanges of a window: how many of each kind in each group, and their bytes together."""
+    found, sizes = Counter[Any](), Counter[Any]()
+    for each in base.recorded.steps:
+        if hasattr(each, "group_ranks"):
+            key = each.name, each.group_ranks.count, each.group_ranks.stride, each.dtype
+            found[key] += 1
+            sizes[key] += each.bytes
+    return [
+        {"name": name, "ranks": count, "stride": stride, "dtype": dtype, "count": found[key], "bytes": sizes[key]}
+        for key in found
+        for name, count, stride, dtype in [key]
+    ]
+
+
+def lines(result: dict[str, Any]) -> list[str]:
+    """Return the report as text."""
+    fits = {True: "fits", False: "does not fit", None: "the memory is not limited"}[result["fits"]]
+    nodes = result["devices"] // result["per_node"]
+    where = f", {result['per_node']} in each of {nodes} machines" if nodes > 1 else ""
+    found = [
+        f"{result['program']} on {result['devices']} x {result['device']}{where}, as rank {result['rank']}: {fits}"
+    ]
+    extra = sum(result["allowance"].values())
+    of = "" if result["memory"] is None else f" of {_gib(result['memory'])}"
+    found += [f"  tensors {_gib(result['peak'])} + allowance {_gib(extra)} = {_gib(result['needed'])}{of}"]
+    found += [f"  the peak comes {_place(result['at'])}", ""]
+    host = result["on_host"]
+    for name, size in sorted(result["kinds"].items(), key=lambda each: -each[1]):
+        found.append(f"  {name:<22}{_gib(size):>11}{'  in the memory of the host' if name in host else ''}")
+        if name == "activations" and len(result["activations"]) > 1:
+            for block, own in sorted(result["activations"].items(), key=lambda each: -each[1])[:4]:
+                found.append(f"    {block or 'outside of blocks':<22}{_gib(own):>11}")
+    parts = ", ".join(f"{name} {_gib(size)}" for name, size in result["allowance"].items())
+    found += [f"  allowance: {parts}"] if parts else []
+    if result["exchanges"]:
+        found += ["", "  exchanged in a step:"]
+        for each in result["exchanges"]:
+            ranks = f"{each['ranks']} ranks" + (f", {each['stride']} apart" if each["stride"] > 1 else "")
+            found.append(
+                f"    {each['count']:>5} x {each['name']:<15}{_gib(each['bytes']):>11} {each['dtype']}, {ranks}"
+            )
+    if line := result.get("time", result.get("no_time")):
+        found += ["", f"  {line}"]
+    for place, count in result["unreadable"].items():
+        found.append(f"  {_short(place)} reads {number_of(count, 'value')}, which a plan does not know: it took 0")
+    return [*found, *_changes(result)]
+
+
+def _changes(result: dict[str, Any]) -> list[str]:
+    if not result["changes"]:
+        return []
+    found = ["", "What to change, the cheapest first:"]
+    width = max(len(each["change"]) for each in result["changes"])
+    for each in result["changes"]:
+        if each.get("failed"):
+            found.append(f"  {each['change']:<{width}}  failed: {each['failed']}")
+            continue
+        seconds = f"at best {each['seconds']:.3g} s" if "seconds" in each else ""
+        fits = {True: "fits", False: "", None: ""}[each["fits"]]
+        found.append(f"  {each['change']:<{width}} {_gib(each['needed']):>11}  {fits:<5} {seconds:<16} {each['write']}")
+    fit = [each for each in result["changes"] if each.get("fits") and "seconds" in each]
+    fitting = {each["change"]: each["seconds"] for each in fit}
+    if len(fitting) > 1:
+        order = ", ".join(f"{name} ({times:.2f})" for name, times in fastest_first(fitting))
+        found.append(f"  those that fit, the fastest first, with multiples of its time: {order}")
+    largest = result["largest_micro_batch"]
+    if largest is not None and largest < result["micro_batch"]:
+        text = f"{number_of(largest, 'sample')}" if largest else "none, not even of 1 sample"
+        found.append(f"  largest micro-batch that fits without another change: {text}")
+    return found
+
+
+def _place(at: dict[str, str]) -> str:
+    phase = {
+        "forward": "in the forward pass", "backward": "in the backward pass", "recompute": "where blocks run again",
+        "clip": "between the backward pass and the optimizer's step", "optimizer": "in the optimizer's step",
+    }[at["phase"]]  # fmt: skip
+    line = f" at {at['line']}" if at["line"] else ""
+    return phase + line + (f" ({at['block']})" if at["block"] else "")
+
+
+def _short(line: str) -> str:
+    return os.path.relpath(line) if line.startswith(os.getcwd()) else line
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.2f} MiB"

@@ -1,0 +1,236 @@
+"""Devices and their links: every constant of the forecasts of time, with its source, and the parser of ``--device``.
+
+Sources, named in the table by their letters:
+
+- N: NVIDIA's data sheets (V100, A100, H100, H200, L4, L40S, HGX B200). Those since Ada state operations per second with
+  structured sparsity; the table has half of them.
+- S: nvidia-smi, whose total is what a program has, and mostly more than the gigabytes in the name.
+- M: the largest rate that a matrix multiplication of any shape was measured to reach, as "Maximum Achievable Matmul
+  FLOPS" in stas00/ml-engineering, compute/accelerator/README.md: 271.2 of 312 on the A100, 794.5 of 989 (bfloat16) and
+  1402.6 of 1979 (float8) on the H100, 1453.4 of 1979 (float8) on the H200, 1745 of 2250 and 3432.5 of 4500 on the B200.
+  float16 is taken to reach the same share as bfloat16.
+- F: FlashAttention-2, the attention kernel of torch: at most 73 % of the peak on the A100 (arXiv:2307.08691), and 35 %
+  on the H100 (arXiv:2407.08608).
+- C: NVIDIA/nccl: src/graph/topo.h has the bandwidth of NVLink (20.6 GB/s for each of the 18 links of the H100),
+  src/graph/tuning.cc the latencies.
+- T: torch/_inductor/comm_analysis.py: what NCCL reaches over PCIe, and the network of an NVIDIA DGX, which has a card
+of
+  100, 200 or 400 Gb/s for each device.
+- L: torch.add of two small tensors, called from Python, takes 6.1 us on an H100 with torch 2.11 (measured for this
+  table; 1.0 us inside of a CUDA graph). The least that was found published is 4.2 us. The table has 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from drivetrain.errors import ConfigurationError, closest
+
+_T, _G, _MIB, _US = 1e12, 1e9, 2**20, 1e-6
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link of one device.
+
+    Attributes:
+        bytes_per_s: in one direction.
+        hop_s: latency of a hop at full bandwidth (NCCL's protocol Simple).
+        quick_hop_s: latency of a hop at half of the bandwidth (NCCL's protocol LL, which small tensors use).
+    """
+
+    bytes_per_s: float
+    hop_s: float
+    quick_hop_s: float
+
+
+BASE_S, QUICK_BASE_S = 8.4 * _US, 6.6 * _US
+"""What each collective costs before its first hop, with the protocols Simple and LL. Source: C."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a forecast knows of a device.
+
+    Attributes:
+        name: as in the table, or as the user wrote it.
+        memory: bytes.
+        rates: dense operations per second by dtype; ``tf32``: of float32 matrices with TF32.
+        bandwidth: bytes per second of its memory.
+        inside: link to the other devices of the machine; ``None``: not known.
+        between: link to other machines; ``None``: not known.
+        shares: which share of ``rates`` is the best that was measured, by dtype; ``attention``: in attention. 1 where
+        no
+            measurement was found.
+        launch_s: the least time between two kernels that Python launches. Source: L.
+    """
+
+    name: str
+    memory: float
+    rates: Mapping[str, float]
+    bandwidth: float
+    inside: Link | None
+    between: Link | None
+    shares: Mapping[str, float] = field(default_factory=dict)
+    launch_s: float = 4 * _US
+
+    def rate(self, dtype: str, *, attention: bool = False) -> float:
+        """Return how many operations per second matrices of ``dtype`` (or attention) reach at best."""
+        kind = "float8" if dtype.startswith("float8") else dtype
+        if kind not in self.rates:
+            raise ConfigurationError(
+                f"The program computes in {dtype}, and the forecast knows only other rates of {self.name}: "
+                f'{", ".join(self.rates)}. Add this one: --device "name={self.name},tflops_{kind}=..."'
+            )
+        share = "attention" if attention and "attention" in self.shares else kind
+        return self.rates[kind] * self.shares.get(share, 1.0)
+
+    def link(self, between: bool) -> Link:
+        """Return the link between machines, or the one inside a machine."""
+        found = self.between if between else self.inside
+        if found is None:
+            where, key = ("between machines", "between") if between else ("inside a machine", "link")
+            raise ConfigurationError(
+                f"The program exchanges data {where}, and the forecast knows no bandwidth of {self.name} there. "
+                f'Add it, for example --device "name={self.name},{key}=50GB/s"'
+            )
+        return found
+
+
+def _nvlink(gb_per_s: float) -> Link:  # C
+    return Link(gb_per_s * _G, 3.4 * _US, 0.6 * _US)
+
+
+def _network(gb_per_s: float) -> Link:  # T; latencies: C
+    return Link(gb_per_s * _G, 14 * _US, 2.7 * _US)
+
+
+_PCIE = Link(24 * _G, 5.7 * _US, 1.0 * _US)  # T; latencies: C
+
+
+def _rates(double: float, single: float, tf32: float, half: float, float8: float = 0) -> dict[str, float]:
+    stated = {"float64": double, "float32": single, "tf32": tf32, "float16": half, "bfloat16": half, "float8": float8}
+    return {dtype: rate * _T for dtype, rate in stated.items() if rate}
+
+
+def _half(share: float) -> dict[str, float]:
+    return {"float16": share, "bfloat16": share}
+
+
+_HOPPER = _rates(67, 67, 494.7, 989.4, 1979)
+_AMPERE = _rates(19.5, 19.5, 156, 312)
+_A100_SHARES = {**_half(271.2 / 312), "attention": 0.73}  # M, F
+_H100_SHARES = {**_half(794.5 / 989), "float8": 1402.6 / 1979, "attention": 0.35}  # M, F
+_VOLTA = {dtype: rate for dtype, rate in _rates(7.8, 15.7, 15.7, 125).items() if dtype != "bfloat16"}
+
+# memory: S; operations and bandwidth: N; links inside: C and T; between: T; shares: M and F
+DEVICES = {
+    device.name: device
+    for device in (
+        Device(
+            "B200 180GB", 183_359 * _MIB, _rates(37, 75, 1100, 2250, 4500), 8 * _T, _nvlink(40.1 * 18), _network(50),
+            {**_half(1745 / 2250), "float8": 3432.5 / 4500},
+        ),
+        Device(
+            "H200 141GB", 143_771 * _MIB, _HOPPER, 4.8 * _T, _nvlink(20.6 * 18), _network(50),
+            {**_H100_SHARES, "float8": 1453.4 / 1979},
+        ),
+        Device("H100 80GB", 81_559 * _MIB, _HOPPER, 3.35 * _T, _nvlink(20.6 * 18), _network(50), _H100_SHARES),
+        Device("H100 PCIe 80GB", 81_559 * _MIB, _rates(51, 51, 378, 756, 1513), 2 * _T, _PCIE, None),
+        Device("A100 80GB", 81_920 * _MIB, _AMPERE, 2.039 * _T, _nvlink(20 * 12), _network(25), _A100_SHARES),
+        Device("A100 40GB", 40_960 * _MIB, _AMPERE, 1.555 * _T, _nvlink(20 * 12), _network(25), _A100_SHARES),
+        Device("V100 32GB", 32_768 * _MIB, _VOLTA, 0.9 * _T, _nvlink(20 * 6), _network(12)),
+        Device("L40S 48GB", 46_068 * _MIB, _rates(0, 91.6, 183, 362, 733), 0.864 * _T, _PCIE, None),
+        Device("L4 24GB", 23_034 * _MIB, _rates(0, 30.3, 60, 121, 242.5), 0.3 * _T, _PCIE, None),
+    )
+}  # fmt: skip
+"""Devices by name."""
+
+_BYTES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SPEEDS = {"MB/s": 1e6, "GB/s": 1e9, "TB/s": 1e12, "Mb/s": 1e6 / 8, "Gb/s": 1e9 / 8, "Tb/s": 1e12 / 8}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_OPERATIONS = {"T": 1e12, "P": 1e15}
+_KEYS: dict[str, tuple[Mapping[str, float], str | None]] = {
+    "memory": (_BYTES, None), "gbps": (_SPEEDS, "GB/s"), "link": (_SPEEDS, "GB/s"), "between": (_SPEEDS, "GB/s"),
+    "launch": (_SECONDS, None), "link_latency": (_SECONDS, None), "between_latency": (_SECONDS, None),
+    "tflops": (_OPERATIONS, "T"), "tflops_float64": (_OPERATIONS, "T"), "tflops_float32": (_OPERATIONS, "T"),
+    "tflops_tf32": (_OPERATIONS, "T"), "tflops_float16": (_OPERATIONS, "T"), "tflops_bfloat16": (_OPERATIONS, "T"),
+    "tflops_float8": (_OPERATIONS, "T"),
+}  # fmt: skip
+"""Units of each setting, and the unit of a number without one."""
+
+_FORM_FACTORS = {"nvidia", "tesla", "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "hbm2", "hbm2e", "hbm3", "hbm3e"}
+
+
+def device_of(text: str) -> Device:
+    """Return the device that ``--device`` names, with the constants that it overrides.
+
+    Args:
+        text: a name, as in the table or as torch shows it, or ``name=...`` with further settings: "H100 80GB",
+            "NVIDIA A100-SXM4-80GB", "name=H100 80GB,gbps=2400,between=200Gb/s".
+    """
+    given = dict(_setting(part) for part in text.split(",")) if "=" in text else {"name": text}
+    name = given.pop("name", "").strip()
+    values = {key: _number(key, value) for key, value in given.items()}
+    missing = [key for key in ("memory", "tflops", "gbps", "link") if key not in values]
+    device = _found(name)
+    if device is None and (missing or not name):
+        raise ConfigurationError(
+            f"--device names {name!r}, and the table of devices has no one entry for it. Known devices: "
+            f"{', '.join(DEVICES)}. For another one add {', '.join(missing) or 'its name'}, for example "
+            f'--device "name={name or "X1"},memory=80GB,tflops=989,gbps=3350,link=450GB/s"'
+        )
+    return _with(device or Device(name, 0, {}, 0, None, None), values)
+
+
+def _found(name: str) -> Device | None:
+    words = set(name.lower().replace("-", " ").split()) - _FORM_FACTORS
+    exact = [device for known, device in DEVICES.items() if set(known.lower().split()) == words]
+    part = [device for known, device in DEVICES.items() if words and words <= set(known.lower().split())]
+    return exact[0] if exact else part[0] if len(part) == 1 else None
+
+
+def _setting(part: str) -> tuple[str, str]:
+    key, equals, value = (each.strip() for each in part.partition("="))
+    if equals and (key == "name" or key in _KEYS):
+        return key, value
+    meant = closest(key, ["name", *_KEYS])
+    raise ConfigurationError(
+        f"--device has no setting {key!r}{f'; did you mean {meant!r}?' if meant else '.'} Settings: name, "
+        f"{', '.join(_KEYS)}, each as key=value."
+    )
+
+
+def _number(key: str, text: str) -> float:
+    units, default = _KEYS[key]
+    number = text.rstrip("".join({letter for unit in units for letter in unit}) + " ") if text else text
+    unit = text[len(number) :].strip() or default
+    try:
+        value = float(number) * units[unit or ""]
+    except (KeyError, ValueError):
+        raise ConfigurationError(
+            f"--device: {key}={text} is no number with a known unit. Write {key}=2{next(iter(units))}; units: "
+            f"{', '.join(units)}{f', {default} if none is written' if default else ''}."
+        ) from None
+    if not 0 < value < float("inf"):
+        raise ConfigurationError(f"--device: {key}={text} is not above zero. Write a positive number.")
+    return value
+
+
+def _with(device: Device, values: Mapping[str, float]) -> Device:
+    rates = dict(device.rates)
+    if "tflops" in values:
+        rates |= {"float16": values["tflops"], "bfloat16": values["tflops"]}
+    rates |= {key.removeprefix("tflops_"): value for key, value in values.items() if key.startswith("tflops_")}
+    links = {}
+    for key, link in (("link", device.inside), ("between", device.between)):
+        if key in values:
+            link = replace(link or (_PCIE if key == "link" else _network(0)), bytes_per_s=values[key])
+        if f"{key}_latency" in values and link is not None:
+            link = replace(link, hop_s=values[f"{key}_latency"], quick_hop_s=values[f"{key}_latency"])
+        links[key] = link
+    return replace(
+        device, rates=rates, memory=values.get("memory", device.memory), bandwidth=values.get("gbps", device.bandwidth),
+        launch_s=values.get("launch", device.launch_s), inside=links["link"], between=links["between"],
+    )  # fmt: skip

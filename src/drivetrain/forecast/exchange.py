@@ -1,0 +1,191 @@
+"""The time of a window at best: what each exchange takes, and how much of it the operations hide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+
+from drivetrain.errors import ConfigurationError
+from drivetrain.forecast.devices import BASE_S, QUICK_BASE_S, Device
+from drivetrain.forecast.operations import Exchange, Operation, Ranks, Recorded
+from drivetrain.forecast.roofline import Step, arithmetic, duration, fused, is_launched
+
+COPY_IN = "fsdp.all_gather_copy_in"
+"""FSDP2's copy of a rank's shards before it gathers them. It reads only parameters, so it and the all_gather run on a
+stream of their own, and do not wait for the operations that were issued before them."""
+
+
+def spread(ranks: Ranks, per_machine: int) -> tuple[int, int]:
+    """Return on how many machines the ranks of a group are, and how many of them on each.
+
+    Args:
+        per_machine: ranks of the job on each machine; consecutive ranks are on the same one.
+    """
+    here = min(ranks.count, max(1, per_machine // ranks.stride))
+    return math.ceil(ranks.count / here), here
+
+
+def exchange_time(exchange: Exchange, device: Device, per_machine: int) -> float:
+    """Return the seconds of a collective at best: with NCCL's protocol of full bandwidth or with the one of low
+    latency, as a ring or (all_reduce) as a tree.
+    """
+    if exchange.group_ranks.count < 2:
+        return 0.0
+    return min(_time(exchange, device, per_machine, quick) for quick in (False, True))
+
+
+def _time(exchange: Exchange, device: Device, per_machine: int, quick: bool) -> float:
+    ranks = exchange.group_ranks.count
+    machines, here = spread(exchange.group_ranks, per_machine)
+    near = device.link(between=False) if here > 1 else None
+    far = device.link(between=True) if machines > 1 else None
+    base, share = (QUICK_BASE_S, 0.5) if quick else (BASE_S, 1.0)
+    near_hop, far_hop = ((link.quick_hop_s if quick else link.hop_s) if link else 0.0 for link in (near, far))
+    near_speed, far_speed = (link.bytes_per_s * share if link else math.inf for link in (near, far))
+    if exchange.name == "all_to_all":
+        in_machine, outside = (here - 1) / ranks, (ranks - here) / ranks
+        return base + max(near_hop, far_hop) + exchange.bytes * max(in_machine / near_speed, outside / far_speed)
+    if exchange.name in ("send", "recv"):
+        return base + max(near_hop, far_hop) + exchange.bytes / min(near_speed, far_speed)
+    # NCCL runs a ring through each of the ranks of a machine, and each has a network card of its own.
+    speed = min(near_speed, far_speed * here)
+    hops = (ranks - machines) * near_hop + (machines - 1) * far_hop
+    if exchange.name in ("all_gather", "reduce_scatter"):
+        return base + hops + exchange.bytes * (ranks - 1) / ranks / speed
+    if exchange.name == "broadcast":
+        return base + hops + exchange.bytes / speed
+    if exchange.name == "all_reduce":
+        ring = 2 * hops + 2 * exchange.bytes * (ranks - 1) / ranks / speed
+        tree = 2 * ((here - 1) * near_hop + math.log2(machines) * far_hop) + 2 * exchange.bytes / speed
+        return base + min(ring, tree)
+    raise ConfigurationError(
+        f"The time of the exchange {exchange.name!r} is not known; known are all_gather, reduce_scatter, all_reduce, "
+        "all_to_all, broadcast, send and recv."
+    )
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The time of a window at best, in seconds.
+
+    Attributes:
+        step: the window.
+        operations: kernels of the program, one after the other.
+        arithmetic: the part of ``operations`` that floating-point operations limit; memory limits the rest.
+        exchange: all exchanges, one after the other.
+        exposed: the part of ``step`` in which the device only waits for exchanges.
+        launch: the part of ``step`` in which the device only waits for Python.
+        bubble: the part of ``step`` in which the device only waits for other stages of a pipeline.
+    """
+
+    step: float
+    operations: float
+    arithmetic: float
+    exchange: float
+    exposed: float
+    launch: float
+    bubble: float = 0.0
+
+    def __str__(self) -> str:
+        """Return the forecast in a line."""
+        memory, hidden = self.operations - self.arithmetic, self.exchange - self.exposed
+        parts = [f"{_seconds(self.arithmetic)} of arithmetic", f"{_seconds(memory)} of memory"]
+        if self.exchange:
+            more = f", {_seconds(hidden)} more are hidden" if hidden > 0 else ""
+            parts.append(f"{_seconds(self.exposed)} of exchanges{more}")
+        for name, value in (("of waiting for Python", self.launch), ("of the pipeline's bubble", self.bubble)):
+            if value > 0.01 * self.step:
+                parts.append(f"{_seconds(value)} {name}")
+        return f"at best {_seconds(self.step)} a step ({'; '.join(parts)})"
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def forecast(steps: Sequence[Step], device: Device, per_machine: int, *, tf32: bool = False) -> Forecast:
+    """Return the time of a window at best.
+
+    Python issues the steps in their order, one every ``device.launch_s``. Operations run one after the other. Beside
+    them, the exchanges of a group run one after the other. An exchange starts when the operations issued before it have
+    ended, and the operations from ``waited_on_at`` on start when it has ended. So DDP's buckets and FSDP2's
+    reduce_scatters overlap with the rest of the backward pass, and an exchange of tensor parallelism overlaps with
+    nothing. An all_gather of FSDP2's parameters starts earlier: when the rank has waited for the one before it, because
+    FSDP2 gathers one group of parameters in advance.
+
+    Args:
+        per_machine: ranks on each machine.
+        tf32: as in :func:`drivetrain.forecast.roofline.duration`.
+    """
+    now = issued = busy = limited = exchanged = exposed = idle = 0.0
+    free: dict[Ranks, float] = {}
+    opened: dict[Ranks, float] = {}
+    waits: dict[int, list[tuple[float, Ranks | None]]] = {}
+    for index in range(len(steps) + 1):
+        for end, prefetched in waits.pop(index, ()):
+            exposed += max(0.0, end - now)
+            now = max(now, end)
+            if prefetched is not None:
+                opened[prefetched] = now
+        step = steps[index] if index < len(steps) else None
+        if isinstance(step, Operation) and is_launched(step) and step.name != COPY_IN:
+            issued += device.launch_s
+            idle += max(0.0, issued - now)
+            now = max(now, issued)
+            seconds, computing = duration(step, device, tf32=tf32), arithmetic(step, device, tf32=tf32)
+            now, busy, limited = now + seconds, busy + seconds, limited + (seconds if computing == seconds else 0.0)
+        elif isinstance(step, Exchange):
+            issued += device.launch_s
+            copy, group = _copy_in(steps, index), step.group_ranks
+            seconds = exchange_time(step, device, per_machine) + (duration(copy, device) if copy else 0.0)
+            start = max(opened.get(group, 0.0) if copy else now, free.get(group, 0.0))
+            free[group] = end = start + seconds
+            exchanged += seconds
+            waits.setdefault(min(step.waited_on_at, len(steps)), []).append((end, group if copy else None))
+    return Forecast(now, busy, limited, exchanged, exposed, idle)
+
+
+def of_window(recorded: Recorded, batches: int, device: Device, per_machine: int) -> Forecast:
+    """Return the time of a window at best.
+
+    Args:
+        recorded: the window; of more than two batches, the first two.
+        batches: of the window. The first one is repeated, because only the last one exchanges gradients.
+        per_machine: ranks on each machine.
+    """
+    steps = fused(recorded.steps) if recorded.is_compiled else recorded.steps
+    tf32 = recorded.allows_tf32
+    told = forecast(steps, device, per_machine, tf32=tf32)
+    ends = (at for at in range(1, len(steps)) if steps[at].phase == "forward" and steps[at - 1].phase != "forward")
+    if batches <= 2 or (end := next(ends, None)) is None:
+        return told
+    first = forecast(steps[:end], device, per_machine, tf32=tf32)
+    return Forecast(*(one + (batches - 2) * more for one, more in zip(astuple(told), astuple(first), strict=True)))
+
+
+def _copy_in(steps: Sequence[Step], index: int) -> Operation | None:
+    """Return FSDP2's copy before the exchange at ``index``, if it is one of FSDP2's parameters."""
+    earlier = (steps[at] for at in range(index - 1, -1, -1))
+    before = next((each for each in earlier if isinstance(each, Exchange) or is_launched(each)), None)
+    return before if isinstance(before, Operation) and before.name == COPY_IN else None
+
+
+def in_pipeline(window: Forecast, ranks: int, micro_batches: int, stages_per_rank: int = 1) -> Forecast:
+    """Return the forecast of a rank of a pipeline: its own ``window``, and the bubble.
+
+    A rank waits until the first micro-batch comes to it, and after the last one has left. With GPipe and 1F1B it
+    waits for as long as ``ranks - 1`` of its micro-batches take. With several stages on each rank (interleaved 1F1B)
+    it waits for one stage of each, which takes a share of that.
+
+    Args:
+        window: all micro-batches of the rank.
+    """
+    bubble = window.step * (ranks - 1) / (micro_batches * stages_per_rank)
+    return replace(window, step=window.step + bubble, bubble=bubble)
+
+
+def fastest_first(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Return the names of runs that do the same work, the fastest first, and how many times its step each one takes."""
+    order = sorted(seconds, key=lambda name: seconds[name])
+    return [(name, seconds[name] / seconds[order[0]]) for name in order]

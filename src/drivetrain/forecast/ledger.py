@@ -1,0 +1,355 @@
+"""Record every storage that a rank allocates and frees, and every operation and exchange, while a window runs."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+
+from drivetrain.base.packages import flop_counter
+from drivetrain.base.torch_private import DispatchMode
+from drivetrain.forecast import torch_tools
+from drivetrain.forecast.operations import Exchange, Operation, Phase, Ranks
+from drivetrain.forecast.standins import device_numbers
+
+PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER = "parameters", "gathered parameters", "gradients", "optimizer"
+ACTIVATIONS, BUFFERS, BATCH, EXCHANGED, OTHER = "activations", "buffers", "batch", "exchange buffers", "temporary"
+KINDS = (PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS, BATCH, EXCHANGED, OTHER)
+"""What memory is used for; ``OTHER``: gradients of activations, and intermediate results of the optimizer."""
+
+_MARKS = {
+    "init_all_gather_outputs": GATHERED, "alloc_all_gather_outputs": GATHERED, "init_unsharded_param": GATHERED,
+    "foreach_all_gather": EXCHANGED, "foreach_all_gather_copy_out": GATHERED, "foreach_reduce": EXCHANGED,
+    "_ddp_init_helper": EXCHANGED, "_pre_forward": EXCHANGED,
+}  # fmt: skip
+"""Functions of torch, and the kind of what they allocate."""
+
+_FREE = ("detach", "view", "alias", "_unsafe_view", "t", "transpose", "expand", "permute", "slice", "select", "split",
+         "unsqueeze", "squeeze", "as_strided", "unbind", "chunk", "empty", "empty_like", "empty_strided")  # fmt: skip
+
+
+@dataclass
+class Event:
+    """A change of the live bytes.
+
+    Attributes:
+        at: the number of operations issued before.
+        storage: the number of the storage.
+        size: the bytes by which it grows; negative: by which it shrinks.
+        phase, block, line: as of an operation.
+    """
+
+    at: int
+    storage: int
+    size: int
+    phase: Phase
+    block: str
+    line: str
+
+
+@dataclass
+class Ledger:
+    """What was recorded.
+
+    Attributes:
+        events: the changes of live bytes, in order.
+        steps: operations and exchanges, in order; what an exchange is waited on at is filled in at the end.
+        kinds: the kind of each storage, by its number.
+        blocks: the block in whose forward pass a storage was made.
+        unreadable: the lines of the program that read values, and no value is known.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    steps: list[Any] = field(default_factory=list)
+    kinds: dict[int, str] = field(default_factory=dict)
+    blocks: dict[int, str] = field(default_factory=dict)
+    unreadable: dict[str, int] = field(default_factory=dict)
+
+
+class Lines:
+    """Finds the line of the user's program that led to an operation.
+
+    Args:
+        is_program: whether a file is part of the program.
+    """
+
+    def __init__(self, is_program: Callable[[str], bool]) -> None:
+        self._is_program = is_program
+        self._known: dict[str, bool] = {}
+
+    def here(self) -> tuple[str, str, bool]:
+        """Return the line as "file.py:12", the kind that a function of torch on the way gives to what it allocates,
+        and whether an exchange on a stream of its own makes the operation.
+        """
+        frame: Any = sys._getframe(2)
+        mark, apart = "", False
+        while frame is not None:
+            code = frame.f_code
+            if (own := self._known.get(code.co_filename)) is None:
+                own = self._known[code.co_filename] = self._is_program(code.co_filename)
+            if own:
+                return f"{code.co_filename}:{frame.f_lineno}", mark, apart
+            name = code.co_name
+            if name == "run_job":
+                break  # the lines before are those that call trainer.fit
+            if not mark and name in _MARKS and "distributed" in code.co_filename:
+                mark, apart = _MARKS[name], name in ("foreach_all_gather", "foreach_reduce")
+            frame = frame.f_back
+        return "", mark, apart
+
+
+class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
+    """A torch dispatch mode that sees every operation on plain tensors; enter it above the fake mode.
+
+    Args:
+        ledger: what it fills.
+        lines: finds lines of the program.
+        values: what the program reads from tensors, in order, with the lines that read.
+    """
+
+    def __init__(self, ledger: Ledger, lines: Lines, values: Iterable[tuple[str, Any]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.ledger, self.lines, self.known = ledger, lines, list(values)
+        self.phase: Phase = "forward"
+        self.stack: list[str] = []
+        self.modules: dict[int, str] = {}
+        self.numbers: dict[int, int] = {}  # the number of each live storage, by the address of its C++ object
+        self.sizes: dict[int, int] = {}
+        self.next = 0
+        self.nodes: dict[int, tuple[str, str]] = {}
+        self._node = ("", "")
+        self.handles: list[Any] = []
+        self.reads: dict[str, int] = defaultdict(int)
+
+    # ---- where the program is --------------------------------------------------------------------------------
+
+    def watch(self, root: nn.Module, blocks: dict[str, nn.Module]) -> None:
+        """Know in which block a module of ``root`` is."""
+        for path, block in blocks.items():
+            for each in block.modules():
+                self.modules.setdefault(id(each), path)
+        self.handles += [
+            hooks.register_module_forward_pre_hook(self._enter),
+            hooks.register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        self.stack.append(self.modules.get(id(module), self.stack[-1] if self.stack else ""))
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.stack:
+            self.stack.pop()
+
+    def _place(self) -> tuple[Phase, str, str, str, bool]:
+        line, mark, apart = self.lines.here()
+        node = torch_tools.running_node()
+        if node is None:
+            return self.phase, self.stack[-1] if self.stack else "", line, mark, apart
+        if self.stack and line:
+            return "recompute", self.stack[-1], line, mark, apart
+        # a node that accumulates a gradient belongs to no operation; it runs after the one that made the gradient
+        at, block = self._node = self.nodes.get(node, self._node)
+        return "backward", block or (self.stack[-1] if self.stack else ""), at or line, mark, apart
+
+    # ---- storages --------------------------------------------------------------------------------------------
+
+    def number(self, tensor: Tensor) -> int | None:
+        """Return the number of a tensor's storage, if it was seen."""
+        return self.numbers.get(tensor.untyped_storage()._cdata)
+
+    def hold(self, tensor: Tensor, kind: str, place: Any) -> None:
+        """Count the storage of ``tensor``, until it is freed."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.numbers:
+            return
+        number, self.next = self.next, self.next + 1
+        self.numbers[key], self.sizes[number] = number, 0
+        self.ledger.kinds[number], self.ledger.blocks[number] = kind, place[1]
+        self._grow(number, storage.nbytes(), place)
+        weakref.finalize(storage, self._free, key, number).atexit = False
+
+    def _grow(self, number: int, size: int, place: Any) -> None:
+        if size:
+            self.sizes[number] += size
+            self.ledger.events.append(Event(len(self.ledger.steps), number, size, place[0], place[1], place[2]))
+
+    def _free(self, key: int, number: int) -> None:
+        if self.numbers.get(key) == number:
+            del self.numbers[key]
+        phase, block, line, _, _ = self._last
+        self._grow(number, -self.sizes[number], (phase, block, line))
+
+    _last: Any = ("forward", "", "", "", False)
+
+    def resized(self, storage: Any, before: int, after: int) -> None:
+        """Count a storage that was resized in place."""
+        if (number := self.numbers.get(storage._cdata)) is not None:
+            place = self._last = self._place()
+            self._grow(number, after - before, place)
+
+    def mark(self, tensors: Iterable[Tensor], kind: str) -> None:
+        """Give the storages of ``tensors`` a kind, and count those that were not seen."""
+        for tensor in tensors:
+            self.hold(tensor, kind, self._last)
+            if (number := self.number(tensor)) is not None:
+                self.ledger.kinds[number] = kind
+
+    def forget(self, kind: str) -> None:
+        """Count the storages of a kind as freed."""
+        for number in self.numbers.values():
+            if self.ledger.kinds[number] == kind:
+                self._grow(number, -self.sizes[number], self._last)
+
+    # ---- operations ------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(getattr(each, "__torch_dispatch__", None) is not None and not _is_plain(each) for each in types):
+            return NotImplemented  # operations on shards come here as those on their local part
+        kwargs = kwargs or {}
+        place = self._last = self._place()
+        if func in _reads():
+            return self._read(func, args, place)
+        try:
+            result = func(*args, **kwargs)
+        except torch_tools.dynamic_errors() as error:
+            where = place[2] or place[1] or "an operation of the program"
+            raise UnreadableError(where, str(func)) from error
+        outputs, inputs = _tensors(result), _tensors((args, kwargs))
+        if torch_tools.running_node() is None or place[0] == "recompute":
+            self.nodes[torch_tools.newest_node()] = place[2], place[1]
+        kind = place[3] or (ACTIVATIONS if place[0] in ("forward", "recompute") else OTHER)
+        for each in outputs:
+            self.hold(each, kind, place)
+        self._write(func, args, place, inputs, outputs)
+        return result
+
+    def _write(self, func: Any, args: Any, place: Any, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        phase, block, line, _, apart = place
+        used = {number for each in (*inputs, *outputs) if (number := self.number(each)) is not None}
+        if (name := torch_tools.collective_name(func)) is not None:
+            whole = torch_tools.largest([*inputs, *outputs])
+            ranks = Ranks(*device_numbers(torch_tools.ranks_of(func, args)))
+            size = 0 if whole is None else whole.numel() * whole.element_size()
+            dtype = "" if whole is None else str(whole.dtype).removeprefix("torch.")
+            self.ledger.steps.append([Exchange(name, ranks, size, dtype, phase, block, -1), used])
+            if "reduce" in name:
+                self.mark(
+                    [each for each in inputs if self.ledger.kinds.get(self.number(each) or -1) == OTHER], EXCHANGED
+                )
+            return
+        if func._opname in _FREE or func.namespace in ("prim", "profiler"):  # no kernels
+            return
+        if func._opname == "chunk_cat":  # FSDP's gradients before the reduce-scatter
+            self.mark([each for each in inputs if each.numel()], GRADIENTS)
+        bytes_moved = sum(each.numel() * each.element_size() for each in (*inputs, *outputs))
+        dtype = next((str(each.dtype).removeprefix("torch.") for each in inputs if each.is_floating_point()), "")
+        name = f"{func.namespace}.{func._opname}"
+        flops = _flops(func, args, outputs)
+        self.ledger.steps.append(
+            [Operation(name, dtype, flops, bytes_moved, phase, block, line), set() if apart else used]
+        )
+
+    def _read(self, func: Any, args: Any, place: Any) -> Any:
+        """Return the value of a tensor: the program's own, if it is known, else zero."""
+        tensor, line = args[0], place[2]
+        if not line:  # drivetrain or torch itself reads, such as a value for a logger
+            counts = any(each == "_get_value" for each in _callers())  # the step of an optimizer, which divides by it
+            return tensor.dtype is torch.bool if not tensor.dtype.is_floating_point else float(counts)
+        at = next((index for index, (where, _) in enumerate(self.known) if where == line), None)
+        if at is not None:
+            return self.known.pop(at)[1]
+        self.ledger.unreadable[line] = self.ledger.unreadable.get(line, 0) + 1
+        return False if tensor.dtype is torch.bool else 0.0 if tensor.dtype.is_floating_point else 0
+
+
+class UnreadableError(Exception):
+    """The step needs a value that a fake tensor does not have.
+
+    Args:
+        line: the line of the program.
+        what: the operation.
+    """
+
+    def __init__(self, line: str, what: str) -> None:
+        super().__init__(
+            f"{line} needs the values of a tensor, for {what}, and a plan knows shapes only. Give the result a size "
+            "that depends on shapes, or plan a program without this line."
+        )
+
+
+def _callers() -> Iterable[str]:
+    """Return the names of the functions that led here, the innermost first."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        yield frame.f_code.co_name
+        frame = frame.f_back
+
+
+def _is_plain(kind: Any) -> bool:
+    return kind in (Tensor, nn.Parameter) or kind.__name__ == "FakeTensor"
+
+
+def _reads() -> tuple[Any, ...]:
+    return torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Return the tensors in nested lists and dictionaries."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return [tensor for each in value.values() for tensor in _tensors(each)] if isinstance(value, dict) else []
+
+
+_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"
+
+
+def _flops(func: Any, args: Any, outputs: list[Tensor]) -> int:
+    if func._opname in (_ATTENTION, f"{_ATTENTION}_backward"):
+        return _attention_flops(args, int(func._opname != _ATTENTION))
+    formula = flop_counter.flop_registry.get(func._overloadpacket)
+    if formula is None or not outputs:
+        return 0
+    try:
+        return int(formula(*args, out_val=outputs[0] if len(outputs) == 1 else outputs))
+    except Exception:  # the formula of a newer torch wants other arguments; the time then has bytes alone
+        return 0
+
+
+def _attention_flops(args: Any, backward: int) -> int:
+    """Return the operations of the host's flash attention, for which torch has no formula. It stands for that of the
+    planned device, which computes only half of causal attention.
+    """
+    count = flop_counter.sdpa_backward_flop_count if backward else flop_counter.sdpa_flop_count
+    full = int(count(*(each.shape for each in args[: 3 + backward])))
+    at = 7 if backward else 4
+    return full // 2 if len(args) > at and args[at] is True else full
+
+
+def finished(ledger: Ledger, first: int) -> tuple[Operation | Exchange, ...]:
+    """Return the steps from number ``first`` on, each exchange with the place where it is waited for.
+
+    A rank waits for a gather before the first operation that reads its result, and for a reduction of gradients
+    before the first one after the backward pass.
+    """
+    steps = ledger.steps[first:]
+    after = next((at for at, (each, _) in enumerate(steps) if each.phase in ("clip", "optimizer")), len(steps))
+    found: list[Operation | Exchange] = []
+    for at, (each, used) in enumerate(steps):
+        if isinstance(each, Exchange):
+            later = (n for n in range(at + 1, len(steps)) if isinstance(steps[n][0], Operation) and steps[n][1] & used)
+            waits = next(later, len(steps))
+            if each.phase in ("backward", "recompute") and "reduce" in each.name and waits < after:
+                waits = after if each.name == "reduce_scatter" else waits
+            each = replace(each, waited_on_at=waits)
+        found.append(each)
+    return tuple(found)

@@ -1,0 +1,195 @@
+"""From recorded events to the peak, its kinds and its line; from two and three blocks to all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from drivetrain.forecast.ledger import ACTIVATIONS, KINDS, Event, Ledger
+from drivetrain.forecast.operations import Exchange, Operation, Recorded
+from drivetrain.forecast.repeated import repeated
+
+Key = tuple[int, str, str]
+"""A stretch of a window: the micro-batch, the phase, and the place among the blocks."""
+
+
+@dataclass
+class Stretch:
+    """The largest memory in one stretch of a window.
+
+    Attributes:
+        total: bytes on the device.
+        kinds: these bytes by kind.
+        blocks: the activations among them by block; "" outside of blocks.
+        phase, block, line: where it is reached.
+    """
+
+    total: int
+    kinds: dict[str, int]
+    blocks: dict[str, int]
+    phase: str
+    block: str
+    line: str
+
+
+@dataclass
+class Measured:
+    """What the window of one rank needs.
+
+    Attributes:
+        stretches: the memory of each stretch, in order.
+        recorded: the operations and exchanges of the window.
+        blocks: the paths of the repeated blocks.
+        lists: the lists of blocks that were shortened, with their full lengths.
+        batches: the micro-batches of a window, of which at most two are measured.
+        on_host: the kinds that are in the host's memory, and not in the totals.
+        unreadable: the lines that read values, and how often.
+        seconds: how long the measurement took.
+        start: the bytes by kind when the window begins.
+        batch_size: the samples of a micro-batch; 0: not known.
+        is_complete: whether all blocks were measured.
+        live: the live bytes at the hooks of the last batch, as they were measured.
+    """
+
+    stretches: dict[Key, Stretch]
+    recorded: Recorded
+    blocks: tuple[str, ...]
+    lists: tuple[tuple[str, int], ...]
+    batches: int
+    on_host: tuple[str, ...] = ()
+    unreadable: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    start: dict[str, int] = field(default_factory=dict)
+    batch_size: int = 0
+    is_complete: bool = False
+    live: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def peak(self) -> Stretch:
+        """The stretch with the most memory."""
+        return max(self.stretches.values(), key=lambda each: each.total)
+
+
+def measured(
+    ledger: Ledger, first: int, steps: tuple[Operation | Exchange, ...], blocks: tuple[str, ...],
+    lists: tuple[tuple[str, int], ...], batches: int, on_host: tuple[str, ...], seconds: float, batch_size: int,
+    is_complete: bool, live: dict[str, int],
+) -> Measured:  # fmt: skip
+    """Return the memory of the window that begins with the event number ``first``."""
+    kinds, activations = Counter[str](), Counter[str]()
+    total = 0
+    places = _Places(blocks)
+    stretches: dict[Key, Stretch] = {}
+    start: dict[str, int] = {}
+    for at, event in enumerate(ledger.events):
+        kind = ledger.kinds[event.storage]
+        kinds[kind] += event.size
+        if kind == ACTIVATIONS:
+            activations[ledger.blocks[event.storage]] += event.size
+        if kind not in on_host:
+            total += event.size
+        if at + 1 < first:
+            continue
+        if at + 1 == first:
+            start = {name: kinds[name] for name in KINDS}
+            continue
+        key = places.key(event)
+        held = stretches.get(key)
+        if held is None or total > held.total:
+            stretches[key] = Stretch(
+                total, dict(kinds), {name: size for name, size in activations.items() if size}, event.phase,
+                event.block, event.line,
+            )  # fmt: skip
+    found = dict(ledger.unreadable)
+    return Measured(
+        stretches,
+        Recorded(steps),
+        blocks,
+        lists,
+        batches,
+        on_host,
+        found,
+        seconds,
+        start,
+        batch_size,
+        is_complete,
+        live,
+    )
+
+
+class _Places:
+    """Names the place of an event among the blocks: the first block, the last one, one between, before, after."""
+
+    def __init__(self, blocks: tuple[str, ...]) -> None:
+        parents: dict[str, list[str]] = {}
+        for path in blocks:
+            parents.setdefault(path.rpartition(".")[0], []).append(path)
+        self._roles = {
+            path: f"{parent}:{'first' if path == paths[0] else 'last' if path == paths[-1] else 'middle'}"
+            for parent, paths in parents.items()
+            for path in paths
+        }
+        self._batch = 0
+        self._phase, self._seen = "", ""
+
+    def key(self, event: Event) -> Key:
+        phase = "backward" if event.phase == "recompute" else event.phase
+        if phase != self._phase:
+            self._batch += phase == "forward"
+            self._phase, self._seen = phase, ""
+        if event.block in self._roles:
+            self._seen = self._roles[event.block]
+            return self._batch, phase, self._seen
+        return self._batch, phase, f"outside, after {self._seen}" if self._seen else "outside"
+
+
+# ---- from few blocks to all ------------------------------------------------------------------------------------------
+
+
+def multiplied(few: Measured, more: Iterable[Measured], fewest: int) -> Measured:
+    """Return what all blocks need.
+
+    Memory is a linear function of the number of blocks in each stretch: one more block adds its shards, and, where its
+    activations or gradients live, these.
+
+    Args:
+        few: measured with ``fewest`` blocks in each list.
+        more: for each list, measured with one block more.
+        fewest: the number of blocks.
+    """
+    each = list(zip(more, few.lists, strict=True))
+    stretches = {}
+    for key, base in few.stretches.items():
+        grown = [(other.stretches[key], length - fewest) for other, (_, length) in each if key in other.stretches]
+        if len(grown) < len(each):
+            continue  # a stretch that depends on the number of blocks, such as the one between two
+        kinds = _line(base.kinds, [(other.kinds, factor) for other, factor in grown])
+        block = _line(_by_role(base.blocks), [(_by_role(other.blocks), factor) for other, factor in grown])
+        total = base.total + sum((other.total - base.total) * factor for other, factor in grown)
+        stretches[key] = dataclasses.replace(base, total=total, kinds=kinds, blocks=block)
+    start = _line(few.start, [(other.start, length - fewest) for other, (_, length) in each])
+    steps = few.recorded.steps
+    for other, (_, length) in each:
+        steps = repeated(few.recorded.steps, other.recorded.steps, length) if len(each) == 1 else steps
+    seconds = few.seconds + sum(other.seconds for other, _ in each)
+    recorded = dataclasses.replace(few.recorded, steps=steps)
+    return dataclasses.replace(few, stretches=stretches, recorded=recorded, seconds=seconds, start=start)
+
+
+def _line(base: Mapping[str, int], grown: list[tuple[Mapping[str, int], int]]) -> dict[str, int]:
+    names = dict.fromkeys(name for values in (base, *(other for other, _ in grown)) for name in values)
+    return {
+        name: base.get(name, 0) + sum((other.get(name, 0) - base.get(name, 0)) * factor for other, factor in grown)
+        for name in names
+    }
+
+
+def _by_role(blocks: Mapping[str, int]) -> dict[str, int]:
+    """Return the activations by list of blocks: a path without the number of the block."""
+    found = Counter[str]()
+    for path, size in blocks.items():
+        parent, dot, _ = path.rpartition(".")
+        found[f"{parent}.*" if dot else path] += size
+    return found

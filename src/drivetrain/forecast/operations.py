@@ -1,0 +1,83 @@
+"""What one rank does in one window: its operations and its exchanges, in the order in which it issues them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["forward", "recompute", "backward", "clip", "optimizer"]
+"""Part of a window; ``recompute``: the forward pass of checkpointed blocks during the backward pass."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a group: ``count`` ranks whose numbers are ``stride`` apart.
+
+    Ranks 0 to 7 are ``Ranks(8, 1)``; ranks 0, 8, 16 and 24 are ``Ranks(4, 8)``.
+    """
+
+    count: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One kernel.
+
+    Attributes:
+        name: of the operation of torch, such as "aten.mm".
+        dtype: of its first floating-point input, such as "bfloat16"; "" if it has none.
+        flops: floating-point operations, a multiplication with an addition counted as two; 0 if torch has no formula.
+        bytes_moved: bytes of the inputs it reads and of the outputs it writes; 0 for views.
+        phase: the part of the window.
+        block: the path of the repeated block in the model, such as "layers.3"; "" outside of blocks.
+        line: "file.py:12" of the user's program that led to it; "" if none did.
+    """
+
+    name: str
+    dtype: str
+    flops: int
+    bytes_moved: int
+    phase: Phase
+    block: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One collective.
+
+    Attributes:
+        name: "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send", "recv".
+        group_ranks: the ranks that take part.
+        bytes: of the complete tensor: of all ranks' parts together for all_gather (output) and reduce_scatter
+            (input), of one rank's tensor for the others.
+        dtype: of the exchanged tensor, such as "bfloat16".
+        phase: the part of the window in which it was issued.
+        block: as in :class:`Operation`.
+        waited_on_at: index in :attr:`Recorded.steps` of the first operation issued after the rank waited for it;
+            ``len(steps)``: not waited for within the window.
+    """
+
+    name: str
+    group_ranks: Ranks
+    bytes: int
+    dtype: str
+    phase: Phase
+    block: str
+    waited_on_at: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One window of one rank.
+
+    Attributes:
+        steps: operations and exchanges, in the order of issue.
+        is_compiled: the Trainer compiles the module; the record is of operations that are not fused.
+        allows_tf32: float32 matrices may be multiplied in TF32.
+    """
+
+    steps: tuple[Operation | Exchange, ...]
+    is_compiled: bool = False
+    allows_tf32: bool = False

@@ -1,0 +1,110 @@
+"""From the records of a model with two and with three blocks to that of all its blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from drivetrain.forecast.operations import Exchange, Operation
+
+Step = Operation | Exchange
+_COMPUTED = ("forward", "recompute", "backward")
+
+
+def repeated(few: Sequence[Step], more: Sequence[Step], length: int) -> tuple[Step, ...]:
+    """Return the window of a model with ``length`` blocks.
+
+    In each phase, ``more`` has the steps of ``few`` and, in one place, those of one more block, which are repeated.
+    Steps that take more bytes with more blocks, such as those of an optimizer, grow by the same number for each block.
+    DDP's buckets do not follow blocks: there are as many of the largest size as the gradients need, evenly spread.
+
+    Args:
+        few: of two blocks.
+        more: of three blocks.
+    """
+    olds, news = _runs(few), _runs(more)
+    if len(olds) != len(news):
+        return tuple(more)
+    is_ddp = {(each.name, each.phase) for each in more if isinstance(each, Exchange) and each.phase in _COMPUTED} == {
+        ("all_reduce", "backward")
+    }
+    found: list[Step] = []
+    begins = 0  # of the run, in more
+    at: dict[int, int] = {}  # where a step of more is in found
+    waiting: list[tuple[int, int, Exchange, int]] = []  # where it is in found and in more, and how far away is nearby
+    for old, new in zip(olds, news, strict=True):
+        before, taken = ([each for each in run if is_ddp and _is_bucket(each)] for run in (old, new))
+        old, new = ([each for each in run if not (is_ddp and _is_bucket(each))] for run in (old, new))
+        place = _inserted(old, new)
+        start, size = place or (len(new), 0)
+        if place is None and len(old) == len(new):
+            new = [_grown(one, other, length - 3) for one, other in zip(old, new, strict=True)]
+        order = [*range(start), *(length - 2) * [*range(start, start + size)], *range(start + size, len(new))]
+        if place is None and len(old) < len(new):  # steps of buckets lie between those of the blocks
+            middle = [index for index, each in enumerate(new) if each.block.rpartition(".")[2] == "1"]
+            rest = [index for index in range(len(new)) if index not in set(middle)]
+            cut = next((at for at, index in enumerate(rest) if middle and index > middle[0]), len(rest))
+            order = [*rest[:cut], *(length - 2) * middle, *rest[cut:]]
+        first = len(found)
+        for index in order:
+            step = new[index]
+            at.setdefault(begins + index, len(found))
+            if isinstance(step, Exchange):
+                waiting.append((len(found), begins + index, step, size))
+            found.append(step)
+        if taken:
+            _spread(found, first, before, taken, length)
+        begins += len(new) + len(taken)
+    at[len(more)] = len(found)
+    for here, source, step, size in waiting:
+        ahead = step.waited_on_at - source
+        until = here + ahead if ahead <= size else max(at.get(step.waited_on_at, len(found)), here + 1)
+        found[here] = replace(step, waited_on_at=until)
+    return tuple(found)
+
+
+def _runs(steps: Sequence[Step]) -> list[list[Step]]:
+    """Return the steps phase by phase; what is computed again belongs to the backward pass."""
+    return [list(run) for _, run in groupby(steps, key=lambda each: each.phase.replace("recompute", "backward"))]
+
+
+def _key(step: Step) -> tuple[Any, ...]:
+    if isinstance(step, Exchange):
+        return step.name, step.group_ranks, step.bytes, step.dtype
+    return step.name, step.dtype, step.flops, step.bytes_moved
+
+
+def _inserted(old: list[Step], new: list[Step]) -> tuple[int, int] | None:
+    """Return where steps were inserted into ``old`` to make ``new``, and how many; ``None``: it is not one place."""
+    one, other = [_key(each) for each in old], [_key(each) for each in new]
+    size = len(new) - len(old)
+    start = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+    return (start, size) if size >= 0 and one[start:] == other[start + size :] else None
+
+
+def _grown(few: Step, more: Step, blocks: int) -> Step:
+    if isinstance(few, Exchange) and isinstance(more, Exchange):
+        return replace(more, bytes=more.bytes + blocks * (more.bytes - few.bytes))
+    if isinstance(few, Operation) and isinstance(more, Operation):
+        flops = more.flops + blocks * (more.flops - few.flops)
+        return replace(more, flops=flops, bytes_moved=more.bytes_moved + blocks * (more.bytes_moved - few.bytes_moved))
+    return more
+
+
+def _is_bucket(step: Step) -> bool:
+    return isinstance(step, Exchange) and step.phase == "backward"
+
+
+def _spread(found: list[Step], first: int, before: list[Any], taken: list[Any], length: int) -> None:
+    """Insert DDP's buckets between the steps from ``first`` on."""
+    sizes = [sum(each.bytes for each in buckets) for buckets in (before, taken)]
+    total = sizes[1] + (length - 3) * (sizes[1] - sizes[0])
+    largest = max(taken, key=lambda each: each.bytes)
+    count = max(len(taken), math.ceil(total / largest.bytes))
+    steps, end = len(found) - first, len(found) + count
+    for number in range(count, 0, -1):
+        bucket = replace(largest, bytes=total // count, waited_on_at=end)
+        found.insert(first + steps * number // count, bucket)

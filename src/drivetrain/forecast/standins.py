@@ -1,0 +1,284 @@
+"""Stand-ins for what a laptop lacks: the devices, the machines, and the other ranks of a job."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import distributed
+
+from drivetrain.accelerators.cpu import CPUAccelerator
+from drivetrain.clusters.environment import ClusterEnvironment
+from drivetrain.errors import ConfigurationError
+from drivetrain.forecast import torch_tools
+from drivetrain.plan import Machine, Plan, resolve
+from drivetrain.settings import Settings
+from drivetrain.strategies import agreement
+from drivetrain.strategies.ddp import DDPStrategy
+from drivetrain.strategies.fsdp import FSDPStrategy
+from drivetrain.strategies.fully_sharded import FullySharded
+from drivetrain.strategies.group import TorchGroup
+from drivetrain.strategies.model_parallel import ModelParallelStrategy
+from drivetrain.strategies.parallel import ParallelStrategy
+from drivetrain.strategies.strategy import Strategy
+
+
+@dataclass(frozen=True)
+class Job:
+    """The job that is planned, as one of its ranks sees it.
+
+    Attributes:
+        devices: the number of ranks.
+        per_node: the number of ranks on each machine.
+        rank: the rank that this process stands for.
+        on_host: whether the devices are the processors of the hosts.
+    """
+
+    devices: int
+    per_node: int
+    rank: int = 0
+    on_host: bool = False
+
+    @property
+    def nodes(self) -> int:
+        """The number of machines."""
+        return self.devices // self.per_node
+
+
+class PlannedAccelerator(CPUAccelerator):
+    """Devices that this machine may not have; the fake tensors on them are of the type "cpu"."""
+
+    auto_priority: int | None = None  # type: ignore[assignment]
+
+    @classmethod
+    def joins_auto(cls) -> bool:
+        return False
+
+    def total_memory(self, device: torch.device) -> int | None:
+        return None
+
+
+class PlannedEnvironment(ClusterEnvironment):
+    """The ranks of a planned job, each started by somebody else."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__({})
+        self._job = job
+
+    def world_size(self) -> int:
+        return self._job.devices
+
+    def global_rank(self) -> int:
+        return self._job.rank
+
+    def local_rank(self) -> int:
+        return self._job.rank % self._job.per_node
+
+    def node_rank(self) -> int:
+        return self._job.rank // self._job.per_node
+
+    def nodes_meant(self, num_nodes: int) -> int:
+        return self._job.nodes
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Accept any number: the command line decides it."""
+
+
+def planned(job: Job) -> Callable[[Settings], Plan]:
+    """Return what replaces :func:`drivetrain.plan.resolve`: the Trainer's plan on the devices of ``job``."""
+
+    def resolved(settings: Settings) -> Plan:
+        strategy = settings.strategy
+        if isinstance(strategy, Strategy):
+            strategy.own_parts = replace(strategy.own_parts, accelerator=None, environment=None, devices=())
+            strategy.parallel_devices = ()
+        given = settings.plugins if isinstance(settings.plugins, (list, tuple)) else [settings.plugins]
+        kept: list[Any] = [each for each in given if each is not None and not isinstance(each, ClusterEnvironment)]
+        environment: Any = PlannedEnvironment(job)
+        several: dict[str, Any] = {"strategy": "ddp"} if strategy == "auto" and job.devices > 1 else {}
+        changed = replace(
+            settings, accelerator=PlannedAccelerator(), devices=job.per_node, num_nodes=job.nodes,
+            plugins=[*kept, environment] if job.devices > 1 else kept, **several,
+        )  # fmt: skip
+        plan = resolve(changed, Machine(None, has_tensorboard=False))
+        if job.devices > 1 and not plan.strategy_class.facts.is_distributed:
+            raise ConfigurationError(
+                f"{plan.strategy_class.__name__} trains on one device, and the plan is for {job.devices}. Write "
+                'strategy="ddp" in the program, or --devices 1.'
+            )
+        return plan
+
+    return resolved
+
+
+def refused_strategy(strategy: Strategy) -> str | None:
+    """Return why a run with ``strategy`` cannot be planned; ``None``: it can."""
+    kinds = (FSDPStrategy, ModelParallelStrategy)
+    name = type(strategy).__name__
+    if isinstance(strategy, kinds) or name in ("DDPStrategy", "SingleDeviceStrategy"):
+        return None
+    return f"{name} is not planned yet: SingleDeviceStrategy, DDPStrategy, FSDPStrategy and ModelParallelStrategy are."
+
+
+def stand_in_for_ranks(job: Job) -> None:
+    """Change drivetrain, in this process, so that the other ranks of ``job`` give what this one gives."""
+    strategies, groups, sharded = cast("Any", ParallelStrategy), cast("Any", TorchGroup), cast("Any", FullySharded)
+
+    def meet(strategy: Any) -> None:
+        torch_tools.join_fake_ranks(job.rank, job.devices, strategy.timeout)
+
+    strategies._meet = meet
+    groups._exchange, groups.store = _exchange, None
+    groups._check_other_groups = lambda group, ranks: None
+    cast("Any", agreement)._gathered = lambda world, text: [text] * world.size
+    for cls in (FSDPStrategy, ModelParallelStrategy):
+        _make_meshes_real(cls)
+    sharded.device_mesh = _real_property(sharded.device_mesh)
+    stand_in_for_ddp()
+
+
+def stand_in_for_ddp() -> None:
+    """Change torch's DDP, in this process: it compares and broadcasts values at its start, which fake tensors lack."""
+    torch_ddp: Any = distributed
+    torch_ddp._verify_param_shape_across_processes = lambda *args, **options: True
+    torch_ddp._sync_module_states = lambda *args, **options: None
+    cast("Any", dist).Reducer._rebuild_buckets = lambda reducer: False
+    wrap, assign = DDPStrategy._wrapped, cast("Any", dist)._compute_bucket_assignment_by_size
+
+    def assigned(parameters: list[Tensor], limits: list[int], *sparse: Any) -> Any:
+        if not ARRIVED:
+            return assign(parameters, limits, *sparse)
+        places = {id(each): at for at, each in enumerate(parameters)}
+        order = [places[each] for each in ARRIVED if each in places]
+        order += [at for at in places.values() if at not in set(order)]
+        buckets, sizes = assign([parameters[at] for at in order], _limits, [sparse[0][at] for at in order])
+        return [[order[at] for at in bucket] for bucket in reversed(buckets)], list(reversed(sizes))
+
+    _limits: list[int] = []
+
+    def wrapped(strategy: DDPStrategy, module: nn.Module) -> Any:
+        cap = strategy.ddp_arguments.get("bucket_cap_mb")
+        first = cast("Any", dist)._DEFAULT_FIRST_BUCKET_BYTES if cap is None else int(cap * 2**20)
+        _limits[:] = [first, int((25 if cap is None else cap) * 2**20)]
+        model = wrap(strategy, module)
+        if strategy.comm[1] is None:  # torch's own exchange needs the result of a real one
+            hook: Any = _mean
+            hook.__signature__ = inspect.signature(_mean, eval_str=True)  # DDP compares the types
+            model.register_comm_hook(strategy.data, hook)
+        return model
+
+    cast("Any", DDPStrategy)._wrapped = wrapped
+    cast("Any", dist)._compute_bucket_assignment_by_size = assigned
+
+
+ARRIVED: list[int] = []
+"""The parameters, by identity, in the order in which their gradients arrive in the first window. DDP exchanges all in
+one bucket there, and divides them by this order afterwards; a plan wraps the model again to do the same."""
+
+
+def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    buffer, done = bucket.buffer(), torch.futures.Future[Tensor]()
+    dist.all_reduce(buffer, group=group.handle)
+    done.set_result(buffer)
+    return done
+
+
+def _make_meshes_real(cls: Any) -> None:
+    make = cls._make_mesh
+
+    def made(strategy: Any, kind: str) -> Any:
+        with torch_tools.real():
+            return make(strategy, kind)
+
+    cls._make_mesh = made
+
+
+def _real_property(own: property) -> property:
+    """Return a property that computes its value outside of the fake mode: the ranks of a mesh are values."""
+
+    def read(strategy: Any) -> Any:
+        assert own.fget is not None
+        with torch_tools.real():
+            return own.fget(strategy)
+
+    return property(read)
+
+
+def _exchange(group: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Return what a collective of our own returns if every rank passes the same."""
+    name, size = function.__name__, len(group.ranks)
+    first = args[0] if args else None
+    if name == "gather_objects":
+        return [first] * size
+    if name == "all_gather":
+        return cast("Tensor", first).unsqueeze(0).expand(size, *args[0].shape).contiguous()
+    if name == "gather_keyed":
+        return args[1].detach().unsqueeze(0).expand(size, -1)
+    return first  # reduce, broadcast, reduce_boolean_decision; barrier returns nothing
+
+
+def parameters_become_fake(mode: Any) -> None:
+    """Change torch, in this process, so that a module's parameters and buffers have no values from their start.
+
+    A layer's constructor allocates them without writing to them, and the initialisation then finds fake ones; so a
+    model may be larger than this machine's memory.
+    """
+    module = cast("Any", nn.Module)
+    register_parameter, register_buffer = module.register_parameter, module.register_buffer
+
+    def faked(tensor: Any) -> Any:
+        if not isinstance(tensor, Tensor) or torch_tools.is_fake(tensor) or type(tensor) not in (Tensor, nn.Parameter):
+            return tensor
+        if not hasattr(tensor, _STAND_IN):  # one stand-in for a tensor that several modules register
+            setattr(tensor, _STAND_IN, torch_tools.alike(mode, tensor))
+        return getattr(tensor, _STAND_IN)
+
+    def parameter(own: nn.Module, name: str, value: Any) -> None:
+        register_parameter(own, name, faked(value))
+
+    def buffer(own: nn.Module, name: str, tensor: Any, persistent: bool = True) -> None:
+        register_buffer(own, name, faked(tensor), persistent)
+
+    module.register_parameter, module.register_buffer = parameter, buffer
+    module._apply = _apply
+
+
+def _apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
+    """Do what ``nn.Module._apply`` does: torch cannot exchange a fake parameter that something refers to."""
+    changed: dict[int, nn.Parameter] = {}
+    for each in module.modules() if recurse else [module]:
+        for name, parameter in each._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in changed:
+                with torch.no_grad():
+                    new = fn(parameter)
+                same = new is parameter or (new.dtype, new.shape) == (parameter.dtype, parameter.shape)
+                changed[id(parameter)] = parameter if same else nn.Parameter(new, parameter.requires_grad)
+            each._parameters[name] = changed[id(parameter)]
+        for name, buffer in each._buffers.items():
+            each._buffers[name] = None if buffer is None else fn(buffer)
+    return module
+
+
+_STAND_IN = "_drivetrain_stand_in"
+
+
+def device_numbers(ranks: Sequence[int]) -> tuple[int, int]:
+    """Return how many ranks a group has and how far apart their numbers are."""
+    return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1
+
+
+def wrap_again(owner: Any, module: nn.Module) -> None:
+    """Let a DDPStrategy wrap its module again."""
+    owner.model = owner._wrapped(module)
+
+
+def sharding_options(owner: Any) -> Any:
+    """Return the options of a strategy that shards with FSDP2; ``None`` for others."""
+    return owner.options if isinstance(owner, FullySharded) else None

@@ -1,0 +1,159 @@
+"""The private parts of torch that a plan needs; where one is missing, the plan leaves out what it gives, by name."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drivetrain.base.packages import fake_collectives, fake_store, fake_tensors, modes
+
+
+def fake_mode() -> AbstractContextManager[Any]:
+    """Return the context in which operations compute shapes only; real tensors are accepted beside fake ones."""
+    return fake_tensors.FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def is_fake(tensor: Any) -> bool:
+    """Whether ``tensor`` has a shape and no values."""
+    return isinstance(tensor, fake_tensors.FakeTensor)
+
+
+def hide_devices() -> None:
+    """Let torch see no accelerator in this process: a plan uses none, and a copy of the process may not use it."""
+    accelerators = cast("Any", torch.accelerator)
+    if (found := accelerators.current_accelerator()) is not None:
+        module: Any = torch.get_device_module(found)
+        module.is_available, module.device_count = lambda: False, lambda: 0
+    accelerators.is_available = lambda: False
+
+
+def alike(mode: Any, tensor: Tensor) -> Tensor:
+    """Return a new fake tensor, or parameter, with the shape of ``tensor``; nothing refers to it weakly.
+
+    ``mode.from_tensor`` keeps a weak reference, with which ``module.to`` cannot exchange a parameter.
+    """
+    with mode:
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
+
+
+def dynamic_errors() -> tuple[type[BaseException], ...]:
+    """Return the exceptions of operations whose result depends on values."""
+    names = ("DataDependentOutputException", "DynamicOutputShapeException")
+    return tuple(getattr(fake_tensors, name) for name in names)
+
+
+def real() -> AbstractContextManager[Any]:
+    """Return a context in which no mode is active: tensors are real, and nothing is recorded."""
+    return modes._disable_current_modes()
+
+
+def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:
+    """Make this process rank ``rank`` of ``world_size`` in a process group that exchanges nothing."""
+    store = fake_store.FakeStore()
+    dist.init_process_group("fake", store=store, rank=rank, world_size=world_size, timeout=timeout)
+    _ = fake_collectives.collective_ops  # its import teaches the fake mode torch's collectives
+
+
+@contextlib.contextmanager
+def resizes_seen(seen: Callable[[torch.UntypedStorage, int, int], None]) -> Iterator[None]:
+    """Context in which ``seen(storage, before, after)`` learns the bytes of storages that are resized in place."""
+    own = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        before = storage.nbytes()
+        result = own(storage, size)
+        seen(storage, before, storage.nbytes())
+        return result
+
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        torch.UntypedStorage.resize_ = own  # type: ignore[method-assign]
+
+
+# ---- autocast --------------------------------------------------------------------------------------------------------
+
+_WIDE = (
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar softplus "
+    "layer_norm group_norm cosine_similarity nll_loss nll_loss2d kl_div l1_loss smooth_l1_loss huber_loss mse_loss "
+    "binary_cross_entropy_with_logits logsumexp softmax.int log_softmax.int cumsum cumprod sum sum.dim_IntList prod"
+)
+"""What autocast computes in 32 bits on other devices than the host."""
+
+
+def autocast_as_devices_do() -> Any:
+    """Change autocast on the host, until the returned object is freed: it then widens what a device's does."""
+    library: Any = cast("Any", torch.library).Library("aten", "IMPL")
+    for name in _WIDE.split():
+        packet, _, overload = name.partition(".")
+        operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        with contextlib.suppress(RuntimeError):  # the host widens it already
+            library.impl(name, functools.partial(_widened, operator), "AutocastCPU")
+    return library
+
+
+def _widened(operator: Any, *args: Any, **options: Any) -> Any:
+    def wide(value: Any) -> Any:
+        narrow = isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+        return value.float() if narrow else value
+
+    with torch.autocast("cpu", enabled=False):
+        return operator(*map(wide, args), **{name: wide(value) for name, value in options.items()})
+
+
+# ---- which operation of the forward pass a backward one belongs to ---------------------------------------------------
+
+_NODE: Callable[[], Any] | None = getattr(torch._C, "_current_autograd_node", None)
+_COUNTER: Callable[[], int] | None = getattr(torch._C._autograd, "_get_sequence_nr", None)
+KNOWS_NODES = _NODE is not None and _COUNTER is not None
+"""Whether torch says which node of the graph runs; without it, operations of the backward pass have no line."""
+
+
+def running_node() -> int | None:
+    """Return the number of the node that the backward pass runs; ``None`` outside of one."""
+    node = _NODE() if KNOWS_NODES and _NODE is not None else None
+    return None if node is None else node._sequence_nr()
+
+
+def newest_node() -> int:
+    """Return the number of the node that was made last."""
+    return _COUNTER() - 1 if KNOWS_NODES and _COUNTER is not None else -1
+
+
+# ---- collectives -----------------------------------------------------------------------------------------------------
+
+_NAMES = {
+    "allreduce_": "all_reduce", "all_reduce": "all_reduce", "all_reduce_": "all_reduce", "reduce_": "reduce",
+    "_allgather_base_": "all_gather", "allgather_": "all_gather", "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_out": "all_gather", "_reduce_scatter_base_": "reduce_scatter",
+    "reduce_scatter_": "reduce_scatter", "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter", "broadcast_": "broadcast", "broadcast": "broadcast",
+    "alltoall_": "all_to_all", "alltoall_base_": "all_to_all", "all_to_all_single": "all_to_all",
+    "shard_dim_alltoall": "all_to_all", "send": "send", "recv_": "recv", "isend": "send", "irecv": "recv",
+}  # fmt: skip
+_SPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
+
+
+def collective_name(func: Any) -> str | None:
+    """Return the name of the collective that the operator ``func`` is; ``None``: it is none."""
+    return _NAMES.get(func._opname) if func.namespace in _SPACES else None
+
+
+def ranks_of(func: Any, args: Any) -> list[int]:
+    """Return the global ranks that take part in a collective."""
+    group = fake_collectives.CollectiveOp.get_process_group(func, args)
+    return dist.get_process_group_ranks(group)
+
+
+def largest(tensors: list[Tensor]) -> Tensor | None:
+    """Return the tensor with the most bytes: of a gather its output, of a reduce-scatter its input."""
+    return max(tensors, key=lambda each: each.numel() * each.element_size(), default=None)

@@ -1,0 +1,327 @@
+"""Run two windows of a program's fit on fake tensors, as one rank of the planned job."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import os
+import site
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+import drivetrain
+from drivetrain.base.tree import batch_sizes, map_leaves
+from drivetrain.callback import Callback
+from drivetrain.forecast import blocks, torch_tools
+from drivetrain.forecast.ledger import (
+    BATCH,
+    BUFFERS,
+    EXCHANGED,
+    GRADIENTS,
+    OPTIMIZER,
+    OTHER,
+    PARAMETERS,
+    Ledger,
+    Lines,
+    Recorder,
+    _tensors,
+    finished,
+)
+from drivetrain.forecast.memory import Measured, measured
+from drivetrain.forecast.standins import ARRIVED, Job, refused_strategy, sharding_options, wrap_again
+from drivetrain.loops.loaders import Loaders
+from drivetrain.loops.run import ENDLESS
+from drivetrain.strategies.sharded_state import local_shard
+from drivetrain.trials.child import LEFT_OUT
+
+WINDOWS = 2
+"""The first is not reported: its sharding propagation makes tensors of global size, and it creates the state of the
+optimizer."""
+MOST_BATCHES = 2
+"""Batches of a window that are run; further ones repeat the last."""
+
+
+class _EndedError(BaseException):
+    """The windows are done; not an Exception, so that no handler of the program takes it for a failure."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is run in place of the unchanged program.
+
+    Attributes:
+        lengths: for each list of repeated blocks, how many of them are left; ``None``: all.
+        divides: the micro-batch is divided by this number, and the window has as many times more batches.
+        samples: the micro-batch has so many samples, and the window as many batches as before.
+        recomputes: blocks recompute their activations in the backward pass.
+        foreach: optimizers step all parameters in one call, as on devices other than the host.
+    """
+
+    lengths: tuple[int, ...] | None = None
+    divides: int = 1
+    samples: int | None = None
+    recomputes: bool = False
+    foreach: bool = True
+
+
+class OneBatch:
+    """A loader that yields one batch again and again.
+
+    Args:
+        batch: the batch.
+        length: how often.
+    """
+
+    def __init__(self, batch: Any, length: int) -> None:
+        self._batch, self._length = batch, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat(self._batch, self._length)
+
+
+class Watch(Callback):
+    """Follows the phases of the windows, and ends the fit after them."""
+
+    position = "last"
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Begin a batch, and with the first one of a window the window."""
+        self._own.begins_batch(batch, batch_idx)
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        """Follow the phase."""
+        self._own.note("before backward")
+        self._own.recorder.phase = "backward"
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """Follow the phase."""
+        self._own.note("after backward")
+        self._own.recorder.phase = "clip"
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """End the fit after the last window."""
+        self._own.ends_batch(batch_idx)
+
+
+class Windows:
+    """Runs the windows of one case.
+
+    Args:
+        job: the planned job.
+        case: what is changed.
+        mode: the fake mode.
+        program: the path of the program.
+        values: what the program reads, from a real run: lines and values.
+    """
+
+    def __init__(self, job: Job, case: Case, mode: Any, program: str, values: list[tuple[str, Any]]) -> None:
+        self.job, self.case, self.mode = job, case, mode
+        self.ledger = Ledger()
+        self.recorder = Recorder(self.ledger, Lines(_program_files(program)), values)
+        self.recorder.phase = "optimizer"  # what is made before the first batch belongs to no forward pass
+        self._optimizers: list[Any] = []
+        self._arrivals: list[Any] = []
+        self._live: dict[str, int] = {}
+        self._stack, self._first = ExitStack(), (0, 0)
+        self._window = self._batches = 0
+        self.blocks: dict[str, nn.Module] = {}
+        self.lists: tuple[tuple[str, int], ...] = ()
+        self._began = time.process_time()
+        self.batch_size = 0
+
+    def run(self, trainer: Any, job: Any) -> Measured:
+        """Run the windows of ``job`` on ``trainer`` and return what they need."""
+        if why := refused_strategy(trainer.strategy):
+            raise NotImplementedError(why)
+        self._quiet(trainer, job.model)
+        limits = trainer.limits
+        self._window = min(limits.accumulate * self.case.divides, MOST_BATCHES)
+        self.batches = limits.accumulate * self.case.divides
+        limits.accumulate = self._window
+        loaders, strategy = cast("Any", Loaders), trainer.strategy
+        unshared, set_up = loaders.unshared, strategy.setup
+
+        def one_batch(owner: Any, stage: str) -> Any:
+            with torch_tools.real():
+                found = unshared(owner, stage)
+                if stage != "fit":
+                    return found
+                batch = next(iter(found))
+            self.batch_size = next(batch_sizes(batch), 0)
+            return OneBatch(self._fake(batch), self._window * WINDOWS + 1)
+
+        def with_modes(trainer: Any) -> None:
+            self._prepare(trainer, set_up)
+
+        loaders.unshared, strategy.setup = one_batch, with_modes
+        with suppress(_EndedError), self._stack:
+            trainer.run_job(job)
+        return self.result
+
+    def _quiet(self, trainer: Any, model: Any) -> None:
+        """Leave out what writes files or to the terminal, and every limit and validation."""
+        self._is_compiled = bool(trainer.settings.compile)
+        own = model.configure_callbacks
+        model.configure_callbacks = lambda: _without_traces(_listed(own()))
+        trainer._callbacks = [*_without_traces(trainer._callbacks), Watch(self)]
+        trainer._loggers, trainer._profiler, trainer._set_ckpt_path = [], None, None
+        trainer.settings = dataclasses.replace(
+            trainer.settings, max_time=None, profiler=None, logger=False, cuda_graphs=False, compile=None,
+            replay_every=None, replica_check_every=None,
+        )  # fmt: skip
+        limits = trainer.limits
+        limits.sanity_batches = limits.val_batches = 0
+        limits.max_epochs, limits.max_steps, limits.train_batches = 1, ENDLESS, 1.0
+        trainer.save_checkpoint = lambda *args, **options: None
+
+    def _prepare(self, trainer: Any, set_up: Callable[[Any], None]) -> None:
+        """Set the model up on fake tensors, of which everything is recorded from now on."""
+        module = trainer.lightning_module
+        self.lists = blocks.shorten(module, self.case.lengths)
+        self.blocks = blocks.paths(module)
+        if self.case.recomputes:
+            blocks.recompute(self.blocks.values())
+        self._stack.enter_context(self.mode)
+        self._stack.enter_context(torch_tools.resizes_seen(self.recorder.resized))
+        self._stack.enter_context(self.recorder)
+        self.recorder.mark((*module.parameters(), *module.buffers()), OTHER)
+        set_up(trainer)
+        self.recorder.watch(module, self.blocks)
+        self.module, self.trainer = module, trainer
+        if isinstance(trainer.strategy.model, DistributedDataParallel):
+            for each in module.parameters():
+                if each.requires_grad:
+                    self._arrivals.append(each.register_post_accumulate_grad_hook(self._arrived))
+        before, after = register_optimizer_step_pre_hook, register_optimizer_step_post_hook
+        self._handles = [before(self._before_step), after(self._after_step)]
+
+    def _fake(self, batch: Any) -> Any:
+        def fake(tensor: Any) -> Any:
+            parts = self.case.divides
+            if not isinstance(tensor, Tensor):
+                return tensor
+            if tensor.ndim and (parts > 1 or self.case.samples):
+                tensor = tensor[: self.case.samples or max(1, tensor.shape[0] // parts)].contiguous()
+            return torch_tools.alike(self.mode, tensor)
+
+        return map_leaves(fake, batch)
+
+    # ---- the windows ---------------------------------------------------------------------------------------------
+
+    def begins_batch(self, batch: Any, batch_idx: int) -> None:
+        """Note the first step of the window that is reported, and what is live there."""
+        own = self.recorder
+        if batch_idx % self._window == 0:
+            gc.collect()  # cycles hold what the window before has left
+            parameters = [local_shard(each) for each in self.module.parameters()]
+            own.mark(parameters, PARAMETERS)
+            own.mark([local_shard(each) for each in self.module.buffers()], BUFFERS)
+            self._optimizers = list(self.trainer.strategy.optimizers)
+            self._mark_states()
+            for optimizer in self._optimizers if self.case.foreach else ():
+                for group in optimizer.param_groups:
+                    if group.get("foreach", 0) is None and not group.get("fused"):
+                        group["foreach"] = True
+            self.note("start")
+            self._first = len(self.ledger.events), len(self.ledger.steps)
+        own.mark(_tensors(batch), BATCH)
+        own.phase = "forward"
+
+    def note(self, hook: str) -> None:
+        """Note the live bytes at a hook; those of the last batch remain."""
+        self._live[hook] = sum(self.recorder.sizes.values())
+
+    def ends_batch(self, batch_idx: int) -> None:
+        """After the last batch, compute the result and end the fit."""
+        self.recorder.phase = "optimizer"
+        if batch_idx + 1 == self._window and self._arrivals:
+            self._divide_by_arrival()
+        if batch_idx + 1 < self._window * WINDOWS:
+            return
+        self._mark_gradients()
+        events, steps = self._first
+        host = _on_host(self.trainer.strategy)
+        self.result = measured(
+            self.ledger, events, finished(self.ledger, steps), tuple(self.blocks), self.lists,
+            batches=self.batches, on_host=host, seconds=time.process_time() - self._began,
+            batch_size=self.batch_size, is_complete=self.case.lengths is None, live=self._live,
+        )  # fmt: skip
+        self.result.recorded = dataclasses.replace(
+            self.result.recorded, is_compiled=self._is_compiled,
+            allows_tf32=torch.get_float32_matmul_precision() != "highest",
+        )  # fmt: skip
+        for handle in (*self._handles, *self.recorder.handles):
+            handle.remove()
+        raise _EndedError
+
+    def _arrived(self, parameter: Tensor) -> None:
+        if id(parameter) not in ARRIVED:
+            ARRIVED.append(id(parameter))
+
+    def _divide_by_arrival(self) -> None:
+        """Do what DDP does before its second window: divide the gradients into buckets in the order they came."""
+        for handle in self._arrivals:
+            handle.remove()
+        strategy = self.trainer.strategy
+        self.recorder.forget(EXCHANGED)  # the loop still holds the first wrapper, and DDP has no second one
+        wrap_again(strategy, self.module)
+        strategy.driver.rebind()
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        self._mark_gradients()
+        self.recorder.phase = "optimizer"
+
+    def _after_step(self, *_: Any) -> None:
+        self._mark_states()
+
+    def _mark_states(self) -> None:
+        for optimizer in self._optimizers:
+            for state in optimizer.state.values():
+                self.recorder.mark([local_shard(each) for each in _tensors(state)], OPTIMIZER)
+
+    def _mark_gradients(self) -> None:
+        found = [each.grad for each in self.module.parameters() if each.grad is not None]
+        self.recorder.mark([local_shard(each) for each in found], GRADIENTS)
+
+
+def _on_host(strategy: Any) -> tuple[str, ...]:
+    """Return the kinds that the strategy keeps in the host's memory."""
+    options = sharding_options(strategy)
+    return (PARAMETERS, GRADIENTS, OPTIMIZER) if options is not None and options.offloads else ()
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks] if callbacks else []
+
+
+def _without_traces(callbacks: Any) -> list[Any]:
+    return [each for each in callbacks if not isinstance(each, LEFT_OUT)]
+
+
+def _program_files(program: str) -> Callable[[str], bool]:
+    """Return whether a file is one of the program's own: neither installed nor a part of Python."""
+    installed = [*site.getsitepackages(), sysconfig.get_path("stdlib"), str(Path(drivetrain.__file__).parent)]
+    installed += [str(Path(torch.__file__).parent)]
+
+    def is_program(path: str) -> bool:
+        if not path.endswith(".py") or path.startswith("<"):
+            return False
+        return os.path.realpath(path) == os.path.realpath(program) or not path.startswith(tuple(installed))
+
+    return is_program
