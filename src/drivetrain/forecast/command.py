@@ -252,7 +252,8 @@ def _changes(result: dict[str, Any]) -> list[str]:
 
 def _place(at: dict[str, str]) -> str:
     phase = {
-        "forward": "in the forward pass", "backward": "in the backward pass", "recompute": "where blocks run again",
+        "forward": "in the forward pass", "backward": "in the backward pass",
+        "recompute": "where activations are recomputed",
         "clip": "between the backward pass and the optimizer's step", "optimizer": "in the optimizer's step",
     }[at["phase"]]  # fmt: skip
     line = f" at {at['line']}" if at["line"] else ""

@@ -71,18 +71,22 @@ def _runs(steps: Sequence[Step]) -> list[list[Step]]:
     return [list(run) for _, run in groupby(steps, key=lambda each: each.phase.replace("recompute", "backward"))]
 
 
-def _key(step: Step) -> tuple[Any, ...]:
+def _key(step: Step, labels: bool) -> tuple[Any, ...]:
+    in_block = labels and bool(step.block)
     if isinstance(step, Exchange):
-        return step.name, step.group_ranks, step.bytes, step.dtype
-    return step.name, step.dtype, step.flops, step.bytes_moved
+        return in_block, step.name, step.group_ranks, step.bytes, step.dtype
+    return in_block, step.name, step.dtype, step.flops, step.bytes_moved
 
 
 def _inserted(old: list[Step], new: list[Step]) -> tuple[int, int] | None:
     """Return where steps were inserted into ``old`` to make ``new``, and how many; ``None``: it is not one place."""
-    one, other = [_key(each) for each in old], [_key(each) for each in new]
     size = len(new) - len(old)
-    start = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
-    return (start, size) if size >= 0 and one[start:] == other[start + size :] else None
+    for labels in (True, False):  # steps that are alike may still differ in whether they belong to a block
+        one, other = ([_key(each, labels) for each in run] for run in (old, new))
+        start = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(one))
+        if size >= 0 and one[start:] == other[start + size :]:
+            return start, size
+    return None
 
 
 def _grown(few: Step, more: Step, blocks: int) -> Step:
