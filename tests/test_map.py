@@ -129,7 +129,7 @@ TESTS_OF = {
     "loops/metrics.py": "loops/test_restart_checks.py loops/test_restart_points.py",
     "loops/pieces.py": "strategies/test_step.py loops/test_precisions.py",
     "loops/replay.py": "callbacks/test_replay_check.py distributed/test_replay_check.py",
-    "loops/resume.py": "loops/test_restart.py trainer/test_resume.py",
+    "loops/resume.py": "loops/test_restart.py trainer/test_resume.py trainer/test_other_ranks.py",
     "loops/run.py": "loops/test_stop.py budget/test_size.py",
     "loops/sanity.py": "trainer/test_trainer.py",
     "loops/spans.py": "profilers/test_profiler.py",

@@ -202,6 +202,22 @@ def test_a_folder_saved_inside_a_window_resumes_exactly(pool: Any, tmp_path: Pat
             torch.testing.assert_close(resumed[part], whole_run[part], rtol=0, atol=0)
 
 
+def exchanged_in_another_way(folder: Path) -> str:
+    inside_a_window(folder, "batch")
+    with pytest.raises(CheckpointError) as caught:
+        fitted(
+            "sharded", 2, folder / "one.ckpt", strategy=FSDPStrategy(gradient_exchange="window"),
+            accumulate_grad_batches=3,
+        )  # fmt: skip
+    return str(caught.value)
+
+
+def test_shards_of_gradients_are_refused_where_complete_ones_are_needed(pool: Any, tmp_path: Path) -> None:
+    for message in pool.run(exchanged_in_another_way, tmp_path, group=False):
+        assert "inside a window of batches, where each rank keeps its shard of the gradients" in message
+        assert 'Resume with gradient_exchange="batch"' in message
+
+
 # ---- the folder ------------------------------------------------------------------------------------------------------
 
 

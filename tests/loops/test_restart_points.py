@@ -334,6 +334,18 @@ def test_t26_callbacks_see_a_window_once(fit: Any, rescue: Path, moment: str) ->
     assert same(fit(ckpt_path=rescue, accumulate_grad_batches=3), whole)
 
 
+def test_t26_a_window_begins_again_although_its_step_was_bound_twice(fit: Any, rescue: Path) -> None:
+    """A change of the Trainer inside a window lets the loop bind the step again; the parameters stay the same."""
+
+    def change(trainer: Any) -> None:
+        trainer.accumulate_grad_batches = 3
+
+    changing = [at("on_train_batch_end", change), breaks("on_before_optimizer_step", after(2))]
+    whole = fit(accumulate_grad_batches=3)
+    fit(*changing, accumulate_grad_batches=3)
+    assert same(fit(ckpt_path=rescue, accumulate_grad_batches=3), whole)
+
+
 @pytest.mark.parametrize("moment", ["on_train_epoch_start", "on_train_epoch_end", "on_train_batch_start"])
 def test_t26_callbacks_see_the_ends_of_an_epoch_once(fit: Any, rescue: Path, moment: str) -> None:
     whole = fit()

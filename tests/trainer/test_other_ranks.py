@@ -318,6 +318,14 @@ def test_a_sharded_model_goes_on_with_another_number_of_ranks(
     check_equals_whole(pool, 2, 3, tmp_path / "a.ckpt", after, strategies=(first, then))
 
 
+@pytest.mark.parametrize("weighs", [False, True])
+def test_gradients_that_each_rank_has_saved_for_itself_are_averaged_for_shards(
+    pool: Any, tmp_path: Path, weighs: bool
+) -> None:
+    """DDP exchanges the gradients of a window at its end, and FSDP in each batch."""
+    check_equals_whole(pool, 2, 2, tmp_path / "a.ckpt", 3, strategies=("ddp", "fsdp"), weighs=weighs)
+
+
 def check_equals_whole(
     pool: Any, before: int, now: int, path: Path, after: int, strategies: Any = ("ddp", "ddp"), **options: Any
 ) -> None:

@@ -359,12 +359,12 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
         run.optimizers.unbinders.append(optimizer.register_step_pre_hook(before).remove)
         run.optimizers.unbinders.append(optimizer.register_step_post_hook(after).remove)
     metrics, parameters, modules = metrics_in(run.module), list(run.module.parameters()), list(run.module.modules())
-    options, versions = Options(strategy), list[int]()
+    options = Options(strategy)
     has_rank_state = defined_by_user(strategy, "rank_state")
     has_precision_state = any(overrides(precision, f"{form}state_dict", Precision) for form in ("", "deferred_"))
 
     def keep() -> None:
-        nonlocal options, versions
+        nonlocal options
         kept.window_start = None  # the earlier snapshot is out of date
         inside = progress.slot[0] in _INSIDE_EPOCH and progress.batch_idx >= 0 and not progress.end_began
         if inside and run.restart is None and not metrics and not run.holds_gradients:
@@ -403,8 +403,9 @@ def watch_exceptions(run: Run) -> Callable[[], None]:
                 start["rank_state"] = copy.deepcopy(strategy.rank_state(run.module))
         versions = _versions(parameters)
         kept.window_start = start
+        # set here, because the loop may bind its step again inside the window
+        kept.unchanged = lambda: _versions(parameters) == versions and _same(parameters, run.module.parameters())
 
-    kept.unchanged = lambda: _versions(parameters) == versions and _same(parameters, run.module.parameters())
     return keep
 
 

@@ -7,7 +7,11 @@ random state comes last, right before the next draw.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Mapping
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from drivetrain import parity
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
@@ -330,13 +334,36 @@ def _restore_window(run: Run) -> None:
         return
     window = run.window
     with naming(run.resumed_from), restoring("the gradients of a window"):
+        gradients, exchanged = run.restart["gradients"], run.restart["window"].get("exchanged", True)
         window.load_state_dict(run.restart["window"])
-        if "saved_by" in run.restart and window.reference is not None and exchanges_always(run):
-            ranks = run.engine.strategy.data.size  # every rank holds the sums over all ranks
-            window.reference, window.total = window.reference * ranks, window.total * ranks
+        if "saved_by" in run.restart:
+            if window.reference is not None and exchanges_always(run):
+                ranks = run.engine.strategy.data.size  # every rank holds the sums over all ranks
+                window.reference, window.total = window.reference * ranks, window.total * ranks
+        elif not exchanged and run.engine.strategy.data.size > 1 and exchanges_always(run):
+            gradients = _means_over_ranks(run, gradients)
         window.holds_own = run.module.automatic_optimization and window.batches_done == 0
-        run.engine.strategy.load_open_gradients(run.restart["gradients"])
+        run.engine.strategy.load_open_gradients(gradients)
         run.engine.precision.restored_gradients(run.engine.device)
+
+
+def _means_over_ranks(run: Run, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the means over the ranks of complete gradients that each rank has saved for itself, for a strategy that
+    exchanges gradients in every backward pass. If losses have weights, the means and the window's weights do, too.
+    """
+    window, data, named = run.window, run.engine.strategy.data, dict(run.module.named_parameters())
+    asked = data.gather_objects((list(gradients), window.reference, window.total))
+    factor = 1.0
+    if window.reference is not None:
+        total = sum(float(each) for *_, each in asked)
+        factor = float(window.reference) * data.size / (total or 1)
+        window.reference = window.total = total
+    means = {}
+    for name in sorted({name for names, *_ in asked for name in names}):  # some ranks may have used more parameters
+        wide = torch.promote_types(named[name].dtype, torch.float32)
+        own = gradients[name] if name in gradients else torch.zeros(named[name].shape)
+        means[name] = data.all_reduce(own.to(run.engine.device, wide) * factor).to(named[name].dtype)
+    return means
 
 
 def _restore_between_passes(run: Run) -> None:

@@ -19,7 +19,7 @@ from drivetrain.accelerators.accelerator import HOST
 from drivetrain.base.introspect import defined_by_user, overrides
 from drivetrain.base.packages import fsdp
 from drivetrain.base.rank_zero import rank_zero_info, rank_zero_warn
-from drivetrain.base.restoring import WrongForm, shown_error
+from drivetrain.base.restoring import shown_error
 from drivetrain.base.seed import rng_state, set_rng_state
 from drivetrain.base.torch_private import non_persistent_buffers
 from drivetrain.checkpoints.file import writes_files
@@ -232,9 +232,11 @@ class FullySharded(Strategy):
             if name in gradients:
                 found, expected = tuple(gradients[name].shape), tuple(parameter._orig_size)
                 if found != expected:
-                    raise WrongForm(
-                        f"[{name!r}]",
-                        f'is a gradient of shape {found}, and gradient_exchange="window" expects {expected}',
+                    raise CheckpointError(
+                        "The checkpoint was saved inside a window of batches, where each rank keeps its shard of the "
+                        f'gradients. Of {name} this rank had shape {found}, and gradient_exchange="window" needs the '
+                        f'complete gradient, of shape {expected}. Resume with gradient_exchange="batch", or from a '
+                        "checkpoint that was saved between two windows."
                     )
                 parameter.unsharded_accumulated_grad = gradients[name].to(self.root_device, copy=True)
 
