@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import logging
 import os
 import subprocess
@@ -259,9 +260,11 @@ def protocols(world_size: int) -> dict[str, list[tuple[int, int]]]:
     from drivetrain.strategies.group import TorchGroup
     from drivetrain.strategies.joint_save import JointSave, _decided
     from drivetrain.strategies.meeting import Meeting
+    from drivetrain.strategies.waiting import _Here
     from drivetrain.trainer import votes
 
     _decided.clear()  # keys of other saves of this process, which the next one removes
+    _Here.leaves = math.inf  # a run of this process that has failed no longer hurries
     on_each = min(ON_EACH, world_size)
     writers = [max(1, first) for first in range(0, world_size, on_each)]
 
