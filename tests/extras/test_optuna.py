@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import runpy
 import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,15 @@ def kill(self, trainer, pl_module):
 program["Pruning"].on_train_epoch_end = kill
 program["main"](Path(sys.argv[2]), 1)
 """
+
+
+@pytest.fixture(autouse=True)
+def _loud_again() -> Iterator[None]:
+    """The recipe makes drivetrain's logger quiet for its process."""
+    logger = logging.getLogger("drivetrain")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 def queue(folder: Path, *parameters: dict[str, Any]) -> None:
