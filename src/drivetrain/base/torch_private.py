@@ -32,7 +32,7 @@ foreach_mul_, foreach_sub = torch._foreach_mul_, torch._foreach_sub
 
 def signal_at_parents_end(number: int) -> None:
     """Let the system send this process a signal when its parent process ends; on Linux."""
-    torch.multiprocessing._prctl_pr_set_pdeathsig(number)  # type: ignore[attr-defined]
+    torch.multiprocessing._prctl_pr_set_pdeathsig(number)  # type: ignore[attr-defined]  # no types
 
 
 def default_store() -> Any:

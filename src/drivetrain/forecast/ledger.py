@@ -105,7 +105,7 @@ class Lines:
         return "", mark, apart
 
 
-class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no types
     """A torch dispatch mode that sees every operation on plain tensors; enter it above the fake mode.
 
     Args:
@@ -115,7 +115,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, ledger: Ledger, lines: Lines, values: Iterable[tuple[str, Any]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
         self.ledger, self.lines, self.known = ledger, lines, list(values)
         self.phase: Phase = "forward"
         self.stack: list[str] = []

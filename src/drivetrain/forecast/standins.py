@@ -53,7 +53,7 @@ class Job:
 class PlannedAccelerator(CPUAccelerator):
     """Devices that this machine may not have; the fake tensors on them are of the type "cpu"."""
 
-    auto_priority: int | None = None  # type: ignore[assignment]
+    auto_priority: int | None = None  # type: ignore[assignment]  # never chosen by "auto"
 
     @classmethod
     def joins_auto(cls) -> bool:
@@ -64,7 +64,7 @@ class PlannedAccelerator(CPUAccelerator):
 
 
 class PlannedEnvironment(ClusterEnvironment):
-    """The ranks of a planned job, each started by somebody else."""
+    """The ranks of a planned job, none of which this process starts."""
 
     def __init__(self, job: Job) -> None:
         super().__init__({})
@@ -181,7 +181,7 @@ ARRIVED: list[int] = []
 one bucket there, and divides them by this order afterwards; a plan wraps the model again to do the same."""
 
 
-def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]  # torch has no types
     buffer, done = bucket.buffer(), torch.futures.Future[Tensor]()
     dist.all_reduce(buffer, group=group.handle)
     done.set_result(buffer)

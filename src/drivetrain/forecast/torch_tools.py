@@ -73,11 +73,11 @@ def resizes_seen(seen: Callable[[torch.UntypedStorage, int, int], None]) -> Iter
         seen(storage, before, storage.nbytes())
         return result
 
-    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]  # to see it
     try:
         yield
     finally:
-        torch.UntypedStorage.resize_ = own  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = own  # type: ignore[method-assign]  # as before
 
 
 # ---- autocast --------------------------------------------------------------------------------------------------------

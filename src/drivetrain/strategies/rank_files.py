@@ -43,7 +43,7 @@ _CHUNK = 2**20  # bytes
 LISTED = "rank_files"  # the key of their list in the main file
 UNFINISHED = ".incomplete"  # suffix of a checkpoint that lacks a rank's part
 
-_PARTS = "parts_of_ranks"  # the key of the parts in a file with those of several ranks
+_PARTS = "parts_of_ranks"  # the key in a file that holds the parts of more than one rank
 _LARGE = 2**20  # bytes of tensors that no rank sends to another
 
 Entry = dict[str, Any]
