@@ -150,9 +150,6 @@ def _ranks(measured: Measured) -> Iterator[tuple[float, Verdict]]:
 def _fetch(measured: Measured) -> Iterator[tuple[float, Verdict]]:
     seconds, workers = measured.seconds["fetch"], measured.num_workers
     some = number_of(workers, "worker")
-    some = number_of(workers, "worker")
-    some = number_of(workers, "worker")
-    some = number_of(workers, "worker")
     if seconds < _FETCH * measured.training_s or seconds < _PER_BATCH_S * measured.batches:
         return
     text = f"The fit waits for batches in {measured.of(seconds)}, {_per_batch(measured, seconds)}"
