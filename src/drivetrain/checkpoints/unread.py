@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drivetrain.base import torch_private
 from drivetrain.base.torch_private import tree_map
 
 HOST = torch.device("cpu")
@@ -19,7 +20,7 @@ class UnreadTensor(Tensor):
 
     @staticmethod
     def __new__(cls, shape: Sequence[int], dtype: torch.dtype, *_: Any) -> UnreadTensor:
-        return Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device=HOST)
+        return torch_private.make_wrapper(cls, tuple(shape), dtype=dtype, device=HOST)
 
     def __init__(self, *_: Any) -> None:
         """Do nothing: a subclass sets its attributes."""
