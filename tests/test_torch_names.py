@@ -57,7 +57,7 @@ ATTRIBUTES = {
     "torch.amp.GradScaler": "_growth_tracker _per_optimizer_states _scale _unscale_grads_",
     "torch.amp.grad_scaler": "_step_supports_amp_scaling",
     "torch.autograd": "_engine_run_backward",
-    "torch.autograd.graph.Node": "_sequence_nr",
+    "torch._C._functions.AccumulateGrad": "_sequence_nr",
     "torch.distributed.Reducer": "_delay_all_reduce _rebuild_buckets",
     "torch.distributed.fsdp.FSDPModule": "_get_fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam": "_module_info _orig_size _unsharded_param",
@@ -440,3 +440,48 @@ def test_what_stands_for_a_missing_name_stands_for_one_of_the_table() -> None:
     assert torch_private._ORDINARY.keys() <= torch_private._PATHS.keys()
     with pytest.raises(AttributeError, match="has no attribute 'never_was_there'"):
         _ = torch_private.never_was_there
+
+
+WITHOUT_ANY = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from drivetrain.base import torch_private
+
+torch_private._PATHS.update({name: ("torch._gone:inner", use) for name, (_, use) in torch_private._PATHS.items()})
+
+from drivetrain import LightningModule, Trainer
+
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.layer(batch[0]).square().mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def fitted(epochs, **options):
+    trainer = Trainer(max_epochs=epochs, accelerator="cpu", logger=False, enable_progress_bar=False)
+    trainer.fit(Model(), DataLoader(TensorDataset(torch.ones(8, 4)), 2, num_workers=1), **options)
+    return trainer
+
+
+first = fitted(1)
+print(fitted(2, ckpt_path=first.checkpoint_callback.best_model_path).global_step)
+print(next(each for each in first.plan.decisions if each.what == "step").why)
+"""
+
+
+def test_without_any_name_of_torchs_modules_a_fit_is_saved_and_resumed(programs: Any, tmp_path: Path) -> None:
+    done = programs.run("-c", WITHOUT_ANY, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    steps, why = done.stdout.splitlines()[-2:]
+    assert steps == "8"
+    assert why == f"torch {torch.__version__} has not the private name that they need: torch._gone.inner"

@@ -47,15 +47,15 @@ def _rows() -> dict[str, tuple[str, str]]:
 
 _PATHS = _rows()
 _ORDINARY: dict[str, Any] = {
+    "AnyPass": (),  # no class: an iterator of torch's is iterated as any other, and ends its workers when it is freed
+    "PassOfWorkers": (),
+    "BatchNorm": nn.BatchNorm1d.__base__,  # the same class, whatever its name
     "Fetcher": object,  # torch iterates the loader
     "PassOfThisProcess": object,
     "can_move_in_place": lambda *_: False,  # the model is moved before it is sharded
     "collate_functions": {None: ""},  # samples are fetched one by one
-    "count_dispatch_modes": lambda: True,  # as if a mode were active: torch's public functions are called
-    "count_function_modes": lambda: True,
     "cpp_compiler": lambda: None,  # torch's own error says that there is none
     "foreign_device_type": lambda: "privateuseone",  # the name without a backend
-    "is_profiling": lambda: True,
     "is_view": lambda _: True,  # the value is copied
     "list_backends": lambda _: ["inductor", "eager", "aot_eager"],
     "list_modes": lambda: ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"],
@@ -76,11 +76,13 @@ def __getattr__(name: str) -> Any:
     elif name in _ORDINARY:
         found = _ORDINARY[name]
     else:
-        path, use = _PATHS[name]
-        raise MissingAttributeError(
-            f"{use} needs {path.replace(':', '.')}, and torch {torch.__version__} has no such name. Install a torch "
-            "with which drivetrain was tested: docs/release.md lists them."
+        path, use = _PATHS[name][0].replace(":", "."), _PATHS[name][1]
+        error = MissingAttributeError(
+            f"{use} needs {path}, and torch {torch.__version__} has no such name. Install a torch with which "
+            "drivetrain was tested: docs/release.md lists them."
         )
+        error.name = path
+        raise error
     globals()[name] = found
     return found
 

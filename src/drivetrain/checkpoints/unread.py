@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from drivetrain.base import torch_private
-from drivetrain.base.torch_private import tree_map
 
 HOST = torch.device("cpu")
 
@@ -31,7 +30,7 @@ class UnreadTensor(Tensor):
         def whole(value: Any) -> Any:
             return value.whole() if isinstance(value, UnreadTensor) else value
 
-        return func(*tree_map(whole, args), **tree_map(whole, kwargs or {}))
+        return func(*torch_private.tree_map(whole, args), **torch_private.tree_map(whole, kwargs or {}))
 
     def __deepcopy__(self, memo: Any) -> Tensor:
         return self.whole()

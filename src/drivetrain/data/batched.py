@@ -428,7 +428,8 @@ def _are_torchs(methods: Iterable[tuple[type, str]]) -> bool:
 
 
 _PROFILER_RANGE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-_WATCHERS: tuple[Callable[[], Any], ...] = (
-    torch_private.is_profiling, torch_private.count_dispatch_modes, torch_private.count_function_modes,
-)  # fmt: skip
+_WATCHERS: tuple[Callable[[], Any], ...] = tuple(
+    getattr(torch_private, name, lambda: True)
+    for name in ("is_profiling", "count_dispatch_modes", "count_function_modes")
+)
 _is_profiling, _has_modes, _has_function_modes = _WATCHERS

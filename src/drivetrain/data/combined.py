@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from drivetrain.base import torch_private
 from drivetrain.base.introspect import reads
-from drivetrain.base.torch_private import keep_iterator, tree_map
+from drivetrain.base.torch_private import keep_iterator
 from drivetrain.base.tree import leaves, map_leaves
 from drivetrain.data.batched import start_pass
 from drivetrain.errors import CheckpointError, ConfigurationError, WrongTypeError, described, did_you_mean, whose
@@ -66,7 +66,7 @@ class CombinedLoader:
         self._passes: WeakSet[Generator[tuple[Any, int, int], None, None]] = WeakSet()
         self._iterables = iterables
         # The tree's structure is fixed: passes only replace its leaves.
-        self._tree = tree_map(
+        self._tree = torch_private.tree_map(
             lambda leaf: BatchList(leaf) if _holds_values(leaf) else leaf, iterables, is_leaf=_holds_values
         )
         self._flattened = _checked(_flatten(self._tree))

@@ -438,7 +438,7 @@ def _names() -> _Names:
         around_engine = vars(torch.autograd)[RUN_ENGINE]
         run_engine, _ = torch_private.engine.run_backward, torch_private.set_grad_enabled
     except (ImportError, LookupError, AttributeError) as error:
-        return _Names(missing=str(error))
+        return _Names(missing=str(getattr(error, "name", None) or error))
 
     decorators = frozenset(each.__code__ for each in decorated)
     ones = {each: torch.ones((), dtype=each) for each in _FLOATS}
