@@ -248,6 +248,17 @@ def parameters_become_fake(mode: Any) -> None:
     module._apply = _apply
 
 
+def drop_values(mode: Any, module: nn.Module) -> None:
+    """Let parameters and buffers that have values have none from now on."""
+    dropped: dict[Any, Any] = {}
+    for each in module.modules():
+        for own in (each._parameters, each._buffers):
+            for name, tensor in own.items():
+                if tensor is not None and not torch_tools.is_fake(tensor):
+                    own[name] = dropped.setdefault(tensor, torch_tools.alike(mode, tensor))
+    cast("Any", nn.Module)._apply = _apply
+
+
 def _apply(module: nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> nn.Module:
     """Do what ``nn.Module._apply`` does: torch cannot exchange a fake parameter that something refers to."""
     changed: dict[int, nn.Parameter] = {}
