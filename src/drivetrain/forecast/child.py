@@ -92,8 +92,8 @@ def _prepare(asked: dict[str, Any], program: str, result: Path) -> None:
 
 _KEPT: list[Any] = []
 _ENGINE = (
-    "The program makes an Engine, whose loop is the program's own, and a plan is of trainer.fit. A LightningModule around "
-    "the model can be planned."
+    "The program makes an Engine, whose loop is the program's own, and a plan is of trainer.fit. A LightningModule "
+    "around the model can be planned."
 )
 
 

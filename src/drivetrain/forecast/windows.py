@@ -183,7 +183,7 @@ class Windows:
         trainer._loggers = [NoLogger(folder)] if trainer._loggers else []
         trainer.default_root_dir, trainer._profiler, trainer._set_ckpt_path = folder, None, None
         trainer.settings = dataclasses.replace(
-            trainer.settings, max_time=None, profiler=None, cuda_graphs=False, compile=None,
+            trainer.settings, max_time=None, profiler=None, cuda_graphs=False, compile=None, detect_anomaly=False,
             replay_every=None, replica_check_every=None,
         )  # fmt: skip
         limits = trainer.limits
