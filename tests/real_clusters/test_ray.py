@@ -356,7 +356,7 @@ def cluster_of_two(
     folder = tmp_path_factory.mktemp("logs")
     own = {name: value for name, value in variables.items() if os.environ.get(name) != value}
     options = ["--num-cpus=1", f"--object-store-memory={100 * 2**20}", "--disable-usage-stats", "--block"]
-    with network(2) as nodes:  # Ray's processes end with it: a later test's program would find them, and connect to them
+    with network(2) as nodes:  # so that no later program finds a cluster that still runs
         address, started = f"{nodes[0].address}:{PORT}", "Ray runtime started"
         head = [RAY, "start", "--head", f"--port={PORT}", "--include-dashboard=false", *options]
         join = [RAY, "start", f"--address={address}", *options]
