@@ -128,10 +128,8 @@ def test_a_program_that_reads_its_weights_before_the_fit_is_run_again_with_their
     """A manual step, too: its backward pass is called by a line of the program."""
     program = PROGRAM.format(line="self.manual_backward(loss), self.optimizers().step()")
     program = program.replace("nn.Linear(1000, 1000)", "nn.Linear(1000, 1000); self.automatic_optimization = False")
-    program = (
-        program.replace("Net()", "net").replace("trainer =", LOADED)
+    program = program.replace("Net()", "net").replace("trainer =", LOADED)
     program = program.replace(".square()", ".tile(2000, 1).square()")  # so that the backward pass takes the most memory
-    )
     said = plan(program, "--devices", "2", *H100, "--json")
     assert said.code == 0, said.err
     found = json.loads(said.out)
