@@ -18,6 +18,7 @@ from typing import Any
 
 import ray
 import ray.train
+from pyarrow.fs import FileSelector, FileType, LocalFileSystem, S3FileSystem
 from ray import tune
 from ray.cluster_utils import Cluster
 from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -25,6 +26,7 @@ from ray.train.torch import TorchTrainer
 from ray.tune.integration.ray_train import TuneReportCallback
 
 TRAIN = Path(__file__).with_name("train.py")
+BUCKET = "bucket/runs"
 STORE_BYTES = 100 * 2**20
 # The address tells the nodes apart: Ray Train counts workers with one address as workers of one machine.
 SECOND = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "node_ip_address": "127.0.0.2"}
@@ -38,15 +40,20 @@ def program(config: dict[str, Any]) -> None:
     runpy.run_path(str(TRAIN), run_name="__main__")
 
 
-def fit(function: Callable[..., Any], folder: Path, workers: Any, failures: int = 0, *options: str, **own: Any) -> Any:
-    """Run ``function``, which trains in the folder in DISK or in this one; Ray's storage is in this one."""
+def fit(
+    function: Callable[..., Any], folder: Path, workers: Any, failures: int = 0, *options: str,
+    storage: Any = None, **own: Any,
+) -> Any:  # fmt: skip
+    """Run ``function``, which trains in the folder in DISK or in this one; Ray's storage is in this one, or in
+    the bucket of a file system of pyarrow."""
     return TorchTrainer(
         function,
         train_loop_config={"folder": os.environ.get("DISK", str(folder)), "options": list(options)},
         scaling_config=ScalingConfig(num_workers=workers, **own),
         run_config=RunConfig(
-            storage_path=str(folder / "storage"), name="run", failure_config=FailureConfig(max_failures=failures)
-        ),
+            storage_path=BUCKET if storage else str(folder / "storage"), storage_filesystem=storage, name="run",
+            failure_config=FailureConfig(max_failures=failures),
+        ),  # fmt: skip
     ).fit()
 
 
@@ -67,17 +74,24 @@ def wait_for(what: str, found: Callable[[], Any]) -> Any:
 # ---- cases -----------------------------------------------------------------------------------------------------------
 
 
-def killed(folder: Path, disks: list[Path], *options: str) -> Any:
+def killed(folder: Path, disks: list[Path], *options: str, storage: Any = None) -> Any:
     """Train on two nodes; one worker is killed in the second epoch, when Ray knows the checkpoint of the first.
 
     A report reaches Ray about a second after the worker has made it.
     """
     for disk in disks:
         (disk / "kill1").write_text("6")
-    known = folder / "storage" / "run" / "checkpoint_manager_snapshot.json"
+    files, where = (storage, BUCKET) if storage else (LocalFileSystem(), folder / "storage")
+    known = f"{where}/run/checkpoint_manager_snapshot.json"
+
+    def is_known() -> bool:
+        if files.get_file_info(known).type == FileType.NotFound:
+            return False
+        with files.open_input_stream(known) as stream:
+            return b"checkpoint_2" in stream.read()
 
     def wait() -> None:
-        wait_for("a checkpoint that Ray knows", lambda: known.exists() and "checkpoint_2" in known.read_text())
+        wait_for("a checkpoint that Ray knows", is_known)
         orders = [disk / "kill1" for disk in disks]
         wait_for("a worker that waits for its end", lambda: not all(order.exists() for order in orders))
         for order in orders:
@@ -86,11 +100,29 @@ def killed(folder: Path, disks: list[Path], *options: str) -> Any:
 
     threading.Thread(target=wait, daemon=True).start()
     spread = {"placement_strategy": "STRICT_SPREAD"}
-    return told(fit(program, folder, 2, 1, "--devices", "auto", "--save", *options, **spread))
+    return told(fit(program, folder, 2, 1, "--devices", "auto", "--save", *options, storage=storage, **spread))
 
 
 def case_killed(folder: Path, cluster: Cluster) -> Any:
     return killed(folder, [folder])
+
+
+def case_s3(folder: Path, cluster: Cluster) -> Any:
+    """The same with Ray's storage on an S3 server."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    files = S3FileSystem(
+        access_key="tests", secret_key="tests", region="us-east-1", scheme="http",
+        endpoint_override=f"{host}:{port}", allow_bucket_creation=True,
+    )  # fmt: skip
+    files.create_dir(BUCKET)
+    returned = killed(folder, [folder], storage=files)
+    found = files.get_file_info(FileSelector(BUCKET, recursive=True))
+    server.stop()
+    return {**returned, "objects": [each.path for each in found if each.type == FileType.File]}
 
 
 def case_disks(folder: Path, cluster: None) -> Any:

@@ -78,13 +78,13 @@ def steps_of(events: list[dict[str, Any]], rank: int) -> list[int]:
     return [each["step"] for each in events if each["rank"] == rank and each["event"] == "step"]
 
 
-CASES = ["killed", "inside", "tune", "elastic"]
+CASES = ["killed", "s3", "inside", "tune", "elastic"]
 
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest, variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what one case of ray_train_fits.py has left, on two nodes of Ray."""
-    for package in ("ray", "pandas", "pyarrow"):
+    for package in ("ray", "pandas", "pyarrow", *(["moto"] if request.param == "s3" else [])):
         pytest.importorskip(package)
     folder = tmp_path_factory.mktemp("fits")
     run(variables, FITS, folder, request.param)
@@ -96,7 +96,7 @@ slow = pytest.mark.timeout(RUN_S + 60)
 
 
 @slow
-@only(argvalues=["killed"])
+@only(argvalues=["killed", "s3"])
 def test_a_plain_program_trains_on_two_nodes_and_resumes_after_a_worker_was_killed(
     case: Path, alone: Callable[..., list[float]]
 ) -> None:
@@ -115,6 +115,17 @@ def test_a_plain_program_trains_on_two_nodes_and_resumes_after_a_worker_was_kill
     returned = found_in(case)
     assert returned["metrics"] == {"epoch": 2, "step": 12}
     assert [metrics["step"] for _, metrics in returned["reported"]] == [4, 8, 12]
+
+
+@slow
+@only(argvalues=["s3"])
+def test_the_files_of_each_rank_are_in_the_bucket_of_ray_and_not_on_its_machines(case: Path) -> None:
+    assert not (case / "storage").exists()
+    found = found_in(case)
+    for path, metrics in found["reported"]:
+        name = f"epoch={metrics['epoch']}-step={metrics['step']}.ckpt"
+        names = [each.removeprefix(f"{path}/") for each in found["objects"] if each.startswith(f"{path}/")]
+        assert sorted(re.sub("[0-9a-f]{8}", "*", each) for each in names) == ["drivetrain.json", name, f"{name}.*.rank1"]
 
 
 @slow

@@ -1,11 +1,14 @@
-"""The command ``drivetrain recipe``: the file with which a program is submitted to a cluster."""
+"""The command ``drivetrain recipe``: the file with which a program is submitted to a cluster, and its Dockerfile."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shlex
+import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -47,7 +50,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "--volume", type=_matching(_WORD, "a word"),
         help="trainjob, k8s: the volume claim of that folder (shared); sky: its bucket",
     )  # fmt: skip
-    made.add_argument("--image", type=_matching(_WORD, "a word"), help="trainjob, k8s, dstack: the container's image")
+    made.add_argument("--image", type=_matching(_WORD, "a word"), help="trainjob, k8s, dstack, docker: the container's image")
     made.add_argument(
         "--time",
         type=_matching(_TIME, "a time of SLURM, such as 1-00:00:00 or 30:00"),
@@ -134,15 +137,38 @@ def _slurm(given: argparse.Namespace) -> str:
     ])  # fmt: skip
 
 
+def _from_template(name: str, top: list[str], **words: object) -> str:
+    template = Path(__file__).with_name("templates").joinpath(name).read_text(encoding="utf-8")
+    return Template(template).substitute(words, top="\n".join(top))
+
+
+def _docker(given: argparse.Namespace) -> str:
+    image, folder = given.image or given.name, shlex.quote(given.folder)
+    devices = f"--cpus={given.devices}" if given.cpu else f"--gpus={given.devices}"
+    run = ["docker run --detach", f"--name={given.name}", devices, f"--stop-timeout={given.stop_timeout}",
+           f"--restart=on-failure:{_RESTARTS}", "--ipc=host", f"--volume={folder}:{folder}", image]  # fmt: skip
+    notes = (
+        "This folder needs the wheel of drivetrain, and requirements.txt with the program's other packages. The rest",
+        "of it is copied to /app, but for what .dockerignore names: write .git, .env and folders of runs there.",
+        f"The program runs as user 1000, who must be able to write in {given.folder}.",
+    )
+    top = [f"# Build it with: docker build --tag={image} --file=FILE .", *_top(given, " ".join(run), _devices(given))]
+    return _from_template(
+        "docker.txt", [*top, *(f"# {note}" for note in notes)], folder=folder,
+        python=".".join(map(str, sys.version_info[:2])), torch=version("torch").partition("+")[0],
+        index=" --index-url=https://download.pytorch.org/whl/cpu" if given.cpu else "",
+        command=json.dumps(["python", str(Path("/app", given.program)), *given.command[2:]], ensure_ascii=False),
+    )  # fmt: skip
+
+
 def _ray(given: argparse.Namespace) -> str:
     variables = {"DRIVETRAIN_RESUME": "auto", "RAY_JOB_STOP_SIGNAL": "SIGTERM",
                  "RAY_JOB_STOP_WAIT_TIME_S": str(given.stop_timeout)}  # fmt: skip
     trainer = f'strategy="ddp_ray", num_nodes={given.nodes}, devices={given.devices}'
     notes = (f"The job is started again after a failure, up to {_RESTARTS} times, and resumes each time.",)
     top = _top(given, "RAY_API_SERVER_ADDRESS=http://HEAD:8265 python FILE", trainer, *notes)
-    template = Path(__file__).with_name("templates").joinpath("ray.txt").read_text(encoding="utf-8")
-    return Template(template).substitute(
-        top="\n".join(top), starts=_RESTARTS + 1, entrypoint=repr(_in_folder(given, given.command)),
+    return _from_template(
+        "ray.txt", top, starts=_RESTARTS + 1, entrypoint=repr(_in_folder(given, given.command)),
         variables="\n".join(f"            {name!r}: {value!r}," for name, value in variables.items()),
     )  # fmt: skip
 
@@ -268,4 +294,5 @@ def _trainjob(given: argparse.Namespace) -> str:
 
 _RECIPES: dict[str, Callable[[argparse.Namespace], str]] = {
     "slurm": _slurm, "trainjob": _trainjob, "ray": _ray, "sky": _sky, "dstack": _dstack, "k8s": _k8s,
+    "docker": _docker,
 }  # fmt: skip
