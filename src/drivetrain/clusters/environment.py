@@ -213,6 +213,11 @@ class ClusterEnvironment:
                 f"{size}, or start as many processes."
             )
         self._is_single_machine = num_nodes == 1
+        if not 0 <= (rank := self.global_rank()) < size:
+            raise ConfigurationError(
+                f"{type(self).__name__} says that this process has the rank {rank}, but ranks of {size} processes are "
+                f"0 to {size - 1}. Check the variables that the launcher has set."
+            )
 
     def validate_address(self) -> None:
         """Check that the main address can be resolved here; called before the rendezvous, which would hang.
