@@ -173,7 +173,7 @@ def shares(strategy: Strategy, part: Mapping[str, Any]) -> tuple[list[int], dict
     """
     rank, count = strategy.global_rank, strategy.world_size
     alone = list(range(1, count)), {rank: part} if rank else {}
-    world, here = strategy._plain_world, getattr(strategy, "num_processes", 1)
+    world, here = strategy._plain_world, len(strategy.parallel_devices)
     if count == 2 or not world.can_divide_on_host:
         return alone
     fits = here > 1 and count % here == 0 and rank % here == strategy.local_rank and _bytes_of(part) <= _LARGE
