@@ -74,6 +74,11 @@ def test_slurm(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--gpus" not in recipe(capsys, "slurm", "--cpu")
 
 
+@pytest.mark.parametrize("time", ["11", "10:01", "0:10:01", "0-1", "0-0:11", "0-0:10:01", "0"])
+def test_slurm_with_more_time_than_a_stop_takes(capsys: pytest.CaptureFixture[str], time: str) -> None:
+    assert f"#SBATCH --time={time}\n" in recipe(capsys, "slurm", f"--time={time}")
+
+
 def test_k8s(capsys: pytest.CaptureFixture[str]) -> None:
     service, job = documents(recipe(capsys, "k8s", "--name=digits", "--stop-timeout=300"))
     assert (service["kind"], service["spec"]["clusterIP"], service["spec"]["selector"]) == (
@@ -137,7 +142,7 @@ def test_docker(capsys: pytest.CaptureFixture[str]) -> None:
     assert "# Build it with: docker build --tag=me/train:1 --file=FILE ." in lines
     [run] = [line.removeprefix("# Submit it with: ") for line in lines if line.startswith("# Submit it with: ")]
     assert {"--gpus=8", "--stop-timeout=300", "--restart=on-failure:10", "--volume=/a;b:/a;b"} <= set(shlex.split(run))
-    assert "# The program needs: Trainer(devices=\"auto\", stop_timeout_s=300)" in lines
+    assert '# The program needs: Trainer(devices="auto", stop_timeout_s=300)' in lines
     own, torch_version = f"{sys.version_info[0]}.{sys.version_info[1]}", version("torch").partition("+")[0]
     assert f"FROM python:{own}-slim" in lines
     [created] = [line for line in lines if line.startswith("RUN useradd ")]
@@ -252,6 +257,14 @@ def test_odd_words_reach_the_program_as_they_are(
         (["dstack", "train.py", "--folder=/a:/b"], "is not an absolute path without blanks"),
         (["k8s", "train.py"], "k8s runs containers. Pass --image"),
         (["k8s", "train.py", "--image=a b"], "'a b' is not a word"),
+        (["k8s", "train.py", "--image=--privileged"], "'--privileged' is not a word"),
+        (["k8s", "train.py", "--image=x", "--folder=/"], "'/' is not an absolute path"),
+        (["slurm", "train.py", "--time=10"], "stop when it starts: --time=10 is no more than --stop-timeout"),
+        (["slurm", "train.py", "--time=1-0", "--stop-timeout=86400"], "--time=1-0 is no more than --stop-timeout"),
+        (["slurm", "train.py", "--time=0", "--stop-timeout=70000"], "at most 65535 s before the end"),
+        (["docker", "../train.py"], "docker copies this folder, in which '../train.py' is not"),
+        (["sky", "a/../../train.py", "--volume=x"], "sky copies this folder"),
+        (["docker", "train.py", "--folder=/app/"], "the image has the program in /app, which a shared folder there"),
         (["sky", "train.py"], "Pass its name, unique in the cloud: --volume"),
         (["slurm", "train.py", "--", "a\nb"], "the argument 'a\\nb' holds control characters"),
         (["dstack", "train.py", "--", "${{ secrets.x }}"], "holds control characters or ${{"),

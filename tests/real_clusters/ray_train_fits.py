@@ -22,7 +22,7 @@ from pyarrow.fs import FileSelector, FileType, LocalFileSystem, S3FileSystem
 from ray import tune
 from ray.cluster_utils import Cluster
 from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
+from ray.train.torch import TorchConfig, TorchTrainer
 from ray.tune.integration.ray_train import TuneReportCallback
 
 TRAIN = Path(__file__).with_name("train.py")
@@ -42,18 +42,21 @@ def program(config: dict[str, Any]) -> None:
 
 def fit(
     function: Callable[..., Any], folder: Path, workers: Any, failures: int = 0, *options: str,
-    storage: Any = None, **own: Any,
+    storage: Any = None, name: str = "run", **own: Any,
 ) -> Any:  # fmt: skip
     """Run ``function``, which trains in the folder in DISK or in this one; Ray's storage is in this one, or in
     the bucket of a file system of pyarrow."""
     return TorchTrainer(
         function,
         train_loop_config={"folder": os.environ.get("DISK", str(folder)), "options": list(options)},
+        torch_config=TorchConfig(backend="gloo"),  # which Ray takes by itself but for workers with GPUs
         scaling_config=ScalingConfig(num_workers=workers, **own),
         run_config=RunConfig(
-            storage_path=BUCKET if storage else str(folder / "storage"), storage_filesystem=storage, name="run",
+            storage_path=BUCKET if storage else str(folder / "storage"),
+            storage_filesystem=storage,
+            name=name,
             failure_config=FailureConfig(max_failures=failures),
-        ),  # fmt: skip
+        ),
     ).fit()
 
 
@@ -130,16 +133,11 @@ def case_disks(folder: Path, cluster: None) -> Any:
     return killed(folder, [Path(disk) for disk in os.environ["DISKS"].split(":")], "--dropout", "0.5")
 
 
-def inside(config: dict[str, Any]) -> None:
-    """Fit twice, with saves in the background, in a worker whose process group is Ray's."""
+def small_module() -> Any:
+    """A module for batches of four numbers."""
     import torch
-    import torch.distributed as dist
-    from torch.utils.data import DataLoader, TensorDataset
 
-    from drivetrain import LightningModule, Trainer
-    from drivetrain.callbacks import ModelCheckpoint
-    from drivetrain.errors import ConfigurationError
-    from drivetrain.plugins import AsyncCheckpointIO
+    from drivetrain import LightningModule
 
     class Module(LightningModule):
         def __init__(self) -> None:
@@ -154,6 +152,20 @@ def inside(config: dict[str, Any]) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
+    return Module()
+
+
+def inside(config: dict[str, Any]) -> None:
+    """Fit twice, with saves in the background, in a worker whose process group is Ray's."""
+    import torch
+    import torch.distributed as dist
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from drivetrain import Trainer
+    from drivetrain.callbacks import ModelCheckpoint
+    from drivetrain.errors import ConfigurationError
+    from drivetrain.plugins import AsyncCheckpointIO
+
     def trainer(strategy: Any, folder: str) -> Trainer:
         saves = ModelCheckpoint(Path(config["folder"], folder), save_last=True, every_n_train_steps=3)
         return Trainer(
@@ -163,8 +175,8 @@ def inside(config: dict[str, Any]) -> None:
 
     group, loader = dist.group.WORLD, DataLoader(TensorDataset(torch.ones(16, 4)), batch_size=2)
     first, second = trainer("ddp", "first"), trainer("fsdp", "second")
-    first.fit(Module(), loader)
-    second.fit(Module(), loader)
+    first.fit(small_module(), loader)
+    second.fit(small_module(), loader)
     try:
         refused = str(Trainer(accelerator="cpu", devices=3).plan)
     except ConfigurationError as error:
@@ -179,6 +191,62 @@ def inside(config: dict[str, Any]) -> None:
 
 def case_inside(folder: Path, cluster: Cluster) -> Any:
     return told(fit(inside, folder, 2))
+
+
+def reserved(config: dict[str, Any]) -> None:
+    """Write down the device that Ray names, and the one that a Trainer takes; then train on the processors."""
+    import torch
+    from ray.train.torch import get_device
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from drivetrain import Trainer
+    from drivetrain.accelerators import Accelerator
+
+    class Pretended(Accelerator):
+        """GPUs, as far as the choice of one goes."""
+
+        name = autocast_device_type = "cuda"
+        device_count_is_limit = True
+
+        @staticmethod
+        def is_available() -> bool:
+            return True
+
+        @staticmethod
+        def auto_device_count() -> int:
+            return len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+
+        @staticmethod
+        def parse_devices(devices: Any) -> Any:
+            return devices
+
+        @staticmethod
+        def get_parallel_devices(devices: list[int]) -> list[torch.device]:
+            return [torch.device("cuda", index) for index in devices]
+
+        def setup_device(self, device: torch.device) -> None:
+            """There is none."""
+
+        def teardown(self) -> None:
+            """There is none."""
+
+        def get_device_stats(self, device: torch.device) -> dict[str, Any]:
+            return {}
+
+    trainer = Trainer(accelerator=Pretended(), logger=False)
+    devices = [str(get_device()), str(trainer.strategy.root_device)]
+    Path(config["folder"], f"{config['options'][0]}-{trainer.global_rank}").write_text(json.dumps(devices))
+    trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, default_root_dir=config["folder"])
+    trainer.fit(small_module(), DataLoader(TensorDataset(torch.ones(4, 4)), batch_size=2))
+
+
+def case_gpus(folder: Path, cluster: Cluster) -> Any:
+    """The nodes have none: Ray believes what two_nodes() says."""
+    shares = {"one": 1, "two": 2, "half": 0.5}
+    for name, share in shares.items():
+        gpus = {"use_gpu": True, "resources_per_worker": {"GPU": share, "CPU": 0.1}}
+        fit(reserved, folder, 2, 0, name, name=name, **gpus)
+    return {}
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
@@ -250,7 +318,7 @@ def case_tune(folder: Path, cluster: Cluster) -> Any:
 def two_nodes() -> Cluster:
     # As if SLURM had started the cluster: workers inherit such variables.
     os.environ.update(SLURM_NTASKS="7", SLURM_PROCID="3", SLURM_LOCALID="3", SLURM_NODEID="1", SLURM_JOB_NAME="ray")
-    head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    head = {"num_cpus": 2, "num_gpus": 4, "include_dashboard": False, "object_store_memory": STORE_BYTES}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(**SECOND)
     return cluster

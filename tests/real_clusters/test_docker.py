@@ -55,7 +55,12 @@ def test_hadolint_finds_nothing(capsys: pytest.CaptureFixture[str], options: lis
 
     def said_of(text: str) -> str:
         return subprocess.run(
-            [hadolint, "--no-color", *unpinned, "-"], input=text, capture_output=True, text=True, timeout=60, check=False
+            [hadolint, "--no-color", *unpinned, "-"],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         ).stdout
 
     assert said_of(text) == ""

@@ -78,7 +78,8 @@ def steps_of(events: list[dict[str, Any]], rank: int) -> list[int]:
     return [each["step"] for each in events if each["rank"] == rank and each["event"] == "step"]
 
 
-CASES = ["killed", "s3", "inside", "tune", "elastic"]
+GPUS = {"one": [0, 1], "two": [0, 2], "half": [0, 0]}
+CASES = ["killed", "s3", "gpus", "inside", "tune", "elastic"]
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -125,7 +126,11 @@ def test_the_files_of_each_rank_are_in_the_bucket_of_ray_and_not_on_its_machines
     for path, metrics in found["reported"]:
         name = f"epoch={metrics['epoch']}-step={metrics['step']}.ckpt"
         names = [each.removeprefix(f"{path}/") for each in found["objects"] if each.startswith(f"{path}/")]
-        assert sorted(re.sub("[0-9a-f]{8}", "*", each) for each in names) == ["drivetrain.json", name, f"{name}.*.rank1"]
+        assert sorted(re.sub("[0-9a-f]{8}", "*", each) for each in names) == [
+            "drivetrain.json",
+            name,
+            f"{name}.*.rank1",
+        ]
 
 
 @slow
@@ -139,6 +144,14 @@ def test_one_program_with_one_command_line_trains_on_a_laptop_on_slurm_and_in_ra
     assert [facts["environment"] for facts in facts_of(case)] == ["RayTrainEnvironment"] * 2
     for facts in (*on_slurm.facts(), *facts_of(case)):
         assert facts["weights"] == pytest.approx(alone(*same), rel=1e-12)
+
+
+@slow
+@only(argvalues=["gpus"])
+def test_each_worker_takes_the_device_that_ray_names(case: Path) -> None:
+    """Of four GPUs that the node does not have: one, two or a half for each of two workers."""
+    found = {name: [json.loads((case / f"{name}-{rank}").read_text()) for rank in (0, 1)] for name in GPUS}
+    assert found == {name: [[f"cuda:{number}"] * 2 for number in numbers] for name, numbers in GPUS.items()}
 
 
 @slow

@@ -157,6 +157,14 @@ class ClusterEnvironment:
         """Return the number of devices that the cluster has reserved on each machine; ``None``: it does not say."""
         return None
 
+    def devices_of_processes(self, count: int) -> list[int]:
+        """Return the number of each process's device, in the order of their local ranks, for ``devices="auto"``.
+
+        Args:
+            count: how many devices this machine shows.
+        """
+        return list(range(count))
+
     def local_world_size(self, num_nodes: int) -> int:
         """Return the number of processes on this machine, of a cluster that has started them.
 
