@@ -166,7 +166,7 @@ SHOWN = re.findall(
 def test_the_page_of_platforms_shows_each_file_as_it_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, shown: str
 ) -> None:
-    monkeypatch.setattr(recipe_command, "version", {"torch": "2.13.0"}.get)
+    monkeypatch.setattr(recipe_command, "_METADATA", SimpleNamespace(version={"torch": "2.13.0"}.get))
     monkeypatch.setattr(recipe_command, "sys", SimpleNamespace(version_info=(3, 12)))
     assert command.main(shlex.split(words)) == 0
     assert capsys.readouterr().out == shown

@@ -236,14 +236,13 @@ def reserved(config: dict[str, Any]) -> None:
     trainer = Trainer(accelerator=Pretended(), logger=False)
     devices = [str(get_device()), str(trainer.strategy.root_device)]
     Path(config["folder"], f"{config['options'][0]}-{trainer.global_rank}").write_text(json.dumps(devices))
-    trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, default_root_dir=config["folder"])
+    trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False)
     trainer.fit(small_module(), DataLoader(TensorDataset(torch.ones(4, 4)), batch_size=2))
 
 
 def case_gpus(folder: Path, cluster: Cluster) -> Any:
     """The nodes have none: Ray believes what two_nodes() says."""
-    shares = {"one": 1, "two": 2, "half": 0.5}
-    for name, share in shares.items():
+    for name, share in {"two": 2, "half": 0.5}.items():
         gpus = {"use_gpu": True, "resources_per_worker": {"GPU": share, "CPU": 0.1}}
         fit(reserved, folder, 2, 0, name, name=name, **gpus)
     return {}

@@ -77,7 +77,7 @@ def steps_of(events: list[dict[str, Any]], rank: int) -> list[int]:
     return [each["step"] for each in events if each["rank"] == rank and each["event"] == "step"]
 
 
-GPUS = {"one": [0, 1], "two": [0, 2], "half": [0, 0]}
+GPUS = {"two": [0, 2], "half": [0, 0]}
 CASES = ["killed", "s3", "gpus", "inside", "tune", "elastic"]
 
 
@@ -148,7 +148,7 @@ def test_one_program_with_one_command_line_trains_on_a_laptop_on_slurm_and_in_ra
 @slow
 @only(argvalues=["gpus"])
 def test_each_worker_takes_the_device_that_ray_names(case: Path) -> None:
-    """Of four GPUs that the node does not have: one, two or a half for each of two workers."""
+    """Of four GPUs that the node does not have: two or a half for each of two workers."""
     found = {name: [json.loads((case / f"{name}-{rank}").read_text()) for rank in (0, 1)] for name in GPUS}
     assert found == {name: [[f"cuda:{number}"] * 2 for number in numbers] for name, numbers in GPUS.items()}
 

@@ -10,17 +10,18 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from drivetrain.base import yaml_text
+from drivetrain.base.lazy import Later
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")  # pods are called <name>-<index>, in at most 63 characters
 _FOLDER = re.compile(r"/[^\s:,\"'$`\\#\x00-\x1f]+")  # also a part of dstack's "path:path"
 _WORD = re.compile(r"\w[\w./:@-]*")
 _TIME = re.compile(r"\d+(-\d+)?(:\d+){0,2}")
+_METADATA = Later("importlib.metadata")  # slow to import, and no help of a command needs it
 _APP = "/app"  # the program's folder in an image
 _RESTARTS = 10
 _PORT = 12910
@@ -184,7 +185,7 @@ def _docker(given: argparse.Namespace) -> str:
     top = [f"# Build it with: docker build --tag={image} --file=FILE .", *_top(given, " ".join(run), _devices(given))]
     return _from_template(
         "docker.txt", [*top, *(f"# {note}" for note in notes)], folder=folder, app=_APP,
-        python=".".join(map(str, sys.version_info[:2])), torch=version("torch").partition("+")[0],
+        python=".".join(map(str, sys.version_info[:2])), torch=_METADATA.version("torch").partition("+")[0],
         index=" --index-url=https://download.pytorch.org/whl/cpu" if given.cpu else "",
         command=json.dumps(["python", str(Path(_APP, given.program)), *given.command[2:]], ensure_ascii=False),
     )  # fmt: skip
