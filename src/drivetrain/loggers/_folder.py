@@ -163,10 +163,6 @@ class FolderLogger(Logger):
         """Return the part of the state that says which run it is."""
         return {} if self.is_undecided else {"folder": FolderLogger.log_dir.fget(self)}  # type: ignore[attr-defined]
 
-    def _is_run_of(self, state: Mapping[str, Any]) -> bool:
-        """Whether ``state`` is known to be of this run's folder."""
-        return self._continues or state.get("folder") == self._place().get("folder", "")
-
     @property
     def _here(self) -> str:
         """The folder in which this process writes: :attr:`log_dir`, or a local folder whose files are uploaded to that

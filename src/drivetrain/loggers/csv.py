@@ -122,12 +122,13 @@ class CSVLogger(FolderLogger):
     def state_dict(self) -> dict[str, Any]:
         """Return the run's folder, the last row of the table, and the number of rows before it."""
         last = dict(self._rows[-1]) if self._rows else {}
-        rows = {"rows": self._rows_before + len(self._rows) - bool(last), "last": last}
-        return {**self._place(), **(self._resumes_at or rows)}
+        now = {"rows": self._rows_before + len(self._rows) - bool(last), "last": last} if self._opened else {}
+        return {**self._place(), **(self._resumes_at or now)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue the table at this row, once a value is logged, if the table has it."""
-        if (state["last"] and not self.numbers_runs) or self._is_run_of(state):
+        is_same = self._continues or state.get("folder") == self._place().get("folder", "")
+        if "rows" in state and (is_same or (state["last"] and not self.numbers_runs)):
             self._resumes_at = {"rows": int(state["rows"]), "last": {**state["last"]}}
 
     @rank_zero_only
@@ -212,7 +213,8 @@ class CSVLogger(FolderLogger):
             with open(table, encoding="utf-8", errors="backslashreplace", newline="") as file:
                 columns, *texts = filter(None, csv.reader(file))
             own = dict(zip(columns, texts[rows], strict=False)) if rows < len(texts) else {}
-            if last and (own.get("step") != str(last["step"]) or not last.keys() <= set(columns)):
+            is_other = last and (own.get("step") != str(last["step"]) or not last.keys() <= set(columns))
+            if is_other or len(texts) < rows:
                 return
             if behind := texts[rows + bool(last) :]:
                 self._fetch("metrics_replaced.csv")
