@@ -111,7 +111,32 @@ def forget_iteration(module: Any) -> None:
     """Reset the state that an unfinished pass has left, with its gradients."""
     if hasattr(module, "reset_iter_state"):
         module.reset_iter_state()
+    elif isinstance(module, fsdp.FSDPModule):
+        _reset_iteration(module)
     for _, parameter in parameters_in(module):
         parameter.unsharded_accumulated_grad = None
         if hasattr(parameter, "_unsharded_param"):
             parameter._unsharded_param.grad = None
+
+
+def _reset_iteration(module: Any) -> None:
+    """Do what ``reset_iter_state`` of newer versions of torch does; torch 2.9 does not have it."""
+    root, idle = module._get_fsdp_state(), fsdp_common.TrainingState.IDLE
+    if root._is_root is None:  # no pass has begun
+        return
+    root._device_handle.synchronize()  # exchanges of the unfinished pass
+    root._comm_ctx.all_gather_state = root._comm_ctx.reduce_scatter_state = None
+    root._comm_ctx.post_forward_order.clear()
+    root._state_ctx.iter_forward_root, root._state_ctx.post_backward_final_callback_queued = None, False
+    for state in root._state_ctx.all_states:
+        state._modules_to_run_forward.clear()
+        state._training_state = idle
+    for group in groups_in(module):
+        work = getattr(group._all_gather_result, "all_gather_work", None)
+        if work is not None:
+            work.wait()
+        group._all_gather_result = group._post_reduce_event = group._all_reduce_state = None
+        group._reshard_after_forward_event = group._partial_reduce_output = None
+        group._post_forward_indices.clear()
+        group._training_state = idle
+        group._to_sharded()
