@@ -20,7 +20,7 @@ from drivetrain.base.tree import map_leaves
 from drivetrain.errors import CheckpointError
 
 LONG = os.environ.get("DRIVETRAIN_FAULTS", "") == "long"
-# torch's clip_grad_norm_, which the example has, adds its 1e-6 to the part of each rank in torch 2.9, and to the norm later.
+# torch's clip_grad_norm_, which the example has, adds its 1e-6 to each rank's part of the norm in torch 2.9.
 CLIPPED = {"rtol": 1e-9, "atol": 1e-9} if NEW_TORCH else {"rtol": 1e-6, "atol": 1e-6}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp2_strategy.py"
 

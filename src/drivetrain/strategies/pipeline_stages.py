@@ -6,6 +6,7 @@ import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -136,6 +137,14 @@ HOOK = "configure_pipeline"
 """The method of a module that returns its stages and a loss function."""
 
 
+def _first_messages(stage: Any) -> list[Any]:
+    """Return the messages by which torch connects stages; torch 2.9 makes its own of unequal sizes, so Gloo aborts."""
+    messages: list[Any] = type(stage)._get_init_p2p_neighbors_ops(stage)
+    for each in messages:
+        each.tensor = torch.zeros(1, dtype=torch.float32, device=each.tensor.device)
+    return messages
+
+
 class Schedule:
     """One of torch's schedules, for inputs of one shape.
 
@@ -173,6 +182,8 @@ class Schedule:
             pipelining.PipelineStage(_Stage(stage, context, trained[number]), number, num_stages, device, group=group)
             for number, stage in own.items()
         ]
+        for each in stages:
+            each._get_init_p2p_neighbors_ops = partial(_first_messages, each)
         arguments: dict[str, Any] = {"loss_fn": None if loss is None else self._loss, "scale_grads": False}
         self.schedule: Any
         if name == "interleaved_1f1b":
@@ -180,7 +191,9 @@ class Schedule:
         elif name == "1f1b" and loss is not None and count >= num_stages:
             self.schedule = pipelining.Schedule1F1B(stages[0], count, **arguments)
         else:  # with fewer micro-batches than stages, passes cannot alternate
-            self.schedule = pipelining.ScheduleGPipe(stages[0], count, **arguments)
+            # torch 2.9 makes no schedule of fewer micro-batches than stages, and runs it as newer versions do
+            self.schedule = pipelining.ScheduleGPipe(stages[0], max(count, num_stages), **arguments)
+            self.schedule._n_microbatches = count
 
     def train(self, inputs: tuple[Tensor, ...], target: Any) -> Tensor | None:
         """Run forward and backward passes.
