@@ -105,14 +105,18 @@ ATTRIBUTES = {
     "torch.distributed.fsdp.FSDPModule": "_get_fsdp_state",
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam": "_module_info _orig_size _unsharded_param",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup": (
-        "_to_sharded _to_sharded_post_forward _training_state"
+        "_all_gather_result _all_reduce_state _partial_reduce_output _post_forward_indices _post_reduce_event "
+        "_reshard_after_forward_event _to_sharded _to_sharded_post_forward _training_state"
     ),
     "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState": (
-        "_fsdp_param_group _fsdp_param_groups _lazy_init _root_post_backward_final_callback"
+        "_comm_ctx _device_handle _fsdp_param_group _fsdp_param_groups _is_root _lazy_init _modules_to_run_forward "
+        "_root_post_backward_final_callback _state_ctx"
     ),
     "torch.distributed.fsdp.wrap.CustomPolicy": "_lambda_fn",
     "torch.distributed.fsdp.wrap.ModuleWrapPolicy": "_module_classes",
     "torch.distributed.optim.ZeroRedundancyOptimizer": "_optim_constructor",
+    "torch.distributed.pipelining.PipelineStage": "_get_init_p2p_neighbors_ops",
+    "torch.distributed.pipelining.schedules.ScheduleGPipe": "_n_microbatches",
     "torch.nn.Module": (
         "_backward_pre_hooks _call_impl _compiled_call_impl _forward_hooks _forward_pre_hooks "
         "_is_full_backward_hook _load_state_dict_pre_hooks _non_persistent_buffers_set "
@@ -166,8 +170,8 @@ loops/direct.py loops/graph_parts.py loops/replay.py loops/step_checks.py precis
 precision/bitsandbytes.py proof/recorder.py strategies/_deepspeed_optimizers.py strategies/batchnorm.py
 strategies/context_parallel.py strategies/ddp.py strategies/fsdp_blocks.py strategies/fsdp_kept.py
 strategies/fully_sharded.py strategies/gradient_exchange.py strategies/group.py strategies/local_passes.py
-strategies/meeting.py strategies/model_parallel.py strategies/optimizer_states.py strategies/replicas.py
-testing/_machine.py testing/_ranks.py testing/fake.py trainer/compiling.py
+strategies/meeting.py strategies/model_parallel.py strategies/optimizer_states.py strategies/pipeline_stages.py
+strategies/replicas.py testing/_machine.py testing/_ranks.py testing/fake.py trainer/compiling.py
 """
 """The files that use any of torch's private names."""
 
@@ -182,7 +186,7 @@ SHARED = {
     ),
     "torch._C itself, with names that are put together": "_C",
     "the parts of FSDP, in strategies/fsdp_*.py and what is built on them": (
-        "_get_fsdp_state _training_state _unsharded_param"
+        "_get_fsdp_state _to_sharded _training_state _unsharded_param"
     ),
     "a file that may not import torch": "pg_names",
     "what plans on fake tensors read of each operation, or replace": (
@@ -194,6 +198,7 @@ SHARED = {
 """Names in several files, by the reason why."""
 
 NOT_IN_ALL = {
+    "torch.autograd.graph.Node._sequence_nr",  # torch 2.9 has it on nodes, and not on their class
     "torch._C._distributed_c10d._dump_nccl_trace_json",  # only in builds with NCCL
     "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_groups",  # from torch 2.12 on
 }

@@ -41,9 +41,13 @@ def test_the_page_is_up_to_date(maker: ModuleType) -> None:
     """Without the lines that count the arguments of torch's own class, which each version of torch may add to."""
 
     def lines(page: str) -> list[str]:
-        return [line for line in page.splitlines() if "types.DistributedDataParallel" not in line and "In all" not in line]
+        return [
+            line for line in page.splitlines() if "types.DistributedDataParallel" not in line and "In all" not in line
+        ]
 
-    assert lines(maker.PAGE.read_text(encoding="utf-8")) == lines(maker.page()), "run python docs/make_compat_members.py"
+    assert lines(maker.PAGE.read_text(encoding="utf-8")) == lines(maker.page()), (
+        "run python docs/make_compat_members.py"
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ KINDS = (PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS, BATCH
 """What memory is used for; ``OTHER``: gradients of activations, and intermediate results of the optimizer."""
 
 _SHAPES = "shapes"
-"""What DTensor computes on fake tensors of global size for their shapes; a rank allocates none of it."""
+"""What torch computes on fake tensors of global size for the shapes of shards; a rank allocates none of it."""
 
 _MARKS = {
     "init_all_gather_outputs": GATHERED, "alloc_all_gather_outputs": GATHERED, "init_unsharded_param": GATHERED,
