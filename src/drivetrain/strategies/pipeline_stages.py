@@ -6,14 +6,15 @@ import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from drivetrain.base import torch_private
 from drivetrain.base.packages import pipelining
+from drivetrain.base.torch_private import own_parameters
 from drivetrain.base.tree import map_leaves
 from drivetrain.errors import ConfigurationError, described
 from drivetrain.strategies.optimizer_states import parameters_of
@@ -101,7 +102,7 @@ def keep(module: nn.Module, owners: Mapping[str, int], index: int) -> None:
         path, _, own = name.rpartition(".")
         layer, tensor = module.get_submodule(path), there[name]
         empty = torch.empty_like(tensor, device="meta")
-        if own in layer._parameters:
+        if own in own_parameters(layer):
             empty = nn.Parameter(empty, tensor.requires_grad)
         setattr(layer, own, made.setdefault(id(tensor), empty))
 
@@ -135,14 +136,6 @@ def load_own(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
 
 HOOK = "configure_pipeline"
 """The method of a module that returns its stages and a loss function."""
-
-
-def _first_messages(stage: Any) -> list[Any]:
-    """Return the messages by which torch connects stages; torch 2.9 makes its own of unequal sizes, so Gloo aborts."""
-    messages: list[Any] = type(stage)._get_init_p2p_neighbors_ops(stage)
-    for each in messages:
-        each.tensor = torch.zeros(1, dtype=torch.float32, device=each.tensor.device)
-    return messages
 
 
 class Schedule:
@@ -183,7 +176,7 @@ class Schedule:
             for number, stage in own.items()
         ]
         for each in stages:
-            each._get_init_p2p_neighbors_ops = partial(_first_messages, each)
+            torch_private.connect_by_equal_messages(each)
         arguments: dict[str, Any] = {"loss_fn": None if loss is None else self._loss, "scale_grads": False}
         self.schedule: Any
         if name == "interleaved_1f1b":
@@ -193,7 +186,7 @@ class Schedule:
         else:  # with fewer micro-batches than stages, passes cannot alternate
             # torch 2.9 makes no schedule of fewer micro-batches than stages, and runs it as newer versions do
             self.schedule = pipelining.ScheduleGPipe(stages[0], max(count, num_stages), **arguments)
-            self.schedule._n_microbatches = count
+            torch_private.set_micro_batches(self.schedule, count)
 
     def train(self, inputs: tuple[Tensor, ...], target: Any) -> Tensor | None:
         """Run forward and backward passes.
