@@ -434,9 +434,7 @@ def end_backward(root: Any) -> None:
 _ring: Any = Later("torch.distributed.tensor.experimental._attention")
 
 
-COMPUTES_SHAPES = (
-    "_propagate_tensor_meta_non_cached"  # the function that runs an operator for the shapes of its results
-)
+COMPUTES_SHAPES = "_propagate_tensor_meta_non_cached"  # it runs an operator for the shapes of its results
 
 
 def connect_by_equal_messages(stage: Any) -> None:
