@@ -25,10 +25,13 @@ ACTIVATIONS, BUFFERS, BATCH, EXCHANGED, OTHER = "activations", "buffers", "batch
 KINDS = (PARAMETERS, GATHERED, GRADIENTS, OPTIMIZER, ACTIVATIONS, BUFFERS, BATCH, EXCHANGED, OTHER)
 """What memory is used for; ``OTHER``: gradients of activations, and intermediate results of the optimizer."""
 
+_SHAPES = "shapes"
+"""What torch computes on fake tensors of global size for the shapes of shards; a rank allocates none of it."""
+
 _MARKS = {
     "init_all_gather_outputs": GATHERED, "alloc_all_gather_outputs": GATHERED, "init_unsharded_param": GATHERED,
     "foreach_all_gather": EXCHANGED, "foreach_all_gather_copy_out": GATHERED, "foreach_reduce": EXCHANGED,
-    **dict.fromkeys(torch_private.FUNCTIONS_OF_DDP, EXCHANGED),
+    **dict.fromkeys(torch_private.FUNCTIONS_OF_DDP, EXCHANGED), torch_private.COMPUTES_SHAPES: _SHAPES,
 }  # fmt: skip
 """Functions of torch, and the kind of what they allocate."""
 
@@ -223,6 +226,8 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         except torch_tools.dynamic_errors() as error:
             where = place[2] or place[1] or "an operation of the program"
             raise UnreadableError(where, str(func)) from error
+        if place[3] == _SHAPES:
+            return result
         outputs, inputs = _tensors(result), _tensors((args, kwargs))
         if torch_tools.running_node() is None or place[0] == "recompute":
             self.nodes[torch_tools.newest_node()] = place[2], place[1]
