@@ -127,7 +127,7 @@ def refused_strategy(strategy: Strategy) -> str | None:
 
 def stand_in_for_ranks(job: Job) -> None:
     """Change drivetrain, in this process, so that the other ranks of ``job`` give what this one gives."""
-    strategies, groups, sharded = cast("Any", ParallelStrategy), cast("Any", TorchGroup), cast("Any", FullySharded)
+    strategies, groups = cast("Any", ParallelStrategy), cast("Any", TorchGroup)
 
     def meet(strategy: Any) -> None:
         torch_tools.join_fake_ranks(job.rank, job.devices, strategy.timeout)
@@ -136,9 +136,7 @@ def stand_in_for_ranks(job: Job) -> None:
     groups._exchange, groups.store = _exchange, None
     groups._check_other_groups = lambda group, ranks: None
     cast("Any", agreement)._gathered = lambda world, text: [text] * world.size
-    for cls in (FSDPStrategy, ModelParallelStrategy):
-        _make_meshes_real(cls)
-    sharded.device_mesh = _real_property(sharded.device_mesh)
+    torch_tools.keep_meshes_real()
     stand_in_for_ddp()
 
 
@@ -186,27 +184,6 @@ def _mean(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]: 
     dist.all_reduce(buffer, group=group.handle)
     done.set_result(buffer)
     return done
-
-
-def _make_meshes_real(cls: Any) -> None:
-    make = cls._make_mesh
-
-    def made(strategy: Any, kind: str) -> Any:
-        with torch_tools.real():
-            return make(strategy, kind)
-
-    cls._make_mesh = made
-
-
-def _real_property(own: property) -> property:
-    """Return a property that computes its value outside of the fake mode: the ranks of a mesh are values."""
-
-    def read(strategy: Any) -> Any:
-        assert own.fget is not None
-        with torch_tools.real():
-            return own.fget(strategy)
-
-    return property(read)
 
 
 def _exchange(group: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drivetrain.base.packages import fake_collectives, fake_store, fake_tensors, modes
+from drivetrain.base.packages import device_mesh, fake_collectives, fake_store, fake_tensors, modes
 
 
 def fake_mode() -> AbstractContextManager[Any]:
@@ -53,6 +53,23 @@ def dynamic_errors() -> tuple[type[BaseException], ...]:
 def real() -> AbstractContextManager[Any]:
     """Return a context in which no mode is active: tensors are real, and nothing is recorded."""
     return modes._disable_current_modes()
+
+
+def keep_meshes_real() -> None:
+    """Change torch's meshes of ranks, in this process: their ranks have values in the fake mode too."""
+
+    def outside(function: Any) -> Any:
+        @functools.wraps(function)
+        def called(*args: Any, **options: Any) -> Any:
+            with real():
+                return function(*args, **options)
+
+        return called
+
+    mesh: Any = device_mesh.DeviceMesh
+    mesh.__init__, mesh.mesh = outside(mesh.__init__), property(outside(mesh.mesh.fget))
+    mesh._concatenate = staticmethod(outside(mesh._concatenate))
+    device_mesh.init_device_mesh = outside(device_mesh.init_device_mesh)
 
 
 def join_fake_ranks(rank: int, world_size: int, timeout: Any) -> None:

@@ -227,6 +227,7 @@ class Windows:
     def begins_batch(self, batch: Any, batch_idx: int) -> None:
         """Note the first step of the window that is reported, and what is live there."""
         own = self.recorder
+        self.ledger.set_up = self.ledger.set_up or len(self.ledger.events)
         if batch_idx % self._window == 0:
             gc.collect()  # cycles hold what the window before has left
             parameters = [local_shard(each) for each in self.module.parameters()]
