@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # the copies need it, and importing it takes seconds
 from tests.forecast import real
 
 from drivetrain.forecast import child
 
 HERE = Path(__file__).parent
 CONSTANT = 24_000
-"""Bytes that a real run allocates beside the program: states of random generators, counters of the sampler."""
+"""Bytes that a real run allocates beside the program: states of random generators, which are always on the host."""
 
 
 def _copy(function: Callable[[], Any], log: Path, **environ: str) -> int:

@@ -1,9 +1,9 @@
-"""A Llama 3.1 as torchtitan trains it, for plans: ``python llama_program.py SIZE BATCH LENGTH CHECKPOINTS [TP KIND]``.
+"""A Llama 3.1 as torchtitan trains it, for plans: ``python llama_program.py SIZE BATCH LENGTH CHECKPOINTS TP KIND``.
 
 CHECKPOINTS is "none", "full", or "op": of every block, each second matrix multiplication is computed again, and all
 that is no matrix multiplication or attention, as torchtitan's selective checkpointing does. Sharded by FSDP2 with
-parameters in bfloat16 and gradients reduced in 32 bits; TP ranks share each layer and its sequence, and the loss. KIND
-is "blocks" if blocks are compiled, and "loss" if the loss is compiled too.
+parameters in bfloat16 and gradients reduced in 32 bits; TP ranks share each layer, its sequence, and the loss. KIND is
+"eager", "blocks" if blocks are compiled, or "loss" if the loss is compiled too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from drivetrain.strategies import FSDPStrategy, ModelParallelStrategy
 
 SIZES = {"8B": (32, 4096, 32, 8, 14336), "70B": (80, 8192, 64, 8, 28672), "405B": (126, 16384, 128, 8, 53248)}
 SIZE, BATCH, LENGTH, CHECKPOINTS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-TENSOR, KIND = (int(sys.argv[5]), sys.argv[6]) if len(sys.argv) > 6 else (1, "")
+TENSOR, KIND = int(sys.argv[5]), sys.argv[6]
 LAYERS, WIDTH, HEADS, GROUPS, HIDDEN = SIZES[SIZE]
 WORDS = 128_256
 aten = torch.ops.aten
@@ -49,7 +49,7 @@ def policy(counts: Counter[Any], context: Any, func: Any, *args: Any, **options:
     if func == aten.mm.default:
         counts[context.is_recompute] += 1
         last = 7  # of a block: the backward pass does not need its result, and a compiler drops it
-        keep = counts[context.is_recompute] % 2 and not (KIND and counts[context.is_recompute] == last)
+        keep = counts[context.is_recompute] % 2 and not (KIND != "eager" and counts[context.is_recompute] == last)
     else:
         keep = func in KEPT
     return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE

@@ -136,7 +136,7 @@ def exchanges(events: list[Any]) -> list[tuple[str, int]]:
         sizes = [
             math.prod(shape) * _SIZES[dtype]
             for shape, dtype in zip(each.shapes(), each.dtypes(), strict=True)
-            if shape and dtype in _SIZES
+            if dtype in _SIZES
         ]
         if kind is not None:
             found.append([kind, max(sizes, default=0)])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import distributed
 
 from drivetrain.accelerators.cpu import CPUAccelerator
+from drivetrain.base.introspect import overrides
 from drivetrain.clusters.environment import ClusterEnvironment
 from drivetrain.errors import ConfigurationError
 from drivetrain.forecast import torch_tools
@@ -20,10 +21,7 @@ from drivetrain.plan import Machine, Plan, resolve
 from drivetrain.settings import Settings
 from drivetrain.strategies import agreement
 from drivetrain.strategies.ddp import DDPStrategy
-from drivetrain.strategies.fsdp import FSDPStrategy
-from drivetrain.strategies.fully_sharded import FullySharded
 from drivetrain.strategies.group import TorchGroup
-from drivetrain.strategies.model_parallel import ModelParallelStrategy
 from drivetrain.strategies.parallel import ParallelStrategy
 from drivetrain.strategies.strategy import Strategy
 
@@ -118,11 +116,16 @@ def planned(job: Job) -> Callable[[Settings], Plan]:
 
 def refused_strategy(strategy: Strategy) -> str | None:
     """Return why a run with ``strategy`` cannot be planned; ``None``: it can."""
-    kinds = (FSDPStrategy, ModelParallelStrategy)
-    name = type(strategy).__name__
-    if isinstance(strategy, kinds) or name in ("DDPStrategy", "SingleDeviceStrategy"):
+    facts = strategy.facts
+    if facts.drives_all_devices:
+        why = "trains on all devices in one process"
+    elif facts.honoured_hooks:
+        why = "runs the steps itself"
+    elif facts.accelerators or overrides(strategy, "_meet", ParallelStrategy):
+        why = "does not exchange through torch's process groups"
+    else:
         return None
-    return f"{name} is not planned yet: SingleDeviceStrategy, DDPStrategy, FSDPStrategy and ModelParallelStrategy are."
+    return f"{type(strategy).__name__} {why}, which is not planned yet. Write strategy=\"ddp\" or \"fsdp\" for the plan."
 
 
 def stand_in_for_ranks(job: Job) -> None:
@@ -254,8 +257,3 @@ def device_numbers(ranks: Sequence[int]) -> tuple[int, int]:
 def wrap_again(owner: Any, module: nn.Module) -> None:
     """Let a DDPStrategy wrap its module again."""
     owner.model = owner._wrapped(module)
-
-
-def sharding_options(owner: Any) -> Any:
-    """Return the options of a strategy that shards with FSDP2; ``None`` for others."""
-    return owner.options if isinstance(owner, FullySharded) else None

@@ -38,7 +38,7 @@ from drivetrain.forecast.ledger import (
     finished,
 )
 from drivetrain.forecast.memory import Measured, measured
-from drivetrain.forecast.standins import ARRIVED, Job, refused_strategy, sharding_options, wrap_again
+from drivetrain.forecast.standins import ARRIVED, Job, refused_strategy, wrap_again
 from drivetrain.loops.loaders import Loaders
 from drivetrain.loops.run import ENDLESS
 from drivetrain.strategies.sharded_state import local_shard
@@ -303,8 +303,7 @@ class Windows:
 
 def _on_host(strategy: Any) -> tuple[str, ...]:
     """Return the kinds that the strategy keeps in the host's memory."""
-    options = sharding_options(strategy)
-    return (PARAMETERS, GRADIENTS, OPTIMIZER) if options is not None and options.offloads else ()
+    return (PARAMETERS, GRADIENTS, OPTIMIZER) if strategy.agreed_options().get("cpu_offload") else ()
 
 
 def _listed(callbacks: Any) -> list[Any]:
