@@ -1,6 +1,6 @@
 """Three small programs that plans are compared on: ``python programs.py MODEL [name=value ...]`` trains one of them.
 
-Options: strategy, precision, accumulate, clip, ema, checkpointed, layers, devices, nodes.
+Options: strategy, precision, accumulate, clip, ema, checkpointed, layers, devices, batch_size.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class CNN(Base):
     """Context parallelism divides the rows of an image."""
 
     sequence_dims: ClassVar = {0: 2}
-    tp_plan: ClassVar = {"head": "colwise"}
+    tp_plan: ClassVar = {"head": "colwise_rep"}
 
     def __init__(self, layers: int = 3) -> None:
         super().__init__()
@@ -145,6 +145,10 @@ def strategy(name: str, options: dict[str, str]) -> Any:
     if name := options.get("strategy", "auto"):
         if name == "fsdp_window":
             return FSDPStrategy(gradient_exchange="window", auto_wrap_policy=kinds)
+        if name == "hybrid":
+            return FSDPStrategy(sharding_strategy="HYBRID_SHARD", device_mesh=(2, 2))
+        if name == "shard_grad_op":
+            return FSDPStrategy(sharding_strategy="SHARD_GRAD_OP")
         if name == "tp":
             return ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=2)
         if name == "tp_fsdp":
@@ -164,8 +168,8 @@ def trainer(name: str, options: dict[str, str], **more: Any) -> Trainer:
     )  # fmt: skip
 
 
-def loader(name: str) -> Any:
-    return DataLoader(data(name), batch_size=8)
+def loader(name: str, options: dict[str, str]) -> Any:
+    return DataLoader(data(name), batch_size=int(options.get("batch_size", 8)))
 
 
 def parsed(words: list[str]) -> dict[str, str]:
@@ -174,4 +178,4 @@ def parsed(words: list[str]) -> dict[str, str]:
 
 if __name__ == "__main__":
     given = parsed(sys.argv[2:])
-    trainer(sys.argv[1], given).fit(model(sys.argv[1], given), loader(sys.argv[1]))
+    trainer(sys.argv[1], given).fit(model(sys.argv[1], given), loader(sys.argv[1], given))

@@ -101,7 +101,7 @@ def main(path: str, name: str, words: list[str], walks: bool = False) -> None:
     options = programs.parsed(words)
     fit = programs.trainer(name, options, max_steps=3)
     fit._callbacks.append(watch := Windows(int(options.get("accumulate", 1)), walks))
-    loader = programs.loader(name)
+    loader = programs.loader(name, options)
     before = live_tensors()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as found:
         fit.fit(programs.model(name, options), loader)
