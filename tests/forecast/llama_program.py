@@ -171,8 +171,6 @@ if __name__ == "__main__":
     mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     strategy: Any = FSDPStrategy(mixed_precision=mixed, auto_wrap_policy={Block})
     if TENSOR > 1:
-        strategy = ModelParallelStrategy(
-            "auto", TENSOR, tp_plan=PLAN, mixed_precision=mixed, auto_wrap_policy={Block}
-        )
+        strategy = ModelParallelStrategy("auto", TENSOR, tp_plan=PLAN, mixed_precision=mixed, auto_wrap_policy={Block})
     trainer = Trainer(accelerator="gpu", strategy=strategy, gradient_clip_val=1.0)
     trainer.fit(Llama(), DataLoader(torch.zeros(4 * BATCH, LENGTH, dtype=torch.long), batch_size=BATCH))  # type: ignore[arg-type]

@@ -13,9 +13,11 @@ import pytest
 from drivetrain.forecast.allocator import Allocator, reserved
 
 MIB = 2**20
-RECORDED: dict[str, Any] = json.loads(gzip.decompress(Path(__file__).with_name("recorded_allocations.json.gz").read_bytes()))
+PACKED = Path(__file__).with_name("recorded_allocations.json.gz").read_bytes()
+RECORDED: dict[str, Any] = json.loads(gzip.decompress(PACKED))
 """What benchmarks/gpu/allocations.py has written on an H200 with torch 2.11: allocations, as bytes and "a" or "b" for
-two further streams, and "-n" where the one is freed that was made n allocations before; and the bytes of the segments."""
+two further streams, and "-n" where the one is freed that was made n allocations before; and the bytes of segments.
+"""
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -1,4 +1,4 @@
-"""The changes that a plan tries: which ones, what to write, and that a program with the change takes what the plan says."""
+"""The changes that a plan tries: which ones, what to write, and what a program with the change really takes."""
 
 from __future__ import annotations
 

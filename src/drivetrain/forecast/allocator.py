@@ -1,7 +1,7 @@
 """What torch's caching allocator reserves of a device for a program's allocations: a replay of its rules.
 
-The rules are those of torch's CUDA allocator with its defaults; a replay of 12,000 allocations that an H200 has recorded
-reserves the same bytes to 0.1 %.
+The rules are those of torch's CUDA allocator with its defaults. A replay of 12,000 allocations that an H200 has
+recorded reserves the same bytes to 0.1 %.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def refused_strategy(strategy: Strategy) -> str | None:
         why = "does not exchange through torch's process groups"
     else:
         return None
-    return f"{type(strategy).__name__} {why}, which is not planned yet. Write strategy=\"ddp\" or \"fsdp\" for the plan."
+    return f'{type(strategy).__name__} {why}, which is not planned yet. Write strategy="ddp" or "fsdp" for the plan.'
 
 
 def stand_in_for_ranks(job: Job) -> None:
