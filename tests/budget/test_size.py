@@ -119,7 +119,7 @@ def test_a_run_has_few_parts() -> None:
     assert len(dataclasses.fields(Run)) <= 25
 
 
-CORE, ALL = 39_271, 62_927
+CORE, ALL = 39_302, 62_979
 """Lines of code of the core and of the whole package."""
 
 LONGEST_FILE, LONGEST_FUNCTION = 500, 80

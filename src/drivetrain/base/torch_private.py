@@ -389,7 +389,7 @@ FSDP_STATE = "_get_fsdp_state"  # a method that a module has from ``fully_shard`
 CLASSES_OF_POLICY, FUNCTION_OF_POLICY = "_module_classes", "_lambda_fn"  # of ModuleWrapPolicy, and of CustomPolicy
 RESHARDING = "_to_sharded", "_to_sharded_post_forward"  # the methods with which a group frees what it has gathered
 JOIN_MESHES = "_concatenate"  # a static method of DeviceMesh
-FIND_SHAPES = "_propagate_tensor_meta_non_cached"  # the function in which DTensor computes shapes of complete tensors
+FIND_SHAPES = "_propagate_tensor_meta_non_cached"  # in which torch computes shapes of complete tensors
 
 
 def fsdp_groups(module: Any) -> list[Any]:
