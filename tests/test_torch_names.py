@@ -72,6 +72,7 @@ ATTRIBUTES = {
     "torch.distributed.fsdp.wrap.CustomPolicy": "_lambda_fn",
     "torch.distributed.fsdp.wrap.ModuleWrapPolicy": "_module_classes",
     "torch.distributed.optim.ZeroRedundancyOptimizer": "_optim_constructor",
+    "torch.distributed.device_mesh.DeviceMesh": "_concatenate",
     "torch.distributed.pipelining.PipelineStage": "_get_init_p2p_neighbors_ops",
     "torch.distributed.pipelining.schedules.ScheduleGPipe": "_n_microbatches",
     "torch.distributed.tensor._sharding_prop.ShardingPropagator": "_propagate_tensor_meta_non_cached",

@@ -388,6 +388,7 @@ gathered_of = _read("_unsharded_param", None)  # of a sharded parameter; None: i
 FSDP_STATE = "_get_fsdp_state"  # a method that a module has from ``fully_shard`` on
 CLASSES_OF_POLICY, FUNCTION_OF_POLICY = "_module_classes", "_lambda_fn"  # of ModuleWrapPolicy, and of CustomPolicy
 RESHARDING = "_to_sharded", "_to_sharded_post_forward"  # the methods with which a group frees what it has gathered
+JOIN_MESHES = "_concatenate"  # a static method of DeviceMesh
 
 
 def fsdp_groups(module: Any) -> list[Any]:

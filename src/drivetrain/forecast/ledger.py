@@ -67,6 +67,8 @@ class Ledger:
         steps: operations and exchanges, in order; what an exchange is waited on at is filled in at the end.
         kinds: the kind of each storage, by its number.
         blocks: the block in whose forward pass a storage was made.
+        makers: the function of torch that made a storage for an exchange, if one did.
+        set_up: the number of events before the first batch.
         unreadable: the lines of the program that read values, and no value is known.
     """
 
@@ -74,6 +76,8 @@ class Ledger:
     steps: list[Any] = field(default_factory=list)
     kinds: dict[int, str] = field(default_factory=dict)
     blocks: dict[int, str] = field(default_factory=dict)
+    makers: dict[int, str] = field(default_factory=dict)
+    set_up: int = 0
     unreadable: dict[str, int] = field(default_factory=dict)
 
 
@@ -88,12 +92,12 @@ class Lines:
         self._is_program = is_program
         self._known: dict[str, bool] = {}
 
-    def here(self) -> tuple[str, str, bool]:
+    def here(self) -> tuple[str, str, str]:
         """Return the line as "file.py:12", the kind that a function of torch on the way gives to what it allocates,
-        and whether an exchange on a stream of its own makes the operation.
+        and the function of an exchange on a stream of its own that makes the operation.
         """
         frame: Any = sys._getframe(2)
-        mark, apart = "", False
+        mark, apart = "", ""
         while frame is not None:
             code = frame.f_code
             if (own := self._known.get(code.co_filename)) is None:
@@ -104,7 +108,7 @@ class Lines:
             if name in ("run_job", torch_private.RUN_ENGINE):
                 break  # the lines before are those that call trainer.fit, or a backward pass
             if not mark and name in _MARKS and "distributed" in code.co_filename:
-                mark, apart = _MARKS[name], name in ("foreach_all_gather", "foreach_reduce")
+                mark, apart = _MARKS[name], name if name in ("foreach_all_gather", "foreach_reduce") else ""
             frame = frame.f_back
         return "", mark, apart
 
@@ -151,7 +155,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         if self.stack:
             self.stack.pop()
 
-    def _place(self) -> tuple[Phase, str, str, str, bool]:
+    def _place(self) -> tuple[Phase, str, str, str, str]:
         line, mark, apart = self.lines.here()
         node = torch_tools.running_node()
         if node is None:
@@ -177,6 +181,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         number, self.next = self.next, self.next + 1
         self.numbers[key], self.sizes[number] = number, 0
         self.ledger.kinds[number], self.ledger.blocks[number] = kind, place[1]
+        self.ledger.makers[number] = place[4]
         self._grow(number, storage.nbytes(), place)
         weakref.finalize(storage, self._free, key, number).atexit = False
 
@@ -191,7 +196,7 @@ class Recorder(DispatchMode):  # type: ignore[no-untyped-call]  # torch has no t
         phase, block, line, _, _ = self._last
         self._grow(number, -self.sizes[number], (phase, block, line))
 
-    _last: Any = ("forward", "", "", "", False)
+    _last: Any = ("forward", "", "", "", "")
 
     def resized(self, storage: Any, before: int, after: int) -> None:
         """Count a storage that was resized in place."""
